@@ -1,0 +1,244 @@
+"""RunConfig: one tree of frozen dataclasses, filled from defaults, a YAML file and flags.
+
+Every field has one name, used everywhere: `micro_batch` in the file and in a sweep's grid is
+`--micro-batch` on the command line. Flags beat the file, the file beats the defaults.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.errors import UserError
+from model.config import ModelConfig, named
+
+Strategy = Literal["single", "ddp", "fsdp", "zero"]
+Offload = Literal["none", "cpu", "nvme"]
+Precision = Literal["fp32", "bf16"]
+
+DEFAULT_STEPS = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelChoice:
+    """Which decoder: a named size, and any dimension changed by hand."""
+
+    model: str = "nano"
+    """Named size: nano, seed-134m, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 2.7b, 6.7b, 13b."""
+    layers: int | None = None
+    """Number of decoder blocks."""
+    heads: int | None = None
+    """Attention heads; must divide d_model."""
+    d_model: int | None = None
+    """Width of the residual stream."""
+    d_ff: int | None = None
+    """Width of the MLP (4 x d_model when not given)."""
+    context: int | None = None
+    """Learned positions: the longest sequence the model can read."""
+    vocab_size: int | None = None
+    """Rows of the embedding; also the size of the BPE vocabulary that is trained."""
+    activation: Literal["gelu", "relu"] | None = None
+    """Non-linearity of the MLP."""
+    attention_bias: bool | None = None
+    """Biases in the QKV and output projections of attention."""
+    mlp_bias: bool | None = None
+    """Biases in the MLP."""
+    tied: bool | None = None
+    """Whether the output head shares the token embedding's weight."""
+    dropout: float | None = None
+    """Dropout probability (embedding, attention, residual)."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """Attention kernel."""
+    window: int | None = None
+    """Sliding causal window: a token sees itself and this many tokens before it."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Recompute activations in the backward: selective keeps every matmul and attention output,
+    full keeps only each block's input."""
+    loss_chunk: int | None = None
+    """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
+
+    def build(self) -> ModelConfig:
+        """The model's own config.
+
+        Raises:
+            UserError: unknown name, or dimensions that do not go together.
+        """
+        changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        name = changes.pop("model")
+        try:
+            return named(name, **{k: v for k, v in changes.items() if v is not None})
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataChoice:
+    """What is read, and how much of it at a time."""
+
+    data: str = "stdlib"
+    """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
+    or hf:NAME[:CONFIG]."""
+    tokenizer: str = "bpe"
+    """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
+    seq_len: int | None = None
+    """Tokens per sequence (the model's context when not given)."""
+    micro_batch: int = 8
+    """Sequences per rank in one forward and backward."""
+    global_batch: int | None = None
+    """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
+    micro_batch x ranks does not cover is accumulated."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "micro_batch", "global_batch", "seq_len")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingChoice:
+    """Who holds what. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 = optimizer only,
+    ZeRO-0 = DDP."""
+
+    strategy: Strategy | None = None
+    """single, ddp, fsdp or zero (DeepSpeed); not given: ddp on several processes, else single."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """ZeRO stage; implies --strategy zero."""
+    reshard_after_forward: bool = True
+    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3); without it they
+    stay until the backward (shard grad op = ZeRO-2)."""
+    replicate: int = 1
+    """FSDP: shard within groups of ranks/replicate and replicate across them (hybrid)."""
+    reduce_each_micro_batch: bool = False
+    """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
+    price of communicating in each micro-batch rather than once per step."""
+    grad_accum_dtype: Precision = "fp32"
+    """ZeRO in bf16: type in which gradients are accumulated."""
+    offload_optimizer: Offload = "none"
+    """Where optimizer states live: on the device (none) or in host memory (cpu); zero, fsdp."""
+    offload_param: Offload = "none"
+    """Where idle parameters live: on the device (none) or in host memory (cpu); zero 3, fsdp."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON file; what memscale owns in it must be "auto" or the same value."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "replicate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimChoice:
+    """AdamW with linear warm-up, then a cosine."""
+
+    precision: Precision = "fp32"
+    """fp32, or bf16 compute with fp32 master weights and fp32 gradient reduction."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    min_lr_ratio: float = 0.1
+    """Learning rate at the end of the schedule, relative to the peak."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up (2% of the schedule when not given)."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's decay rates of the two moments."""
+    eps: float = 1e-8
+    """Adam's epsilon."""
+    clip: float = 1.0
+    """Largest global gradient norm; 0 = no clipping (the norm is still reported)."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "lr", "eps")
+        for name in ("weight_decay", "clip", "warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UserError(f"{flag(name)} {value} must be 0 or more")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise UserError(f"--min-lr-ratio {self.min_lr_ratio} must be between 0 and 1")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise UserError(f"--betas has {beta}, but both must be at least 0 and below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopChoice:
+    """How long, where to, and what is shown."""
+
+    steps: int | None = None
+    """Optimizer steps; the schedule's length (300 when neither steps nor epochs is given)."""
+    epochs: float | None = None
+    """The schedule's length in passes over the training split, instead of --steps."""
+    max_minutes: float | None = None
+    """Stop after this long (checked at logged steps), whatever the schedule says."""
+    eval_every: int | None = None
+    """Validation loss every so many steps (over 32 batches); the test split is always read at the
+    end, whole."""
+    log_every: int = 10
+    """Steps between console lines; every step is recorded all the same."""
+    seed: int = 0
+    """Seed of initial weights, data order and dropout."""
+    out: Path | None = None
+    """Run folder; must not exist yet (runs/TIME-MODEL-STRATEGY when not given)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train: GPUs when there are any (auto)."""
+    tensorboard: bool = True
+    """Write TensorBoard scalars into the run folder."""
+    collective_timeout_s: float = 600.0
+    """A collective that waits longer than this ends the run."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "steps", "epochs", "max_minutes", "eval_every", "log_every")
+        _positive(self, "collective_timeout_s")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything a run depends on."""
+
+    model: ModelChoice = field(default_factory=ModelChoice)
+    data: DataChoice = field(default_factory=DataChoice)
+    sharding: ShardingChoice = field(default_factory=ShardingChoice)
+    optim: OptimChoice = field(default_factory=OptimChoice)
+    loop: LoopChoice = field(default_factory=LoopChoice)
+
+    def flat(self) -> dict[str, Any]:
+        """The tree as one level of plain values, ready for YAML; `None`s are left out."""
+        values: dict[str, Any] = {}
+        for section in dataclasses.fields(self):
+            for key, value in dataclasses.asdict(getattr(self, section.name)).items():
+                if isinstance(value, Path):
+                    value = str(value)
+                if value is not None:
+                    values[key] = list(value) if isinstance(value, tuple) else value
+        return values
+
+    def replace(self, **changes: Any) -> "RunConfig":
+        """A copy with fields changed by their (unique) flat names."""
+        sections = {}
+        for section in dataclasses.fields(self):
+            current = getattr(self, section.name)
+            names = {f.name for f in dataclasses.fields(current)} & changes.keys()
+            sections[section.name] = dataclasses.replace(current, **{n: changes[n] for n in names})
+        return RunConfig(**sections)
+
+
+def field_types() -> Mapping[str, Any]:
+    """Flat field name -> annotated type, for the flags and the YAML reader."""
+    sections = (ModelChoice, DataChoice, ShardingChoice, OptimChoice, LoopChoice)
+    return {f.name: f.type for section in sections for f in dataclasses.fields(section)}
+
+
+def flag(name: str) -> str:
+    """`micro_batch` -> `--micro-batch`."""
+    return "--" + name.replace("_", "-")
+
+
+def _positive(section: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{flag(name)} {value} must be more than 0")

@@ -1,0 +1,159 @@
+"""Reading text out of one file, and cutting a long text into documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+
+TEXT_FIELD = "text"
+
+_READ_CHARACTERS = 1 << 20
+_FEWEST_WHOLE_DOCUMENTS = 100
+_SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
+
+
+def read_text(path: Path) -> Iterator[str]:
+    """Yields a UTF-8 file whole, or in pieces of at most about a million characters.
+
+    Raises:
+        UserError: the file is not UTF-8.
+    """
+    rest = ""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while block := file.read(_READ_CHARACTERS):
+                *pieces, rest = cut(rest + block, _READ_CHARACTERS)
+                yield from pieces
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 (byte {error.object[error.start]:#04x}): "
+            "convert it, for example with iconv -t utf-8"
+        ) from error
+    yield rest
+
+
+def read_jsonl(path: Path) -> Iterator[str]:
+    """Yields the field `text` of each line.
+
+    Raises:
+        UserError: a line is not UTF-8, not JSON, or has no string field `text`.
+    """
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            line = raw.removeprefix(b"\xef\xbb\xbf").strip()
+            if not line:
+                continue
+            try:
+                record = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path} line {number} is not UTF-8: convert the file") from error
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path} line {number} is not JSON ({error.msg} at column {error.colno}): "
+                    "a .jsonl file holds one JSON object per line"
+                ) from error
+            yield _without_lone_surrogates(_text_of(record, f"{path} line {number}"))
+
+
+def read_parquet(path: Path) -> Iterator[str]:
+    """Yields the column `text`, row by row, without nulls.
+
+    Raises:
+        UserError: pyarrow is missing, the file is damaged, or there is no string column `text`.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(
+            f"{path} is a parquet file and pyarrow is not installed: pip install pyarrow"
+        ) from error
+    try:
+        file = pq.ParquetFile(path)
+        schema = file.schema_arrow
+        check_columns(schema.names, str(path))
+        kind = schema.field(TEXT_FIELD).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f"{path}: column {TEXT_FIELD!r} holds {kind}, it must hold strings")
+        for batch in file.iter_batches(columns=[TEXT_FIELD]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} cannot be read as parquet ({reason}): write or copy it again"
+        ) from error
+
+
+def check_columns(names: list[str], where: str) -> None:
+    """Refuses a table without a column `text`, and says which columns it has."""
+    if TEXT_FIELD not in names:
+        found = ", ".join(map(str, names)) or "none"
+        raise UserError(
+            f"{where} has no column {TEXT_FIELD!r} (columns: {found}): "
+            f"rename the one that holds the text to {TEXT_FIELD!r}"
+        )
+
+
+def documents(texts: Iterator[str]) -> Iterator[str]:
+    """Drops blank texts, and cuts a handful of long ones into pieces.
+
+    One large text file is what most people have, and one document cannot fill three splits. So
+    fewer than 100 texts are cut into about 100 documents (of 512 to 16,384 characters) at
+    paragraph or line ends; 100 texts or more stay whole.
+    """
+    filled = (text for text in texts if text and not text.isspace())
+    head = list(islice(filled, _FEWEST_WHOLE_DOCUMENTS))
+    if len(head) == _FEWEST_WHOLE_DOCUMENTS:
+        yield from chain(head, filled)
+        return
+    wanted = sum(map(len, head)) // _FEWEST_WHOLE_DOCUMENTS
+    size = min(max(wanted, _SHORTEST_PIECE), _LONGEST_PIECE)
+    for text in head:
+        yield from (piece for piece in cut(text, size) if not piece.isspace())
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+    """Cuts `text` into pieces of at most `size` characters, after a blank line where there is one,
+    else after a line, else after a space. The pieces joined are the text."""
+    start = 0
+    while len(text) - start > size:
+        for boundary in ("\n\n", "\n", " "):
+            # Not in the first half: a boundary there would give crumbs.
+            found = text.rfind(boundary, start + size // 2, start + size)
+            if found >= 0:
+                end = found + len(boundary)
+                break
+        else:
+            end = start + size
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _text_of(record: Any, where: str) -> str:
+    if not isinstance(record, dict):
+        kind = type(record).__name__
+        raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{TEXT_FIELD}": "..."}}')
+    if TEXT_FIELD not in record:
+        raise UserError(
+            f"{where} has no field {TEXT_FIELD!r} (fields: {', '.join(record) or 'none'}): "
+            f"rename the one that holds the text to {TEXT_FIELD!r}"
+        )
+    text = record[TEXT_FIELD]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {TEXT_FIELD!r} is {text!r:.40}, it must be a string")
+    return text
+
+
+def _without_lone_surrogates(text: str) -> str:
+    # JSON can spell half of a surrogate pair ("\ud83d"), which no tokenizer can encode.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

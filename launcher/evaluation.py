@@ -1,0 +1,57 @@
+"""Loss and perplexity over a split, every token read once, spread over the ranks."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from launcher.data import IGNORED_TARGET, Split, evaluation_batches
+from launcher.measure.records import EvalRecord
+from launcher.strategies.engine import Engine
+from launcher.world import World
+
+
+def evaluate(
+    engine: Engine,
+    split: Split,
+    world: World,
+    *,
+    name: str,
+    step: int,
+    seq_len: int,
+    batch: int,
+    max_batches: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> EvalRecord:
+    """Mean loss per token of `split`, or of its first `max_batches` batches per rank."""
+    started = time.perf_counter()
+    batches = evaluation_batches(
+        split, seq_len=seq_len, batch=batch, rank=world.rank, world_size=world.size
+    )
+    total = len(batches) if max_batches is None else min(len(batches), max_batches)
+    # Sums run into the tens of millions: fp32 would drop digits.
+    sums = torch.zeros(2, dtype=torch.float64)
+    for done, (tokens, targets) in enumerate(batches, start=1):
+        count = int((targets != IGNORED_TARGET).sum())
+        x = torch.from_numpy(tokens).to(world.device)
+        y = torch.from_numpy(targets).to(world.device)
+        loss = float(engine.evaluate(x, y))
+        if count:
+            sums += torch.tensor([loss * count, count], dtype=torch.float64)
+        progress(done, total)
+        if done == total:
+            break
+    if world.size > 1:
+        dist.all_reduce(sums)
+    loss_sum, tokens_read = sums.tolist()
+    mean = loss_sum / tokens_read
+    return EvalRecord(
+        step=step,
+        split=name,
+        loss=mean,
+        perplexity=math.exp(min(mean, 700.0)),
+        tokens=int(tokens_read),
+        duration_s=time.perf_counter() - started,
+    )

@@ -1,0 +1,84 @@
+"""What a person sees while training: plain lines in a log, a bar with ETA under them on a terminal."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    TaskID,
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+GIB = 2**30
+
+
+class RunConsole:
+    """Output of the main rank; every other rank has a silent one."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._live = enabled and self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            refresh_per_second=2,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def line(self, text: str) -> None:
+        """Print one plain line."""
+        if self._enabled:
+            self._progress.console.print(text, markup=False)
+            self._console.file.flush()
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        """Show that `done` of `total` is over; a finished bar goes away."""
+        if not self._live:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._tasks[name], completed=done)
+        if done >= total:
+            self._progress.remove_task(self._tasks.pop(name))
+
+
+def step_line(values: Mapping[str, str]) -> str:
+    """`step: 10  loss: 5.2134  ...`: the line people know from other trainers."""
+    return "  ".join(f"{name}: {value}" for name, value in values.items())
+
+
+def gib(size_bytes: int | None) -> str:
+    """Bytes as GiB (2^30), `n/a` when unknown."""
+    return "n/a" if size_bytes is None else f"{size_bytes / GIB:.2f}GiB"
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """A ratio as percent, `n/a` when either side is unknown."""
+    return "n/a" if part is None or not whole else f"{100 * part / whole:.1f}%"

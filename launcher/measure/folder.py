@@ -1,0 +1,129 @@
+"""The run folder: what is in it, and who may write which file when."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+State = Literal["running", "completed", "oom", "preempted", "failed"]
+
+
+class RunFolder:
+    """One run's files. Small files are replaced whole, so a reader never sees half of one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Make the folder and write what is known at the start (main rank only).
+
+        Raises:
+            FileExistsError: somebody else's run is here.
+        """
+        self.path.mkdir(parents=True, exist_ok=False)
+        text = yaml.safe_dump(config, sort_keys=False)
+        _replace(self.path / "config.yaml", text)
+        _replace(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        self.write_status("running", phase="start")
+
+    def write_status(
+        self,
+        state: State,
+        *,
+        phase: str,
+        reason: str | None = None,
+        rank: int | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Say how the run stands, in `status.json`."""
+        status = {
+            "state": state,
+            "phase": phase,
+            "reason": reason,
+            "rank": rank,
+            "exit_code": exit_code,
+            "updated_unix_s": time.time(),
+        }
+        _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
+
+    def read_status(self) -> dict[str, Any] | None:
+        """The content of `status.json`, None where there is none."""
+        try:
+            status: dict[str, Any] = json.loads((self.path / "status.json").read_text())
+        except FileNotFoundError:
+            return None
+        return status
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        _replace(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def claim_failure(self, error: BaseException, *, rank: int, phase: str) -> bool:
+        """Record a failure in `failure.json`, first come first served.
+
+        One rank's error makes the others fail in their collectives; the first to get here is the
+        one to be believed, and the only one that returns True.
+        """
+        details = {
+            "rank": rank,
+            "phase": phase,
+            "error": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exception(error),
+        }
+        try:
+            with open(self.path / "failure.json", "x") as file:
+                json.dump(details, file, indent=2)
+        except FileExistsError:
+            return False
+        return True
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and source revision; no variables, which may hold secrets."""
+    packages = ("torch", "deepspeed", "numpy", "tokenizers", "nvidia-nccl-cu13", "transformers")
+    return {
+        "command": sys.argv,
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in packages if (version := _version(name))},
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cpus": os.cpu_count(),
+        "threads_per_rank": torch.get_num_threads(),
+        "git": _git_revision(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

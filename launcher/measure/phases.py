@@ -1,0 +1,86 @@
+"""How long each phase of a step takes, without waiting for the device inside the step."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+PHASES = ("data", "forward", "backward", "step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseTimes:
+    """Seconds spent in each phase of one step, and in the step as a whole."""
+
+    data_s: float
+    forward_s: float
+    backward_s: float
+    step_s: float
+    duration_s: float
+
+
+class PhaseClock:
+    """Marks the phases of steps; reads the marks later, when somebody wants the numbers.
+
+    On a GPU the marks are CUDA events, which the device stamps as it gets there; `times` waits
+    for the last one. On a CPU they are clock readings.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._spans: list[tuple[str, _Mark, _Mark]] = []
+        self._ended: list[tuple[_Mark, _Mark, list[tuple[str, _Mark, _Mark]]]] = []
+        self._start = self._mark()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what runs inside; a phase may come several times in a step."""
+        start = self._mark()
+        try:
+            yield
+        finally:
+            self._spans.append((name, start, self._mark()))
+
+    def end_step(self) -> None:
+        """The step's last phase is over."""
+        end = self._mark()
+        self._ended.append((self._start, end, self._spans))
+        self._spans = []
+        self._start = end
+
+    def restart(self) -> None:
+        """Leave what happened since the last step (an evaluation) out of the next one."""
+        self._start = self._mark()
+
+    def take(self) -> list[PhaseTimes]:
+        """The times of all ended steps that were not taken before, oldest first."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        ended, self._ended = self._ended, []
+        times = []
+        for start, end, spans in ended:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            for name, first, last in spans:
+                seconds[name] += _seconds(first, last)
+            in_phases = {f"{name}_s": value for name, value in seconds.items()}
+            times.append(PhaseTimes(duration_s=_seconds(start, end), **in_phases))
+        return times
+
+    def _mark(self) -> "_Mark":
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+_Mark = float | torch.cuda.Event
+
+
+def _seconds(start: _Mark, end: _Mark) -> float:
+    if isinstance(start, float) and isinstance(end, float):
+        return end - start
+    assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+    return float(start.elapsed_time(end)) / 1e3

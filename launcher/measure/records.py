@@ -1,0 +1,173 @@
+"""The schema: everything that is written, shown, planned or compared is one of these records.
+
+One JSON object per line in `rank<N>.jsonl`, told apart by `kind`. Units are in the names; what
+could not be measured is `None`, never 0.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Base of all records; `kind` names the subclass in the file."""
+
+    kind: ClassVar[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, `kind` first."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord(Record):
+    """First line of every file: what this run is."""
+
+    kind: ClassVar[str] = "run"
+    schema_version: int = SCHEMA_VERSION
+    run: str
+    rank: int
+    world_size: int
+    hostname: str
+    device: str
+    device_name: str | None
+    strategy: str
+    strategy_also_called: str
+    precision: str
+    model: str
+    parameters: int
+    matmul_parameters: int
+    flops_per_token: int
+    micro_batch: int
+    accumulation: int
+    global_batch: int
+    seq_len: int
+    steps: int
+    started_unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord(Record):
+    """One optimizer step. Losses and norms are global; times and bytes are this rank's."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+    tokens: int
+    duration_s: float
+    applied: bool
+    data_s: float
+    forward_s: float
+    backward_s: float
+    step_s: float
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+    device_used_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalRecord(Record):
+    """Loss over a split that is not trained on."""
+
+    kind: ClassVar[str] = "eval"
+    step: int
+    split: str
+    loss: float
+    perplexity: float
+    tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventRecord(Record):
+    """Something that happened once."""
+
+    kind: ClassVar[str] = "event"
+    name: str
+    step: int | None = None
+    unix_s: float
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseRecord(Record):
+    """One phase over one period of the run: `init`, `first_step`, `steady`, `evaluation`.
+
+    `period` keeps apart what late out-of-memory errors hide in. `peak_bytes` is the highest
+    allocated (GPU) or tracked live (`--memory-trace`) figure inside the phase.
+    """
+
+    kind: ClassVar[str] = "phase"
+    period: str
+    phase: str
+    steps: int
+    mean_s: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRecord(Record):
+    """One sample of the device a rank uses, or of the process where there is no NVML.
+
+    `t_s` counts from the sampler's start on the monotonic clock. `memory_used_bytes` is what the
+    whole device uses (NVML); without NVML it is None and `host_rss_bytes` is what there is.
+    `energy_j` counts from the first reading.
+    """
+
+    kind: ClassVar[str] = "gpu"
+    t_s: float
+    source: str
+    uuid: str | None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    gpu_utilization_percent: float | None = None
+    memory_utilization_percent: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    host_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLines:
+    """Bytes in one place (device, host or disk), each storage counted once.
+
+    `optimizer_bytes` includes fp32 master weights where an engine keeps them beside the
+    parameters it computes with; `buffers_bytes` are communication buffers that stay. Lines that
+    nobody measured are None.
+    """
+
+    params_bytes: int = 0
+    grads_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffers_bytes: int = 0
+    activations_bytes: int | None = None
+    temporary_bytes: int | None = None
+    allocator_slack_bytes: int | None = None
+    context_bytes: int | None = None
+    unexplained_bytes: int | None = None
+    used_bytes: int | None = None
+
+    @property
+    def states_bytes(self) -> int:
+        """What lives between steps: parameters, gradients, optimizer states, buffers."""
+        return self.params_bytes + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger(Record):
+    """Where one rank's bytes are at one moment (`after_backward`, `peak`, `oom`, `predicted`)."""
+
+    kind: ClassVar[str] = "ledger"
+    moment: str
+    step: int | None = None
+    device: LedgerLines
+    host: LedgerLines
+    disk: LedgerLines

@@ -1,0 +1,64 @@
+"""Everything that can be refused, refused before anything starts; and what must exist, made once.
+
+The torchrun agent runs this before it starts ranks, so bad input is one sentence and not one
+traceback per rank. Ranks run it again, which is cheap: the corpus is cached by then.
+"""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.arguments import parse_run_config
+from launcher.data import Corpus, open_corpus
+from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.world import choose_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run that has nothing left to refuse."""
+
+    resolved: Resolved
+    corpus: Corpus
+
+
+def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Prepared:
+    """Parse, resolve, check the run folder, and open (or build) the tokenised corpus.
+
+    Raises:
+        UserError: whatever the user can fix.
+    """
+    config = parse_run_config(argv)
+    device_type = choose_device(config.loop.device, ranks_per_node)
+    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    config = resolved.config
+    if config.loop.out is not None:
+        check_run_folder(config.loop.out)
+    assert config.data.seq_len and config.data.global_batch
+    corpus = open_corpus(
+        data=config.data.data,
+        tokenizer=config.data.tokenizer,
+        vocab_size=resolved.model.vocab_size,
+        seq_len=config.data.seq_len,
+    )
+    if config.loop.epochs is not None:
+        sequences = corpus.train.sequence_count(config.data.seq_len)
+        steps = steps_of_epochs(config.loop.epochs, sequences, config.data.global_batch)
+        config = config.replace(steps=steps, epochs=None)
+    return Prepared(
+        resolved=Resolved(config=config, model=resolved.model, accumulation=resolved.accumulation),
+        corpus=corpus,
+    )
+
+
+def default_run_folder(resolved: Resolved) -> Path:
+    """A folder name nobody has used: runs/TIME-MODEL-STRATEGY."""
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    stem = f"{time}-{resolved.config.model.model}-{resolved.strategy_label}"
+    folder = Path("runs") / stem
+    attempt = 2
+    while folder.exists():
+        folder = Path("runs") / f"{stem}-{attempt}"
+        attempt += 1
+    return folder

@@ -1,0 +1,34 @@
+"""DistributedDataParallel: every rank holds everything, gradients are averaged."""
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.materialize import materialize_whole
+from launcher.strategies.native import NativeEngine
+
+
+def build(recipe: Recipe) -> Engine:
+    """Gradients live in the reduction buckets, so they are held once; bf16 under autocast."""
+    module = recipe.meta_module()
+    device = recipe.world.device
+    materialize_whole(module, recipe.initial_value, device=device, dtype=torch.float32)
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+
+    def set_sync(last: bool) -> None:
+        wrapped.require_backward_grad_sync = last
+
+    optim = recipe.config.optim
+    return NativeEngine(
+        wrapped,
+        recipe.new_optimizer(wrapped),
+        accumulation=recipe.accumulation,
+        clip=optim.clip,
+        device=device,
+        autocast=torch.bfloat16 if optim.precision == "bf16" else None,
+        set_sync=set_sync,
+    )

@@ -1,0 +1,191 @@
+"""RunConfig and a user's DeepSpeed JSON -> the config that DeepSpeed gets.
+
+RunConfig owns batch sizes, accumulation, clipping, precision, optimizer and schedule. A user's
+file may carry them as "auto" or with the same value; another value is refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.config import RunConfig, flag
+from launcher.errors import UserError
+from model.config import ModelConfig
+
+AUTO = "auto"
+JsonObject = dict[str, Any]
+
+
+def read_file(path: Path) -> JsonObject:
+    """Read a DeepSpeed JSON file.
+
+    Raises:
+        UserError: missing, not JSON, or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--deepspeed {path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--deepspeed {path}: cannot be read ({error})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"--deepspeed {path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--deepspeed {path}: must hold a JSON object, not {content!r}")
+    return content
+
+
+def sharding_of_file(path: Path) -> dict[str, Any]:
+    """The sharding a file asks for, as RunConfig fields: zero, offload_optimizer, offload_param.
+
+    Raises:
+        UserError: a stage or offload device that does not exist.
+    """
+    zero = _section(read_file(path), "zero_optimization", path)
+    stage = zero.get("stage", 0)
+    if stage == AUTO or stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise UserError(
+            f"--deepspeed {path}: zero_optimization.stage is {stage!r}, but must be 0, 1, 2 or 3"
+        )
+    found: dict[str, Any] = {"zero": stage}
+    for name in ("offload_optimizer", "offload_param"):
+        device = _section(zero, name, path).get("device", "none")
+        if device not in ("none", "cpu", "nvme"):
+            raise UserError(
+                f"--deepspeed {path}: zero_optimization.{name}.device is {device!r}, "
+                "but must be none, cpu or nvme"
+            )
+        found[name] = device
+    return found
+
+
+def build_config(
+    config: RunConfig, model: ModelConfig, *, accumulation: int, world_size: int
+) -> JsonObject:
+    """The config for `deepspeed.initialize`, from a resolved RunConfig.
+
+    Raises:
+        UserError: the user's file contradicts RunConfig.
+    """
+    path = config.sharding.deepspeed
+    file = read_file(path) if path else {}
+    if path:
+        _check_owned(config, file, path, accumulation=accumulation, world_size=world_size)
+    ours = _owned(config, accumulation=accumulation)
+    ours["zero_optimization"] = _zero_section(config, model, file)
+    dropped = ("optimizer", "scheduler", "train_batch_size", "fp16", "bf16")
+    rest = {k: v for k, v in file.items() if k not in ours and k not in dropped and v != AUTO}
+    return {**rest, **ours}
+
+
+def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
+    sharding = config.sharding
+    owned: JsonObject = {
+        "train_micro_batch_size_per_gpu": config.data.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": config.optim.clip,
+        # The optimizer comes from launcher/optim.py, on the device and offloaded alike.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+    if config.optim.precision == "bf16":
+        if sharding.zero == 0:
+            # DeepSpeed's own bf16 mode runs an Adam step while it starts at stage 0.
+            owned["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        else:
+            owned["bf16"] = {"enabled": True}
+            owned["data_types"] = {"grad_accum_dtype": sharding.grad_accum_dtype}
+    return owned
+
+
+def _zero_section(config: RunConfig, model: ModelConfig, file: JsonObject) -> JsonObject:
+    sharding = config.sharding
+    # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
+    bucket = model.block_parameter_count
+    section: JsonObject = {
+        "stage": sharding.zero,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "overlap_comm": config.loop.device == "cuda",
+        "contiguous_gradients": True,
+    }
+    if sharding.zero == 3:
+        section["stage3_prefetch_bucket_size"] = bucket
+        # Biases and norms stay whole on every rank; matrices are sharded.
+        section["stage3_param_persistence_threshold"] = model.ffn_dim
+        section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
+        section["stage3_max_reuse_distance"] = bucket
+    pin = config.loop.device == "cuda"
+    if sharding.offload_optimizer != "none":
+        section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
+    if sharding.offload_param != "none":
+        section["offload_param"] = {"device": sharding.offload_param, "pin_memory": pin}
+    return _merge(section, file.get("zero_optimization", {}))
+
+
+def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
+    """Theirs over ours, except where theirs says auto."""
+    merged = dict(ours)
+    for key, value in theirs.items():
+        if isinstance(value, dict):
+            merged[key] = _merge(merged.get(key, {}), value)
+        elif value != AUTO:
+            merged[key] = value
+    return merged
+
+
+def _check_owned(
+    config: RunConfig, file: JsonObject, path: Path, *, accumulation: int, world_size: int
+) -> None:
+    optim = config.optim
+    optimizer = _section(file, "optimizer", path)
+    params = _section(optimizer, "params", path)
+    kind = optimizer.get("type", AUTO)
+    if kind != AUTO and str(kind).lower() not in ("adam", "adamw"):
+        raise UserError(
+            f"--deepspeed {path}: optimizer.type is {kind!r}, but memscale trains with AdamW: "
+            'remove the optimizer section or set it to "auto"'
+        )
+    bf16 = optim.precision == "bf16"
+    expected = [
+        ("train_micro_batch_size_per_gpu", file, config.data.micro_batch, "micro_batch"),
+        (
+            "train_batch_size",
+            file,
+            config.data.micro_batch * accumulation * world_size,
+            "global_batch",
+        ),
+        ("gradient_accumulation_steps", file, accumulation, "global_batch"),
+        ("gradient_clipping", file, optim.clip, "clip"),
+        ("bf16.enabled", _section(file, "bf16", path), bf16, "precision"),
+        ("fp16.enabled", _section(file, "fp16", path), False, "precision"),
+        ("optimizer.params.lr", params, optim.lr, "lr"),
+        ("optimizer.params.betas", params, list(optim.betas), "betas"),
+        ("optimizer.params.eps", params, optim.eps, "eps"),
+        ("optimizer.params.weight_decay", params, optim.weight_decay, "weight_decay"),
+    ]
+    for name, section, value, field in expected:
+        theirs = section.get(name.split(".")[-1], AUTO)
+        if theirs not in (AUTO, value):
+            raise UserError(
+                f"--deepspeed {path}: {name} is {theirs!r}, but {flag(field)} makes it {value!r}: "
+                'set it to "auto" in the file, or change the flag'
+            )
+    schedule = _section(_section(file, "scheduler", path), "params", path)
+    for key, theirs in schedule.items():
+        if theirs != AUTO:
+            raise UserError(
+                f"--deepspeed {path}: scheduler.params.{key} is {theirs!r}, but the schedule is "
+                'set by --lr, --warmup-steps and --steps: set it to "auto" or remove the scheduler'
+            )
+
+
+def _section(parent: JsonObject, name: str, path: Path) -> JsonObject:
+    value = parent.get(name, {})
+    if value in (AUTO, None):
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"--deepspeed {path}: {name} is {value!r}, but must be a JSON object")
+    return value

@@ -1,0 +1,72 @@
+"""What every strategy offers to the training loop: four verbs and a ledger."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from launcher.config import RunConfig
+from launcher.measure.records import Ledger
+from launcher.world import World
+from model.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one optimizer step did.
+
+    `grad_norm` is the global norm before clipping; a tensor on the device stays one, so that
+    reading it costs a synchronisation only where it is shown. `applied` is False where a step
+    was skipped.
+    """
+
+    grad_norm: Tensor | float
+    applied: bool
+
+
+class Engine(Protocol):
+    """One way of sharding. The loop calls the verbs and knows nothing else about it."""
+
+    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+        """Mean loss of one micro-batch, [B, T] int64 each -> fp32 scalar.
+
+        `last` says that this micro-batch closes the accumulation window; whoever communicates
+        gradients needs to know before the forward.
+        """
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this micro-batch's gradients, scaled by 1/accumulation."""
+
+    def step(self, lr: float) -> StepResult:
+        """Clip, update the parameters, drop the gradients."""
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss without gradients and without dropout; every rank must call it."""
+
+    def ledger(self) -> Ledger:
+        """Bytes of training state this rank holds right now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What a strategy builds from.
+
+    It gets factories, because FSDP shards before the optimizer exists and ZeRO-3 shards while
+    the model is being built.
+    """
+
+    config: RunConfig
+    model: ModelConfig
+    world: World
+    accumulation: int
+    new_module: Callable[[], nn.Module]
+    new_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    initial_value: Callable[[str, torch.Size], Tensor]
+    """(parameter name, full shape) -> its fp32 initial value, on the compute device."""
+
+    def meta_module(self) -> nn.Module:
+        """The model without memory: shapes only, to be sharded or filled."""
+        with torch.device("meta"):
+            return self.new_module()

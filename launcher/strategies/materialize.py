@@ -1,0 +1,36 @@
+"""Give a model built on the meta device its real, initial values."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+InitialValue = Callable[[str, torch.Size], Tensor]
+
+
+def materialize_whole(
+    module: nn.Module, initial_value: InitialValue, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Replace every meta parameter by its initial value, whole, in its target type and place.
+
+    Tied parameters stay one parameter. The peak is the model plus one fp32 tensor.
+    """
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
+    for prefix, owner in module.named_modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            if parameter not in replaced:
+                full_name = f"{prefix}.{name}" if prefix else name
+                value = initial_value(full_name, parameter.shape).to(device, dtype)
+                replaced[parameter] = nn.Parameter(value)
+            setattr(owner, name, replaced[parameter])
+
+
+def fill_flat_slice(local: Tensor, value: Tensor, offset: int) -> None:
+    """Copy `value`'s flat range that starts at `offset` into `local`; what lies beyond is padding.
+
+    `local` is flat, `value` the full tensor.
+    """
+    flat = value.flatten()
+    count = max(0, min(local.numel(), flat.numel() - offset))
+    local[:count].copy_(flat[offset : offset + count])
+    local[count:].zero_()

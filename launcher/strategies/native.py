@@ -1,0 +1,85 @@
+"""The engine of every strategy that trains with plain PyTorch autograd and optimizers."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from launcher.measure.records import Ledger
+from launcher.strategies.engine import StepResult
+from launcher.strategies.storages import StorageCount, optimizer_tensors
+
+
+class NativeEngine:
+    """Single, DDP and FSDP differ in how the module is wrapped and in `set_sync`.
+
+    Args:
+        module: the wrapped model; called with (tokens, targets) it returns the mean loss.
+        optimizer: over the module's (sharded) parameters.
+        accumulation: micro-batches per step.
+        clip: largest global gradient norm; 0 = do not clip.
+        device: where it computes.
+        autocast: type to compute in where the module itself keeps fp32 parameters.
+        set_sync: told before each forward whether its backward communicates gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        accumulation: int,
+        clip: float,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+        set_sync: Callable[[bool], None] = lambda last: None,
+    ) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._scale = 1.0 / accumulation
+        self._clip = clip
+        self._device = device
+        self._autocast = autocast
+        self._set_sync = set_sync
+
+    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+        self._set_sync(last)
+        with self._compute_type():
+            loss: Tensor = self._module(tokens, targets)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, lr: float) -> StepResult:
+        limit = self._clip if self._clip > 0 else float("inf")
+        norm = nn.utils.clip_grad_norm_(self._module.parameters(), limit)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm=norm, applied=True)
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        self._module.eval()
+        with torch.no_grad(), self._compute_type():
+            loss: Tensor = self._module(tokens, targets)
+        self._module.train()
+        return loss
+
+    def ledger(self) -> Ledger:
+        count = StorageCount()
+        parameters = list(self._module.parameters())
+        count.add("params", parameters)
+        count.add("grads", [p.grad for p in parameters])
+        count.add("optimizer", optimizer_tensors(self._optimizer))
+        return count.ledger(self._device)
+
+    def _compute_type(self) -> contextlib.AbstractContextManager[None]:
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._autocast)

@@ -1,0 +1,115 @@
+"""DeepSpeed ZeRO 0 to 3. Imported only when asked for, since deepspeed takes its time."""
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.measure.records import Ledger
+from launcher.strategies.deepspeed_config import build_config
+from launcher.strategies.engine import Engine, Recipe, StepResult
+from launcher.strategies.materialize import fill_flat_slice, materialize_whole
+from launcher.strategies.storages import StorageCount
+from launcher.strategies.zero_states import count_states
+
+
+def build(recipe: Recipe) -> Engine:
+    """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
+    deepspeed = _import_deepspeed(recipe.world.device)
+    config = recipe.config
+    stage = config.sharding.zero
+    ds_config = build_config(
+        config, recipe.model, accumulation=recipe.accumulation, world_size=recipe.world.size
+    )
+    dtype = torch.bfloat16 if ds_config.get("bf16") else torch.float32
+    if stage == 3:
+        module = _born_sharded(deepspeed, recipe, ds_config)
+    else:
+        module = recipe.meta_module()
+        materialize_whole(module, recipe.initial_value, device=recipe.world.device, dtype=dtype)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
+        engine, _, _, _ = deepspeed.initialize(
+            model=module, optimizer=recipe.new_optimizer(module), config=ds_config
+        )
+    return ZeroEngine(engine, recipe)
+
+
+class ZeroEngine:
+    """DeepSpeed's engine behind our verbs.
+
+    The loop decides where an accumulation window ends, and scales losses itself: DeepSpeed's
+    counting would hide the optimizer step inside whichever call comes last.
+    """
+
+    def __init__(self, engine: Any, recipe: Recipe) -> None:
+        self._engine = engine
+        self._scale = 1.0 / recipe.accumulation
+        self._device = recipe.world.device
+        self._norm_is_ours = recipe.config.sharding.zero == 0
+
+    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+        self._engine.set_gradient_accumulation_boundary(last)
+        loss: Tensor = self._engine(tokens, targets)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss * self._scale, scale_wrt_gas=False)
+
+    def step(self, lr: float) -> StepResult:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        norm: Tensor | float
+        if self._norm_is_ours:  # stage 0 has none to tell
+            parameters = self._engine.module.parameters()
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._engine.step()
+        if not self._norm_is_ours:
+            norm = self._engine.get_global_grad_norm()
+        return StepResult(grad_norm=norm, applied=bool(self._engine.was_step_applied()))
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        self._engine.eval()
+        with torch.no_grad():
+            loss: Tensor = self._engine(tokens, targets)
+        self._engine.train()
+        return loss
+
+    def ledger(self) -> Ledger:
+        count = StorageCount()
+        count_states(self._engine, count)
+        return count.ledger(self._device)
+
+
+def _import_deepspeed(device: torch.device) -> Any:
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
+    """Build under zero.Init and write each rank's flat slice of the initial values."""
+    # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
+    # type comes from the config.
+    with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config):
+        module = recipe.new_module()
+    for name, parameter in module.named_parameters():
+        sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
+        local = sharded.ds_tensor
+        value = recipe.initial_value(name, sharded.ds_shape)
+        fill_flat_slice(local.data, value, recipe.world.rank * local.ds_numel)
+    return module

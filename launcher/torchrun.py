@@ -1,0 +1,127 @@
+"""torch's torchrun, with `--nproc` accepted, and our own training runs refused or reported properly.
+
+As shipped, `torchrun --nproc 4` is refused as ambiguous (`--nproc-per-node`, `--nproc_per_node`).
+Programs other than `launcher.train` run exactly as under torch's own.
+"""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ExitCode, UserError
+
+OUR_MODULE = "launcher.train"
+WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
+BEFORE_PROGRAM = frozenset({"-m", "--module", "--no-python", "--no_python", "--run-path"})
+SAYS_WHERE_TO_MEET = ("--nnodes", "--rdzv", "--master", "--standalone", "--node")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the `torchrun` console script and of `python -m launcher run`."""
+    run: Any = importlib.import_module("torch.distributed.run")
+    own, program, program_args = split_command(sys.argv[1:] if argv is None else argv)
+    if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
+        own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
+    args = run.parse_args([*own, *program])
+    # Set here rather than parsed: torchrun refuses a program's flag that happens to be an
+    # ambiguous prefix of its own (`--start`).
+    args.training_script_args = program_args
+    ranks_per_node: int = run.determine_local_world_size(args.nproc_per_node)
+    if ranks_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // ranks_per_node))
+    if args.module and args.training_script == OUR_MODULE:
+        sys.exit(_run_training(run, args, ranks_per_node))
+    _run_anything(run, args)
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """torchrun's own options (`--nproc` spelled out), the program, and the program's arguments."""
+    own: list[str] = []
+    tokens = list(argv)
+    while tokens and tokens[0].startswith("-") and tokens[0] not in BEFORE_PROGRAM:
+        token = tokens.pop(0)
+        name, equals, value = token.partition("=")
+        own.append("--nproc-per-node" + equals + value if name == "--nproc" else token)
+        if not equals and token not in WITHOUT_VALUE and tokens:
+            own.append(tokens.pop(0))
+    program: list[str] = []
+    while tokens:
+        program.append(tokens.pop(0))
+        if not program[-1].startswith("-"):
+            break
+    return own, program, tokens
+
+
+def _run_anything(run: Any, args: Any) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(run.run)(args)
+
+
+def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
+    """Check first, start then, and return the exit code that the run itself would have."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from launcher.preflight import default_run_folder, prepare
+
+    folder: Path | None = None
+    if args.nnodes.isdigit():  # an elastic range says how many nodes there are only once they met
+        nodes = int(args.nnodes)
+        try:
+            prepared = prepare(
+                args.training_script_args,
+                world_size=nodes * ranks_per_node,
+                ranks_per_node=ranks_per_node,
+            )
+        except UserError as error:
+            print(f"memscale: {error}", file=sys.stderr)
+            return ExitCode.REFUSED
+        folder = prepared.resolved.config.loop.out
+        if folder is None and nodes == 1:
+            folder = default_run_folder(prepared.resolved)
+            args.training_script_args += ["--out", str(folder)]
+    # The worker that failed first has printed its own traceback; theirs would only bury it.
+    for name in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    try:
+        run.run(args)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        how = f"exit code {failure.exitcode}"
+        if failure.exitcode < 0:
+            how = f"killed by {signal.Signals(-failure.exitcode).name}"
+        return _how_it_ended(folder, f"rank {rank} ended with {how}", rank)
+    except SignalException as error:
+        return _how_it_ended(folder, f"stopped by {error.sigval.name}", None)
+    return ExitCode.DONE
+
+
+def _how_it_ended(folder: Path | None, seen: str, rank: int | None) -> int:
+    """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
+    from launcher.measure.folder import RunFolder
+
+    status = RunFolder(folder).read_status() if folder else None
+    if folder and status and status["state"] == "running":
+        RunFolder(folder).write_status(
+            "failed",
+            phase=status["phase"],
+            reason=seen,
+            rank=rank,
+            exit_code=ExitCode.FAILED,
+        )
+        status = None
+    if status is None:
+        print(f"memscale: {seen}", file=sys.stderr)
+        return ExitCode.FAILED
+    return int(status["exit_code"])
+
+
+if __name__ == "__main__":
+    main()

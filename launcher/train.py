@@ -1,0 +1,130 @@
+"""The worker: `torchrun --nproc 4 -m launcher.train --zero 2`, or `python -m launcher.train`.
+
+Build, loop, finish; the same text for every strategy, on CPUs and on GPUs.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import launcher.strategies
+from launcher.data import GlobalBatches
+from launcher.errors import ExitCode, UserError
+from launcher.evaluation import evaluate
+from launcher.lifecycle import ending, refuse
+from launcher.measure.session import Session
+from launcher.optim import adamw, learning_rate
+from launcher.preflight import Prepared, prepare
+from launcher.strategies.engine import Engine, Recipe
+from launcher.world import World, leave, ranks_from_environment, start
+from model.gpt import GPT, initial_value
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one rank; ends the process with an exit code of `ExitCode`."""
+    argv = sys.argv[1:] if argv is None else argv
+    world_size, ranks_per_node = ranks_from_environment()
+    try:
+        prepared = prepare(argv, world_size=world_size, ranks_per_node=ranks_per_node)
+    except UserError as error:
+        refuse(error)
+    config = prepared.resolved.config
+    world = start(
+        config.loop.device,
+        timeout_s=config.loop.collective_timeout_s,
+        needs_group=config.sharding.strategy in ("fsdp", "zero"),
+    )
+    with ending(world) as run_ending, Session(prepared, world) as session:
+        run_ending.watches(session.folder)
+        train(prepared, world, session)
+    leave(ExitCode.DONE, together=True)
+
+
+def train(prepared: Prepared, world: World, session: Session) -> None:
+    """Train for the resolved number of steps, then read the whole test split."""
+    resolved, corpus = prepared.resolved, prepared.corpus
+    config, data, loop = resolved.config, resolved.config.data, resolved.config.loop
+    assert data.seq_len and data.global_batch and loop.steps
+
+    session.enter("build")
+    torch.manual_seed(loop.seed + world.rank)  # dropout differs between ranks, weights do not
+    engine = build_engine(prepared, world)
+    batches = GlobalBatches(
+        corpus.train, seq_len=data.seq_len, global_batch=data.global_batch, seed=loop.seed
+    )
+    measure = partial(evaluate, engine, world=world, seq_len=data.seq_len, batch=data.micro_batch)
+
+    session.enter("train")
+    clock, journal = session.clock, session.journal
+    clock.restart()
+    for step in range(1, loop.steps + 1):
+        with clock.phase("data"):
+            rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
+            micro_batches = list(to_device(rows, data.micro_batch, world.device))
+        loss_sum = torch.zeros((), device=world.device)
+        for tokens, targets in micro_batches:
+            last = targets is micro_batches[-1][1]
+            with clock.phase("forward"):
+                loss = engine.forward(tokens, targets, last=last)
+            loss_sum += loss.detach()
+            with clock.phase("backward"):
+                engine.backward(loss)
+        with clock.phase("step"):
+            lr = learning_rate(step, config.optim, loop.steps)
+            result = engine.step(lr)
+        journal.step(
+            step,
+            loss=loss_sum / resolved.accumulation,
+            grad_norm=result.grad_norm,
+            applied=result.applied,
+            lr=lr,
+        )
+        if loop.eval_every and step % loop.eval_every == 0 and step < loop.steps:
+            journal.evaluated(
+                measure(corpus.validation, name="validation", step=step, max_batches=32)
+            )
+            clock.restart()
+        if journal.out_of_time:
+            break
+
+    session.enter("test")
+    test = measure(corpus.test, name="test", step=step, progress=session.progress("testing"))
+    session.finish(test, ledger=engine.ledger(), steps=step)
+
+
+def build_engine(prepared: Prepared, world: World) -> Engine:
+    """The strategy's engine over a model that nobody has allocated yet."""
+    resolved = prepared.resolved
+    return launcher.strategies.build(
+        Recipe(
+            config=resolved.config,
+            model=resolved.model,
+            world=world,
+            accumulation=resolved.accumulation,
+            new_module=lambda: GPT(resolved.model),
+            new_optimizer=lambda module: adamw(module, resolved.config.optim),
+            initial_value=lambda name, shape: initial_value(
+                name, shape, resolved.model, seed=resolved.config.loop.seed, device=world.device
+            ),
+        )
+    )
+
+
+def to_device(
+    rows: "np.ndarray[Any, Any]", micro_batch: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's rows [n, T + 1] -> (tokens, targets) of [micro_batch, T] each, on the device."""
+    sequences = torch.from_numpy(rows)
+    if device.type == "cuda":
+        sequences = sequences.pin_memory().to(device, non_blocking=True)
+    for part in torch.split(sequences, micro_batch):
+        yield part[:, :-1].contiguous(), part[:, 1:].contiguous()
+
+
+if __name__ == "__main__":
+    main()

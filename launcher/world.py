@@ -1,0 +1,117 @@
+"""Who this process is among the ranks, on which device, and how the group starts and ends."""
+
+import ctypes
+import datetime
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """One rank's place. `device` is where its model computes."""
+
+    rank: int
+    local_rank: int
+    size: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there is a process group."""
+        return dist.is_initialized()
+
+
+def ranks_from_environment() -> tuple[int, int]:
+    """(world size, ranks on this node) as torchrun set them; (1, 1) without torchrun."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    return size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+
+
+def choose_device(wanted: str, ranks_per_node: int) -> str:
+    """`auto`, `cpu` or `cuda` -> the device type that `ranks_per_node` ranks will use.
+
+    Raises:
+        UserError: fewer GPUs than ranks on this node.
+    """
+    if wanted == "cpu":
+        return "cpu"
+    gpus = torch.cuda.device_count()
+    if wanted == "auto" and gpus == 0:
+        return "cpu"
+    if gpus < ranks_per_node:
+        few = f"this machine has {gpus} GPU" + ("" if gpus == 1 else "s")
+        start = f"start {gpus} with --nproc {gpus}, or " if gpus else ""
+        raise UserError(
+            f"{ranks_per_node} ranks need {ranks_per_node} GPUs, but {few}: "
+            f"{start}train on the CPU with --device cpu"
+        )
+    return "cuda"
+
+
+def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
+    """Join the process group (NCCL for GPU tensors, gloo for host tensors).
+
+    `needs_group` starts one even for a single process, which FSDP and DeepSpeed require.
+    """
+    size, local_size = ranks_from_environment()
+    rank = int(os.environ.get("RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device(device_type)
+    if device_type == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_parent()
+    if size > 1 or needs_group:
+        if "RANK" not in os.environ:
+            _single_process_rendezvous()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device_type == "cuda" else None,
+        )
+    return World(rank=rank, local_rank=local_rank, size=size, local_size=local_size, device=device)
+
+
+def leave(code: int, *, together: bool) -> NoReturn:
+    """End this worker at once, skipping interpreter teardown.
+
+    gloo's loop thread may free a Python-owned tensor while the interpreter exits, which aborts
+    about one run in five; `destroy_process_group` does not prevent it. So: wait for each other
+    (`together`, when all is well), flush, and leave without teardown.
+    """
+    if together and dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _single_process_rendezvous() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _die_with_parent() -> None:
+    # SIGKILL to the torchrun agent would otherwise leave its workers training for ever.
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The decoder: knows nothing of ranks, devices or how its parameters are spread."""

@@ -1,0 +1,212 @@
+"""The decoder itself, built from plain torch modules."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from model.attention import FUSED_OPS, KERNELS, build_mask, resolve_attention
+from model.config import ModelConfig
+from model.loss import automatic_chunk_rows, linear_cross_entropy
+
+_INITIAL_STD = 0.02
+
+# Every module below reads only its own parameters: what gathers a sharded parameter just for the
+# forward of the module that owns it (ZeRO-3, FSDP) would otherwise hand out an empty one.
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention with a fused qkv projection."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        kind, _ = resolve_attention(config.attention, window=config.window)
+        self.kernel = KERNELS[kind]
+        self.head_dim = config.head_dim
+        self.window = config.window
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
+        self.proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.residual_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        batch, seq_len, _ = x.shape
+        # [B, T, 3 d] -> q, k, v of [B, H, T, head_dim]
+        q, k, v = (
+            part.view(batch, seq_len, -1, self.head_dim).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        dropout = self.dropout if self.training else 0.0
+        y = self.kernel.function(q, k, v, mask=mask, window=self.window, dropout=dropout)
+        y = self.proj(y.transpose(1, 2).reshape(batch, seq_len, -1))
+        return self.residual_dropout(y)  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """Two projections with GELU (tanh approximation) or ReLU between."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.fc = nn.Linear(config.d_model, config.ffn_dim, bias=config.mlp_bias)
+        self.out = nn.Linear(config.ffn_dim, config.d_model, bias=config.mlp_bias)
+        self.activation: Callable[[Tensor], Tensor] = (
+            F.relu if config.activation == "relu" else partial(F.gelu, approximate="tanh")
+        )
+        self.residual_dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.residual_dropout(self.out(self.activation(self.fc(x))))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Pre-LayerNorm residual block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.d_model)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.d_model)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask)
+        return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+
+
+class LMHead(nn.Module):
+    """Output projection without bias, and the loss over it.
+
+    The loss is computed in here, where the weight is whole, and not by the caller. With
+    `weight=None` the head allocates its own; a tied head never does.
+    """
+
+    def __init__(self, config: ModelConfig, weight: Tensor | None) -> None:
+        super().__init__()
+        self.loss_chunk = config.loss_chunk
+        if weight is None:
+            weight = nn.Parameter(torch.empty(config.vocab_size, config.d_model))
+            nn.init.normal_(weight, std=_INITIAL_STD)
+        self.weight = weight
+
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        """hidden [B, T, d], targets [B, T] -> scalar mean loss, or logits [B, T, V] without."""
+        if targets is None:
+            return F.linear(hidden, self.weight)
+        hidden = hidden.flatten(0, -2)
+        chunk_rows = self.loss_chunk
+        if chunk_rows is None:
+            chunk_rows = automatic_chunk_rows(hidden.size(0), *self.weight.shape)
+        return linear_cross_entropy(hidden, self.weight, targets.flatten(), chunk_rows=chunk_rows)
+
+
+class GPT(nn.Module):
+    """GPT-2-style decoder.
+
+    A fresh instance carries torch's default values (none on the meta device); `initial_value`
+    gives the ones to train from.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        kind, _ = resolve_attention(config.attention, window=config.window)
+        self.kernel = KERNELS[kind]
+        self.wte = nn.Embedding(config.vocab_size, config.d_model)
+        self.wpe = nn.Embedding(config.context, config.d_model)
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.d_model)
+        self.head = LMHead(config, self.wte.weight if config.tied else None)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean loss over targets that are not -100, or the logits when there are no targets.
+
+        tokens [B, T] int64, targets [B, T] int64 -> fp32 scalar, or [B, T, V] in the compute
+        dtype. Raises ValueError when T exceeds the context.
+        """
+        seq_len = tokens.size(1)
+        if seq_len > self.config.context:
+            raise ValueError(
+                f"A sequence of {seq_len} tokens exceeds the model's context of "
+                f"{self.config.context}; shorten it or raise the context."
+            )
+        positions = torch.arange(seq_len, device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        mask = build_mask(self.kernel, seq_len, self.config.window, tokens.device)
+        for block in self.blocks:
+            x = self._run_block(block, x, mask)
+        return self.head(self.ln_f(x), targets)  # type: ignore[no-any-return]
+
+    def _run_block(self, block: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+        mode = self.config.activation_checkpointing
+        if mode == "none" or not self.training or not torch.is_grad_enabled():
+            return block(x, mask)  # type: ignore[no-any-return]
+        if mode == "full":
+            return checkpoint(block, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
+        contexts = partial(
+            create_selective_checkpoint_contexts, partial(_selective_policy, self.config)
+        )
+        return checkpoint(  # type: ignore[no-any-return]
+            block, x, mask, use_reentrant=False, context_fn=contexts
+        )
+
+
+_LINEAR_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+_BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
+
+
+def _selective_policy(
+    config: ModelConfig, _context: Any, op: Any, *args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    """Keep matmul and attention outputs; recompute norms, activations and residual additions."""
+    if op in FUSED_OPS:
+        # Skipping a kernel that draws random numbers would shift every later dropout mask.
+        keep = config.dropout == 0.0
+    elif op in _LINEAR_OPS:
+        # The last projection's output feeds only the residual sum: backward never asks for it,
+        # and recomputation ends before reaching it. Known by its [d_ff, d_model] operand.
+        keep = tuple(args[-1].shape) != (config.ffn_dim, config.d_model) or (
+            config.ffn_dim == config.d_model
+        )
+    else:
+        keep = op in _BATCHED_MATMUL_OPS
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def initial_value(
+    name: str,
+    shape: Sequence[int],
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: torch.device | str,
+) -> Tensor:
+    """The whole fp32 starting value of the parameter `name` as GPT-2 initialises it.
+
+    Weights are normal with std 0.02, the two projections into the residual stream with
+    0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. A pure function of seed, name,
+    shape and config on one type of device, so that whoever holds a slice of the parameter can cut
+    it from the same values in any order.
+    """
+    if name.endswith(".bias"):
+        return torch.zeros(*shape, device=device)
+    if len(shape) == 1:
+        return torch.ones(*shape, device=device)
+    residual = name.endswith(("attn.proj.weight", "mlp.out.weight"))
+    std = _INITIAL_STD / math.sqrt(2 * config.layers) if residual else _INITIAL_STD
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return torch.empty(*shape, device=device).normal_(std=std, generator=generator)

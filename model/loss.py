@@ -1,0 +1,139 @@
+"""Cross-entropy of a linear head without the full logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORE_INDEX = -100
+
+_CHUNK_BYTES = 64 * 2**20
+
+
+def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int) -> int:
+    """Rows of [B*T] per chunk that save memory, or 0 where the plain loss is the smaller one.
+
+    A chunk's fp32 logits take 64 MiB, or as much as the weight gradient if that is more (then
+    chunk_rows = d_model): adding each chunk's share to the [V, d] weight gradient costs the same
+    whatever the chunk, and at d_model rows or more it stays small beside the chunk's own work.
+    Chunking holds that gradient in fp32 besides one chunk, so it is on only when the full fp32
+    logits are larger than both together. Chunks are then evened out: 4096 rows at 768 become six
+    of 683 and not five of 768 and one of 256.
+    """
+    chunk_rows = max(_CHUNK_BYTES // (4 * vocab_size), d_model)
+    if rows <= chunk_rows + d_model:
+        return 0
+    chunks = -(-rows // chunk_rows)
+    return -(-rows // chunks)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int
+) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T` over the targets that are not -100.
+
+    hidden [N, d], weight [V, d], targets [N] int64 -> fp32 scalar; 0 when every target is ignored.
+    With chunk_rows > 0 at most [chunk_rows, V] logits exist at a time, and the gradients are
+    computed with them in forward, so nothing is recomputed; chunk_rows = 0 is the plain form.
+    Under autocast the matmuls run in its dtype, the softmax always in fp32.
+    """
+    if chunk_rows == 0:
+        logits = F.linear(hidden, weight).float()
+        total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+        return total / _valid_count(targets)
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, chunk_rows, torch.is_grad_enabled()
+    )
+    return loss
+
+
+def _valid_count(targets: Tensor) -> Tensor:
+    return (targets != IGNORE_INDEX).sum().clamp(min=1)
+
+
+def _compute_dtype(weight: Tensor) -> torch.dtype:
+    device_type = weight.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return weight.dtype
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Loss and, while each chunk's logits exist, the gradients of its sum.
+
+    The gradients kept are those of the summed loss; 1/count and grad_output come in backward, in
+    fp32. Divided early, an fp16 gradient would underflow before its loss scale arrives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int, training: bool
+    ) -> Tensor:
+        dtype = _compute_dtype(weight)
+        count = _valid_count(targets)
+        wants_hidden, wants_weight = (training and wanted for wanted in ctx.needs_input_grad[:2])
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        row_loss = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast_weight = weight.to(dtype)
+            for start in range(0, hidden.size(0), chunk_rows):
+                rows = slice(start, start + chunk_rows)
+                row_loss[rows] = _chunk(
+                    hidden[rows].to(dtype),
+                    cast_weight,
+                    targets[rows],
+                    grad_hidden=None if grad_hidden is None else grad_hidden[rows],
+                    grad_weight=grad_weight,
+                )
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        ctx.weight_dtype = weight.dtype
+        return row_loss.sum() / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        grad_hidden, grad_weight, count = ctx.saved_tensors
+        scale = grad_output.float() / count
+        if grad_hidden is not None:
+            # Through fp32: a bf16 tensor times a scalar would round the scalar itself to bf16.
+            grad_hidden = (grad_hidden.float() * scale).to(grad_hidden.dtype)
+        if grad_weight is not None:
+            # In place, so the largest buffer is not held twice; autograd refuses a second backward.
+            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _chunk(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+) -> Tensor:
+    """Losses [r] of one chunk; fills grad_hidden [r, d] and adds to grad_weight [V, d]."""
+    log_p = torch.log_softmax(F.linear(hidden, weight), dim=-1, dtype=torch.float32)
+    ignored = targets == IGNORE_INDEX
+    target_index = targets.masked_fill(ignored, 0)[:, None]
+    target_log_p = log_p.gather(1, target_index)
+    if grad_hidden is not None or grad_weight is not None:
+        # d loss / d logits = softmax - one_hot(target), in the memory of log_p.
+        grad_logits = log_p.exp_().scatter_(1, target_index, target_log_p.expm1())
+        grad_logits = grad_logits.to(hidden.dtype)
+        # Ignored rows are cleared on the [r, d] side, V/d times less memory than [r, V].
+        if grad_hidden is not None:
+            grad_hidden.copy_((grad_logits @ weight).masked_fill_(ignored[:, None], 0.0))
+        if grad_weight is not None:
+            hidden = hidden.masked_fill(ignored[:, None], 0.0)
+            if hidden.dtype == grad_weight.dtype:
+                grad_weight.addmm_(grad_logits.t(), hidden)
+            else:
+                grad_weight.add_(grad_logits.t() @ hidden)
+    return -target_log_p.squeeze(1).masked_fill(ignored, 0.0)

@@ -1,0 +1,301 @@
+"""open_corpus with real files, real tokenizers and a real cache."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from launcher.data import Corpus, build, open_corpus, sources
+from launcher.data.build import split_of, take_survey
+from launcher.data.formats import cut
+from launcher.data.formats import documents as cut_documents
+from launcher.data.sources import resolve
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "while",
+    "ünïcödé",
+    "文字",
+    "rain",
+    "fell",
+    "over",
+    "every",
+    "small",
+    "grey",
+    "town",
+]
+
+
+def story(words: int, seed: int = 0) -> str:
+    rng = np.random.default_rng(seed)
+    lines = [" ".join(rng.choice(WORDS, 12)) for _ in range(words // 12)]
+    return "".join(line + (".\n\n" if i % 5 == 4 else ".\n") for i, line in enumerate(lines))
+
+
+def open_small(data: Path | str, cache: Path, tokenizer: str = "byte", **other: int) -> Corpus:
+    settings = {"vocab_size": 300, "seq_len": 16} | other
+    return open_corpus(
+        data=str(data), tokenizer=tokenizer, cache_dir=cache, show_progress=False, **settings
+    )
+
+
+def texts_of(corpus: Corpus) -> dict[str, list[str]]:
+    """The documents of each split, decoded by the corpus's own tokenizer.json."""
+    assert corpus.tokenizer_path is not None
+    tokenizer = Tokenizer.from_file(str(corpus.tokenizer_path))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    found = {}
+    for name in ("train", "validation", "test"):
+        tokens = getattr(corpus, name).tokens
+        assert tokens[-1] == end
+        parts = np.split(tokens, np.flatnonzero(tokens == end) + 1)[:-1]
+        found[name] = [tokenizer.decode(part[:-1].tolist()) for part in parts]
+    return found
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[str]:
+    return [f"record {number}: {story(40, number)}" for number in range(200)]
+
+
+def test_the_default_corpus_is_cold_then_warm_without_the_heavy_libraries(tmp_path: Path) -> None:
+    program = (
+        "import sys, json; from pathlib import Path; from launcher.data import open_corpus; "
+        "c = open_corpus(data='stdlib', tokenizer='bpe', vocab_size=4096, seq_len=256, "
+        "cache_dir=Path(sys.argv[1])); "
+        "heavy = {'tokenizers', 'pyarrow', 'transformers', 'datasets', 'rich', 'torch'}; "
+        "print(json.dumps([c.description, c.fingerprint, c.vocab_size, len(c.train.tokens), "
+        "str(c.train.tokens.dtype), c.train.tokens.flags.writeable, "
+        "sorted(heavy & set(sys.modules))]))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for _ in range(2)
+    ]
+    cold, warm = (json.loads(run.stdout) for run in runs)
+    assert cold[:-1] == warm[:-1]
+    assert "tokenizers" in cold[-1]
+    assert warm[-1] == []
+    assert cold[0].startswith("stdlib: ")
+    assert "(BPE 4096)" in cold[0]
+    assert cold[2] == 4096
+    assert cold[3] > 1_000_000
+    assert cold[4] == "uint16"
+    assert cold[5] is False
+    assert "data: tokenizing" in runs[0].stderr
+    assert "\x1b" not in runs[0].stderr
+    assert runs[1].stderr == ""
+
+
+def test_bpe_is_deterministic_across_processes_and_caches(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(story(20_000), encoding="utf-8")
+    program = (
+        "import sys; from pathlib import Path; from launcher.data import open_corpus; "
+        "print(open_corpus(data=sys.argv[1], tokenizer='bpe', vocab_size=400, seq_len=16, "
+        "cache_dir=Path(sys.argv[2]), show_progress=False).fingerprint)"
+    )
+    prints = set()
+    for number in range(3):
+        command = [sys.executable, "-c", program, tmp_path / "a.txt", tmp_path / f"c{number}"]
+        environment = os.environ | {"PYTHONHASHSEED": str(number)}
+        run = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        prints.add(run.stdout)
+    assert len(prints) == 1
+
+
+def test_bpe_and_bytes_give_the_text_back(tmp_path: Path, records: list[str]) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    by_byte = open_small(path, tmp_path / "cache")
+    by_bpe = open_small(path, tmp_path / "cache", "bpe", vocab_size=500)
+    assert texts_of(by_byte) == texts_of(by_bpe)
+    assert by_byte.vocab_size == 257
+    assert 257 < by_bpe.vocab_size <= 500
+    assert len(by_bpe.train.tokens) < len(by_byte.train.tokens)
+    joined = [text for split in texts_of(by_bpe).values() for text in split]
+    assert sorted(joined) == sorted(records)
+
+
+def test_txt_jsonl_and_parquet_hold_the_same_corpus(tmp_path: Path, records: list[str]) -> None:
+    jsonl, parquet, folder = tmp_path / "a.jsonl", tmp_path / "a.parquet", tmp_path / "texts"
+    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=False) for text in records]
+    jsonl.write_text("\ufeff" + "\r\n\n".join(lines), encoding="utf-8")
+    table = pa.table({"id": [1] * 201, "text": [*records, None]})
+    pq.write_table(table, parquet, row_group_size=7)
+    for number, text in enumerate(records):
+        path = folder / f"{number // 50}" / f"{number:03}.TXT"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "notes.md").write_text("not read")
+    (folder / ".hidden.txt").write_text("not read")
+    opened = [open_small(data, tmp_path / "cache") for data in (jsonl, parquet, folder)]
+    assert len({corpus.fingerprint for corpus in opened}) == 1
+    assert "200 documents" in opened[0].description
+
+
+def test_the_split_is_80_10_10_by_document(tmp_path: Path, records: list[str]) -> None:
+    counts = dict.fromkeys(("train", "validation", "test"), 0)
+    for number in range(1000):
+        counts[split_of(number)] += 1
+    assert counts == {"train": 800, "validation": 100, "test": 100}
+    assert {split_of(number) for number in range(3)} == set(counts)
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in records))
+    found = texts_of(open_small(path, tmp_path / "cache"))
+    assert {name: len(texts) for name, texts in found.items()} == {
+        "train": 160,
+        "validation": 20,
+        "test": 20,
+    }
+
+
+def test_one_large_text_is_cut_into_documents_and_nothing_is_lost(tmp_path: Path) -> None:
+    text = story(40_000)
+    (tmp_path / "book.txt").write_text(text, encoding="utf-8")
+    corpus = open_small(tmp_path / "book.txt", tmp_path / "cache")
+    found = texts_of(corpus)
+    assert len(found["validation"]) >= 8
+    assert len(found["test"]) >= 8
+    pieces = [piece for split in found.values() for piece in split]
+    assert sorted("".join(sorted(pieces))) == sorted(text)
+    assert all(piece in text for piece in pieces)
+    assert abs(len(corpus.train.tokens) / len(text.encode()) - 0.8) < 0.03
+
+
+@pytest.mark.parametrize("size", [10, 100, 1000])
+def test_cut_joins_back_and_keeps_the_size(size: int) -> None:
+    text = story(2_000) + "x" * 777
+    pieces = list(cut(text, size))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= size
+
+
+def test_many_texts_stay_whole_and_blank_ones_are_dropped() -> None:
+    texts = ["", " \n", *(f"{number} " + "y" * 50_000 for number in range(100))]
+    assert list(cut_documents(iter(texts))) == texts[2:]
+
+
+def test_a_large_text_file_is_read_in_blocks(tmp_path: Path) -> None:
+    text = story(500_000)
+    assert len(text) > 2 << 20
+    path = tmp_path / "large.txt"
+    path.write_text(text, encoding="utf-8")
+    assert "".join(resolve(str(path)).documents()) == text
+
+
+def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(5000)))
+    survey = take_survey(resolve(str(path)), 7000, lambda progress: None)
+    assert survey.documents == 5000
+    assert survey.text_bytes == 5000 * 14
+    assert 2000 < survey.sample_bytes <= 7000
+    numbers = np.array([int(text.split()[1]) for text in survey.sample])
+    assert all(split_of(int(number)) == "train" for number in numbers)
+    assert np.histogram(numbers, bins=5, range=(0, 5000))[0].min() > 0
+
+
+def test_a_capped_sample_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "BPE_SAMPLE_BYTES", 20_000)
+    (tmp_path / "a.txt").write_text(story(20_000), encoding="utf-8")
+    corpus = open_small(tmp_path / "a.txt", tmp_path / "cache", "bpe", vocab_size=400)
+    assert "trained on 0 MB of it" in corpus.description
+
+
+def test_the_same_text_elsewhere_is_the_same_corpus_and_other_text_is_not(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"{name}.txt" for name in "abc")
+    first.write_text(story(4000))
+    shutil.copy(first, second)
+    third.write_text(story(4000) + "more")
+    opened = [open_small(path, tmp_path / "cache") for path in (first, second, third)]
+    assert opened[0].fingerprint == opened[1].fingerprint != opened[2].fingerprint
+    assert len([path for path in (tmp_path / "cache/corpora").iterdir() if path.is_dir()]) == 2
+
+
+def test_a_long_text_is_hashed_once_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_MEMO_BYTES", 1000)
+    path, cache = tmp_path / "a.txt", tmp_path / "cache"
+    path.write_text(story(4000))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    first = open_small(path, cache)
+    assert len(list((cache / "hashes").iterdir())) == 1
+    assert open_small(path, cache).fingerprint == first.fingerprint
+    path.write_text(story(4000, seed=1))
+    assert open_small(path, cache).fingerprint != first.fingerprint
+    # Just written, so its time stamp is not trusted yet.
+    assert len(list((cache / "hashes").iterdir())) == 1
+
+
+def test_a_damaged_cache_is_built_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(story(4000))
+    first = open_small(tmp_path / "a.txt", tmp_path / "cache")
+    assert first.tokenizer_path is not None
+    folder = first.tokenizer_path.parent
+    expected = first.test.tokens.tolist()
+    (folder / "test.bin").write_bytes(b"short")
+    again = open_small(tmp_path / "a.txt", tmp_path / "cache")
+    assert again.fingerprint == first.fingerprint
+    assert again.test.tokens.tolist() == expected
+
+
+def test_a_tokenizer_file_and_wide_ids(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(story(4000), encoding="utf-8")
+    trained = open_small(tmp_path / "a.txt", tmp_path / "cache", "bpe", vocab_size=300)
+    by_path = open_small(tmp_path / "a.txt", tmp_path / "cache", str(trained.tokenizer_path))
+    assert by_path.fingerprint == trained.fingerprint
+    assert trained.tokenizer_path is not None
+    tokenizer = Tokenizer.from_file(str(trained.tokenizer_path))
+    tokenizer.add_tokens([f"<{number}>" for number in range(70_000)])
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(tmp_path / "wide.json"))
+    wide = open_small(
+        tmp_path / "a.txt", tmp_path / "cache", str(tmp_path / "wide.json"), vocab_size=80_000
+    )
+    assert wide.train.tokens.dtype == np.uint32
+    assert wide.vocab_size == 70_300
+    assert wide.train.tokens.tolist() == trained.train.tokens.tolist()
+
+
+def test_a_json_text_with_half_a_surrogate_pair_is_repaired(tmp_path: Path) -> None:
+    lines = [f'{{"text": "number {n} \\ud83d and \\ud83d\\ude00"}}' for n in range(100)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found = texts_of(open_small(tmp_path / "a.jsonl", tmp_path / "cache"))
+    assert any("\ufffd and 😀" in text for text in found["test"])
+
+
+def test_the_cache_folder_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(story(4000))
+    settings = {"data": str(tmp_path / "a.txt"), "tokenizer": "byte", "vocab_size": 257}
+    monkeypatch.delenv("MEMSCALE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    open_corpus(**settings, seq_len=16)
+    assert (tmp_path / "xdg/memscale/corpora").is_dir()
+    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path / "own"))
+    open_corpus(**settings, seq_len=16)
+    assert (tmp_path / "own/corpora").is_dir()

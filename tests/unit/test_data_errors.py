@@ -1,0 +1,190 @@
+"""Every mistake a user can make with data is one sentence that names the value and the fix."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models
+
+from launcher.data import open_corpus
+from launcher.errors import UserError
+
+TEXT = "\n\n".join(f"Paragraph {number} says very little about anything." for number in range(500))
+
+
+def refusal(
+    data: Path | str, *, tokenizer: str = "byte", vocab_size: int = 257, seq_len: int = 16
+) -> str:
+    """The message that opening this corpus is refused with."""
+    with pytest.raises(UserError) as caught:
+        open_corpus(
+            data=str(data),
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            seq_len=seq_len,
+            show_progress=False,
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    (tmp_path / "book.txt").write_text(TEXT)
+    return tmp_path / "book.txt"
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "nowhere.txt")
+    assert f"{tmp_path}/nowhere.txt does not exist" in message
+    assert "stdlib" in message
+
+
+def test_unsupported_suffix(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,b")
+    message = refusal(tmp_path / "table.csv")
+    assert "'.csv'" in message
+    assert ".txt, .jsonl, .parquet" in message
+
+
+def test_folder_without_text(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG")
+    assert "folder holds no text: no .txt, .jsonl, .parquet" in refusal(tmp_path / "folder")
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(TEXT.encode() + "né".encode("latin-1"))
+    message = refusal(tmp_path / "latin.txt")
+    assert "latin.txt is not UTF-8 (byte 0xe9)" in message
+    assert "iconv" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"text": "a"', "line 3 is not JSON (Expecting ',' delimiter at column 13)"),
+        (b'{"text": "\xe9"}', "line 3 is not UTF-8"),
+        (b'["text"]', "line 3 is a JSON list, not an object"),
+        (b'{"body": "a", "id": 1}', "line 3 has no field 'text' (fields: body, id)"),
+        (b'{"text": 17}', "line 3: 'text' is 17, it must be a string"),
+    ],
+)
+def test_bad_jsonl_line(tmp_path: Path, line: bytes, expected: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"text": "first"}\n\n' + line + b'\n{"text": "last"}\n')
+    assert f"{path} {expected}" in refusal(path)
+
+
+def test_parquet_without_a_text_column(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"content": ["a"], "id": [1]}), path)
+    message = refusal(path)
+    assert f"{path} has no column 'text' (columns: content, id)" in message
+    assert "rename" in message
+
+
+def test_parquet_with_numbers_as_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "table.parquet")
+    assert "table.parquet: column 'text' holds int64" in refusal(tmp_path / "table.parquet")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "not parquet"])
+def test_damaged_parquet(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "table.parquet"
+    texts = [f"{number} {TEXT[:200]}" for number in range(500)]
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd")
+    content = path.read_bytes()
+    damaged = {
+        "truncated": content[:-100],
+        "overwritten": content[:30] + b"\0" * 2000 + content[2030:],
+        "not parquet": b"hello",
+    }
+    path.write_bytes(damaged[damage])
+    assert f"{path} cannot be read as parquet" in refusal(path)
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"text": ["a"]}), path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # import raises ImportError
+    assert f"{path} is a parquet file" in (message := refusal(path))
+    assert "pip install pyarrow" in message
+
+
+@pytest.mark.parametrize("content", ["", " \n\n\t", "one short line"])
+def test_text_too_short_for_three_documents(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tiny.txt").write_text(content)
+    message = refusal(tmp_path / "tiny.txt")
+    assert f"tiny.txt has {1 if content.strip() else 0} documents, too few" in message
+
+
+def test_split_shorter_than_a_sequence(book: Path) -> None:
+    message = refusal(book, seq_len=8192)
+    assert "the validation split" in message
+    assert "--seq-len 8192 + 1" in message
+    assert "shorter --seq-len" in message
+
+
+def test_byte_tokenizer_beyond_the_vocabulary(book: Path) -> None:
+    message = refusal(book, vocab_size=256)
+    assert "token id 256 is beyond the vocabulary of 256" in message
+    assert "257 or more" in message
+
+
+def test_warm_corpus_beyond_the_vocabulary(book: Path) -> None:
+    open_corpus(data=str(book), tokenizer="byte", vocab_size=257, seq_len=16, show_progress=False)
+    assert "token id 256 is beyond the vocabulary of 100" in refusal(book, vocab_size=100)
+
+
+def test_bpe_vocabulary_smaller_than_the_bytes(book: Path) -> None:
+    message = refusal(book, tokenizer="bpe", vocab_size=256)
+    assert "a vocabulary of 256 is too small" in message
+    assert "257" in message
+
+
+def test_unknown_tokenizer(book: Path) -> None:
+    message = refusal(book, tokenizer="gpt2")
+    assert "no tokenizer 'gpt2'" in message
+    assert "hf:NAME" in message
+
+
+def test_tokenizer_file_that_is_not_one(book: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    message = refusal(book, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert f"{tmp_path}/tokenizer.json cannot be read as a tokenizer.json" in message
+
+
+def test_tokenizer_without_an_end(book: Path, tmp_path: Path) -> None:
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "endless.json"))
+    message = refusal(book, tokenizer=str(tmp_path / "endless.json"))
+    assert "endless.json has no token that ends a text" in message
+    assert "<|endoftext|>" in message
+
+
+def test_cache_folder_that_cannot_be_made(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSCALE_CACHE", str(book))  # a file
+    message = refusal(book)
+    assert str(book) in message
+    assert "set MEMSCALE_CACHE to a folder" in message
+
+
+def test_unreadable_text_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    assert "gone.txt cannot be read (No such file" in refusal(tmp_path / "folder")
+
+
+def test_nothing_half_built_stays_after_a_refusal(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
+    refusal(tmp_path / "bad.jsonl")
+    assert [path.suffix for path in (cache / "corpora").iterdir()] == [".lock"]

@@ -1,0 +1,197 @@
+"""Datasets and tokenizers by name: the real libraries, on local folders and without a network."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "a",
+    "few",
+    "plain",
+    "words",
+    "that",
+    "say",
+    "nothing",
+    "of",
+    "much",
+    "interest",
+    "to",
+    "anyone",
+    "at",
+    "all",
+]
+
+OPEN = """
+import json, sys
+for name in json.loads(sys.argv[2]):
+    sys.modules[name] = None  # not installed: import raises ImportError
+from pathlib import Path
+from launcher.data import open_corpus
+from launcher.errors import UserError
+settings = json.loads(sys.argv[1])
+settings["cache_dir"] = Path(settings["cache_dir"])
+try:
+    corpus = open_corpus(**settings, seq_len=16, show_progress=False)
+except UserError as error:
+    print(json.dumps({"refused": str(error)}))
+else:
+    names = ("datasets", "transformers", "tokenizers")
+    loaded = [name for name in names if sys.modules.get(name)]
+    print(json.dumps({
+        "description": corpus.description, "vocab_size": corpus.vocab_size, "loaded": loaded,
+        "fingerprint": corpus.fingerprint, "end": int(corpus.train.tokens[-1]),
+        "path": str(corpus.tokenizer_path), "tokens": corpus.test.tokens.tolist()}))
+"""
+
+
+def opened(
+    tmp_path: Path, *, missing: tuple[str, ...] = (), **settings: object
+) -> dict[str, object]:
+    """Opens a corpus in a process of its own that knows no network and an empty home."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    chosen = {"data": "stdlib", "tokenizer": "byte", "vocab_size": 5000} | settings
+    arguments = json.dumps(chosen | {"cache_dir": str(tmp_path / "cache")})
+    run = subprocess.run(
+        [sys.executable, "-c", OPEN, arguments, json.dumps(missing)],
+        cwd=ROOT,
+        env=os.environ | offline,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    answer: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    texts = [" ".join(WORDS[n % 7 :]) + f" {n}" for n in range(300)]
+    pq.write_table(pa.table({"id": range(300), "text": texts}), folder / "train.parquet")
+    pq.write_table(pa.table({"id": [0], "text": ["unused"]}), folder / "test.parquet")
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    (tmp_path / "a.txt").write_text("\n".join(" ".join(WORDS) for _ in range(400)))
+    return str(tmp_path / "a.txt")
+
+
+def saved_tokenizer(folder: Path, **special: str) -> Path:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", *special.values()],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)], trainer)
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def test_a_dataset_is_read_and_then_opened_warm_without_its_library(
+    tmp_path: Path, dataset: Path
+) -> None:
+    pytest.importorskip("datasets")
+    cold = opened(tmp_path, data=f"hf:{dataset}")
+    assert str(cold["description"]).startswith(f"hf:{dataset}: 300 documents")
+    assert "datasets" in cold["loaded"]
+    warm = opened(tmp_path, data=f"hf:{dataset}", missing=("datasets",))
+    assert warm["fingerprint"] == cold["fingerprint"]
+    assert warm["loaded"] == []
+
+
+def test_a_dataset_without_a_text_column(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "dataset").mkdir()
+    pq.write_table(pa.table({"body": ["a"], "id": [1]}), tmp_path / "dataset" / "train.parquet")
+    message = str(opened(tmp_path, data=f"hf:{tmp_path}/dataset")["refused"])
+    assert "has no column 'text' (columns: body, id)" in message
+
+
+def test_an_unknown_configuration_names_the_known_ones(tmp_path: Path, dataset: Path) -> None:
+    pytest.importorskip("datasets")
+    message = str(opened(tmp_path, data=f"hf:{dataset}:fancy")["refused"])
+    assert "fancy" in message
+    assert "default" in message
+
+
+def test_a_dataset_without_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    message = str(opened(tmp_path, data="hf:somebody/something")["refused"])
+    assert "'somebody/something'" in message
+    assert "network" in message
+    assert "\n" not in message
+
+
+def test_a_dataset_without_the_extra(tmp_path: Path) -> None:
+    message = str(opened(tmp_path, data="hf:wikitext:x", missing=("datasets",))["refused"])
+    assert "hf:wikitext:x needs" in message
+    assert "pip install 'memscale[hf]'" in message
+
+
+def test_a_dataset_without_a_name(tmp_path: Path) -> None:
+    assert "hf: names no dataset" in str(opened(tmp_path, data="hf:")["refused"])
+
+
+def test_a_tokenizer_of_transformers(tmp_path: Path, text: str) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer", eos_token="<end>")
+    cold = opened(tmp_path, data=text, tokenizer=f"hf:{folder}")
+    assert cold["end"] == 1
+    assert cold["vocab_size"] <= 300
+    again = Tokenizer.from_file(str(cold["path"]))
+    assert " ".join(WORDS) in again.decode(cold["tokens"])
+    warm = opened(tmp_path, data=text, tokenizer=f"hf:{folder}", missing=("transformers",))
+    assert warm["fingerprint"] == cold["fingerprint"]
+    assert warm["loaded"] == []
+
+
+def test_a_tokenizer_of_transformers_written_in_python(tmp_path: Path, text: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.ByT5Tokenizer().save_pretrained(tmp_path / "byt5")
+    corpus = opened(tmp_path, data=text, tokenizer=f"hf:{tmp_path}/byt5")
+    assert corpus["end"] == 1
+    assert corpus["path"] == "None"
+    # ByT5's ids are the bytes after three special tokens
+    decoded = bytes(i - 3 for i in corpus["tokens"] if i > 2).decode()
+    assert " ".join(WORDS) in decoded
+
+
+def test_a_tokenizer_of_transformers_without_an_end(tmp_path: Path, text: str) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer")
+    message = str(opened(tmp_path, data=text, tokenizer=f"hf:{folder}")["refused"])
+    assert f"hf:{folder} has no token that ends a text" in message
+
+
+def test_a_tokenizer_larger_than_the_model(tmp_path: Path, text: str) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer", eos_token="<end>")
+    answer = opened(tmp_path, data=text, tokenizer=f"hf:{folder}", vocab_size=200)
+    assert "is beyond the vocabulary of 200" in str(answer["refused"])
+
+
+def test_a_tokenizer_without_the_network(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("transformers")
+    message = str(opened(tmp_path, data=text, tokenizer="hf:somebody/tokens")["refused"])
+    assert "'somebody/tokens'" in message
+    assert "network" in message
+    assert "\n" not in message
+
+
+def test_a_tokenizer_without_the_extra(tmp_path: Path, text: str) -> None:
+    answer = opened(tmp_path, data=text, tokenizer="hf:gpt2", missing=("transformers",))
+    assert "pip install 'memscale[hf]'" in str(answer["refused"])
