@@ -3,9 +3,11 @@
 import contextlib
 import difflib
 import io
-from collections.abc import Iterator, Sequence
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 import yaml
@@ -22,6 +24,7 @@ SUPERSEDES = {
     "steps": ("epochs",),
     "epochs": ("steps",),
 }
+HELP = ("-h", "--help")
 
 
 def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunConfig:
@@ -31,13 +34,12 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
         UserError: unknown flag or key, wrong type, unreadable file, values out of range.
         SystemExit: after printing `--help`.
     """
-    flags, files = _split_config(argv)
-    _refuse_unknown_flags(flags)
-    from_file: list[str] = []
-    if files:
-        given = {token.split("=")[0] for token in flags if token.startswith("--")}
-        from_file = _flags_of_file(files[-1], given)
-    with _one_sentence(files[-1] if files and not flags else None):
+    flags, file = _split_config(argv)
+    if not set(flags) & set(HELP):
+        flags = _checked_flags(flags)
+    given = {token.split("=")[0] for token in flags if token.startswith("--")}
+    from_file = _flags_of_file(file, given) if file else []
+    with _one_sentence():
         return tyro.cli(
             RunConfig,
             args=[*from_file, *flags],
@@ -47,89 +49,198 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
         )
 
 
-def _split_config(argv: Sequence[str]) -> tuple[list[str], list[Path]]:
+def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The flags, spelled with dashes, and the file of `--config`."""
     flags: list[str] = []
-    files: list[Path] = []
+    file: Path | None = None
     tokens = iter(argv)
     for token in tokens:
         name, has_value, value = token.partition("=")
         if name != "--config":
             # Both spellings are accepted; one is used from here on.
             dashed = name.replace("_", "-") if name.startswith("--") else name
-            flags.append(dashed + has_value + value if name.startswith("--") else token)
+            flags.append(dashed + has_value + value)
             continue
         if not has_value:
             value = next(tokens, "")
-        if not value:
+        if not value or value.startswith("--"):
             raise UserError("--config needs a file name, for example --config run.yaml")
-        files.append(Path(value))
-    return flags, files
+        if file is not None:
+            raise UserError(f"--config is given twice, {file} and {value}: give one file")
+        file = Path(value)
+    return flags, file
 
 
-def _refuse_unknown_flags(flags: Sequence[str]) -> None:
-    known = {"-h", "--help"}
-    for name, annotation in field_types().items():
-        known.add(flag(name))
-        if annotation is bool:
-            known.add("--no-" + flag(name)[2:])
-    for token in flags:
-        name = token.split("=")[0]
-        if name.startswith("--") and name not in known:
+def _checked_flags(tokens: Sequence[str]) -> list[str]:
+    """The same flags in the one form that the parser takes for certain.
+
+    argparse would take `-1e-3` for a flag, and reports a bad value without saying what is good.
+    """
+    annotations = {flag(name): annotation for name, annotation in field_types().items()}
+    negated = {"--no-" + name[2:]: name for name, kind in annotations.items() if _is_bool(kind)}
+    known = [*annotations, *negated, *HELP]
+    checked: list[str] = []
+    left = list(tokens)
+    while left:
+        name, has_value, value = left.pop(0).partition("=")
+        if not name.startswith("-"):
+            raise UserError(
+                f"{name!r} belongs to no flag: write --NAME VALUE; --help lists the flags"
+            )
+        if name not in known:
             raise UserError(f"unknown flag {name}{_nearest(name, known)}")
+        annotation = annotations[negated.get(name, name)]
+        values = [value] if has_value else []
+        while not has_value and len(values) < _arity(annotation) and left and _is_value(left[0]):
+            values.append(left.pop(0))
+        if _is_bool(annotation) and not values:
+            checked += _bool_flag(negated.get(name, name), annotation, value=name not in negated)
+            continue
+        if name in negated or annotation is bool:
+            raise UserError(f"{name} takes no value, but got {value!r}: leave the value out")
+        if len(values) < _arity(annotation):
+            raise UserError(f"{name} needs a value: {_expected(annotation)}")
+        if not all(_fits(text, annotation) for text in values):
+            shown = " ".join(text or "''" for text in values)
+            raise UserError(f"{name} {shown} must be {_expected(annotation)}")
+        checked += [name, *values] if len(values) > 1 else [f"{name}={values[0]}"]
+    return checked
 
 
-def _nearest(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f": did you mean {close[0]}?" if close else "; --help lists them all"
+def _bool_flag(name: str, annotation: Any, *, value: bool) -> list[str]:
+    if annotation is not bool:  # bool | None, which the parser wants spelled out
+        return [f"{name}={value}"]
+    return [name if value else "--no-" + name[2:]]
+
+
+def _is_value(token: str) -> bool:
+    return not token.startswith("-") or _is_number(token, float)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    by_word = {candidate.lstrip("-"): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), by_word, n=1)
+    close = close or difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
+    return f": did you mean {by_word[close[0]]}?" if close else "; --help lists them all"
 
 
 def _flags_of_file(path: Path, given: set[str]) -> list[str]:
     """The file's entries as flags, without those that a flag replaces."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"--config {path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        raise UserError(f"--config {path}: not valid YAML ({where})") from None
-    if content is None:
-        return []
-    if not isinstance(content, dict):
-        raise UserError(
-            f"--config {path}: holds a {type(content).__name__}, not `key: value` lines"
-        )
     replaced = {name.removeprefix("--").replace("-", "_") for name in given}
+    replaced |= {name.removeprefix("no_") for name in replaced}
     for name in tuple(replaced):
         replaced.update(SUPERSEDES.get(name, ()))
-    types = field_types()
+    annotations = field_types()
     tokens: list[str] = []
-    for key, value in content.items():
-        if key not in types:
-            hint = _nearest(str(key), set(types))
+    for key, value in _read_yaml(path).items():
+        if key not in annotations:
             raise UserError(
-                f"--config {path}: unknown key {key!r}{hint.replace('--help', 'the help')}"
+                f"--config {path}: unknown key {key!r}{_nearest(str(key), annotations)}"
             )
         if key not in replaced and value is not None:
-            tokens += _flag_of_entry(path, key, value, types[key])
+            tokens += _flag_of_entry(path, key, value, annotations[key])
     return tokens
 
 
+def _read_yaml(path: Path) -> dict[Any, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: there is no such file, check the path") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: not UTF-8 text ({error}), save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(
+            f"--config {path}: cannot be read ({error.strerror}), give a YAML file"
+        ) from None
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        raise UserError(f"--config {path}: not valid YAML, correct it: {where}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(
+            f"--config {path}: holds {content!r:.40}, but must hold lines of `key: value`"
+        )
+    return content
+
+
 def _flag_of_entry(path: Path, key: str, value: Any, annotation: Any) -> list[str]:
-    if annotation is bool:
-        if not isinstance(value, bool):
-            raise UserError(f"--config {path}: {key} is {value!r}, but must be true or false")
-        return [flag(key)] if value else ["--no-" + flag(key)[2:]]
-    if isinstance(value, list | tuple):
-        return [flag(key), *map(str, value)]
-    if isinstance(value, dict):
-        raise UserError(f"--config {path}: {key} holds a mapping, but must be a single value")
-    return [f"{flag(key)}={value}"]
+    several = _arity(annotation) > 1
+    values = value if several and isinstance(value, list) else [value]
+    if (
+        len(values) != max(1, _arity(annotation))
+        or any(isinstance(item, bool) != _is_bool(annotation) for item in values)
+        or any(not isinstance(item, str) and _is_text(annotation) for item in values)
+        or not all(_fits(str(item), annotation) for item in values)
+    ):
+        expected = _expected(annotation).lower()
+        if several:
+            expected += ", as in [0.9, 0.95]"
+        elif _is_text(annotation):
+            expected += ", in quotes"
+        raise UserError(f"--config {path}: {key} is {value!r}, but must be {expected}")
+    if _is_bool(annotation):
+        return _bool_flag(flag(key), annotation, value=value)
+    return [flag(key), *map(str, values)] if several else [f"{flag(key)}={value}"]
+
+
+def _plain(annotation: Any) -> Any:
+    """`X | None` -> `X`."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(a for a in typing.get_args(annotation) if a is not types.NoneType)
+    return annotation
+
+
+def _is_bool(annotation: Any) -> bool:
+    return _plain(annotation) is bool
+
+
+def _is_text(annotation: Any) -> bool:
+    return _plain(annotation) in (str, Path)
+
+
+def _arity(annotation: Any) -> int:
+    """How many values a flag of this type takes."""
+    if typing.get_origin(annotation) is tuple:
+        return len(typing.get_args(annotation))
+    return 0 if annotation is bool else 1
+
+
+def _expected(annotation: Any) -> str:
+    """What a value of this type looks like, in words."""
+    kind = _plain(annotation)
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return f"{_arity(kind)} numbers"
+    words = {int: "a whole number", float: "a number", bool: "True or False"}
+    return words.get(kind, "text")
+
+
+def _fits(text: str, annotation: Any) -> bool:
+    kind = _plain(annotation)
+    if text == "None" and kind is not annotation:
+        return True
+    if typing.get_origin(kind) is Literal:
+        return text in map(str, typing.get_args(kind))
+    if kind is bool:
+        return text in ("True", "False")
+    if _is_text(kind):
+        return text != ""
+    return _is_number(text, int if kind is int else float)
+
+
+def _is_number(text: str, kind: type[int] | type[float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _one_sentence(file: Path | None) -> Iterator[None]:
+def _one_sentence() -> Iterator[None]:
     """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
     captured = io.StringIO()
     try:
@@ -141,5 +252,4 @@ def _one_sentence(file: Path | None) -> Iterator[None]:
         lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
         body = lines[1:]
         end = next((i for i, line in enumerate(body) if not line), len(body))
-        sentence = " ".join(body[:end]).replace("Error parsing ", "")
-        raise UserError(f"--config {file}: {sentence}" if file else sentence) from None
+        raise UserError(" ".join(body[:end]).replace("Error parsing ", "")) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import UserError
+from launcher.sizes import parse_bytes
 from model.config import ModelConfig, named
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
@@ -171,21 +172,17 @@ class LoopChoice:
     eval_every: int | None = None
     """Validation loss every so many steps (over 32 batches); the test split is always read at the
     end, whole."""
-    log_every: int = 10
-    """Steps between console lines; every step is recorded all the same."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
     """Run folder; must not exist yet (runs/TIME-MODEL-STRATEGY when not given)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: GPUs when there are any (auto)."""
-    tensorboard: bool = True
-    """Write TensorBoard scalars into the run folder."""
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
 
     def __post_init__(self) -> None:
-        _positive(self, "steps", "epochs", "max_minutes", "eval_every", "log_every")
+        _positive(self, "steps", "epochs", "max_minutes", "eval_every")
         _positive(self, "collective_timeout_s")
         if self.steps is not None and self.epochs is not None:
             raise UserError(
@@ -193,6 +190,34 @@ class LoopChoice:
             )
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureChoice:
+    """What is measured beside training."""
+
+    log_every: int = 10
+    """Steps between console lines; every step is recorded all the same."""
+    tensorboard: bool = True
+    """Write TensorBoard scalars into the run folder."""
+    sample_every_s: float = 0.1
+    """Seconds between memory samples of this rank's GPU through NVML (or of the process's resident
+    set where there is none); 0 = no samples."""
+    memory_trace: bool = False
+    """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
+    speed. GPUs have these figures anyway."""
+    memory_snapshot: bool = False
+    """GPU: record the allocator's history and keep it for torch's memory viewer."""
+    memory_limit: str | None = None
+    """Pretend to have this little memory, for example 24GiB: a cap of the GPU's allocator, or of
+    the process on a CPU."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "log_every")
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit, "--memory-limit")
+        if not 0 <= self.sample_every_s < math.inf:
+            raise UserError(f"--sample-every-s {self.sample_every_s} must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +229,7 @@ class RunConfig:
     sharding: ShardingChoice = field(default_factory=ShardingChoice)
     optim: OptimChoice = field(default_factory=OptimChoice)
     loop: LoopChoice = field(default_factory=LoopChoice)
+    measure: MeasureChoice = field(default_factory=MeasureChoice)
 
     def flat(self) -> dict[str, Any]:
         """The tree as one level of plain values, ready for YAML; `None`s are left out."""
@@ -228,7 +254,7 @@ class RunConfig:
 
 def field_types() -> Mapping[str, Any]:
     """Flat field name -> annotated type, for the flags and the YAML reader."""
-    sections = (ModelChoice, DataChoice, ShardingChoice, OptimChoice, LoopChoice)
+    sections = (ModelChoice, DataChoice, ShardingChoice, OptimChoice, LoopChoice, MeasureChoice)
     return {f.name: f.type for section in sections for f in dataclasses.fields(section)}
 
 

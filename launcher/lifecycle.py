@@ -7,10 +7,15 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import torch
 
 from launcher.errors import ExitCode, UserError
 from launcher.measure.folder import RunFolder
+from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
+from launcher.measure.session import Session
+from launcher.sizes import gib
 from launcher.world import World, leave
 
 
@@ -22,11 +27,11 @@ class Ending:
     """Where a failure is reported, once the run has a folder."""
 
     def __init__(self) -> None:
-        self.folder: RunFolder | None = None
+        self.session: Session | None = None
 
-    def watches(self, folder: RunFolder) -> None:
-        """From now on failures are recorded in `folder`."""
-        self.folder = folder
+    def watches(self, session: Session) -> None:
+        """From now on failures are recorded in the session's folder."""
+        self.session = session
 
 
 def refuse(error: UserError) -> NoReturn:
@@ -45,31 +50,66 @@ def ending(world: World) -> Iterator[Ending]:
     try:
         yield end
     except (Exception, Interrupted, KeyboardInterrupt) as error:
-        _fail(error, end.folder, world)
+        _fail(error, end.session, world)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted(f"stopped by {signal.Signals(number).name}")
 
 
-def _fail(error: BaseException, folder: RunFolder | None, world: World) -> NoReturn:
+def _fail(error: BaseException, session: Session | None, world: World) -> NoReturn:
     # A second signal must not cut the report short.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if folder is None:
+    out_of_memory = is_out_of_memory(error)
+    code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
+    if session is None:
         # Nobody to agree with about who was first.
         traceback.print_exception(error)
-        leave(ExitCode.FAILED, together=False)
-    phase = (folder.read_status() or {}).get("phase", "start")
-    if folder.claim_failure(error, rank=world.rank, phase=phase):
-        if isinstance(error, Interrupted):
+        leave(code, together=False)
+    lift_limit(world.device)
+    folder, where = session.folder, session.where
+    if folder.claim_failure(error, rank=world.rank, phase=where, code=code):
+        reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        detail: dict[str, Any] = {}
+        if out_of_memory:
+            detail = session.failure_details() | {"requested_bytes": requested_bytes(error)}
+            detail["snapshot"] = _memory_snapshot(folder, world)
+            _say_out_of_memory(world, where, detail)
+        elif isinstance(error, Interrupted):
             reason = str(error)
-            print(f"memscale: {reason}", file=sys.stderr)
+            print(f"memscale: {reason} while in {where}", file=sys.stderr)
         else:
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            print(f"memscale: rank {world.rank} failed while in {phase}:", file=sys.stderr)
+            print(f"memscale: rank {world.rank} failed while in {where}:", file=sys.stderr)
             traceback.print_exception(error)
         folder.write_status(
-            "failed", phase=phase, reason=reason, rank=world.rank, exit_code=ExitCode.FAILED
+            "oom" if out_of_memory else "failed",
+            phase=where,
+            reason=reason,
+            rank=world.rank,
+            exit_code=code,
+            detail=detail,
         )
-    leave(ExitCode.FAILED, together=False)
+    leave(code, together=False)
+
+
+def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:
+    wanted = gib(detail["requested_bytes"])
+    print(
+        f"memscale: out of memory on rank {world.rank} in {where}: {wanted} were asked for",
+        file=sys.stderr,
+    )
+    ledger = detail["ledger"]
+    if ledger is not None:
+        held = {k: v for k, v in ledger["device"].items() if v}
+        lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
+        print(f"memscale: at that moment: {lines}", file=sys.stderr)
+
+
+def _memory_snapshot(folder: RunFolder, world: World) -> str | None:
+    """Keep the GPU allocator's state for torch's memory viewer (pytorch.org/memory_viz)."""
+    if world.device.type != "cuda":
+        return None
+    path = folder.path / f"memory_snapshot_rank{world.rank}.pickle"
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    return str(path)

@@ -33,18 +33,16 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
-    if config.loop.out is not None:
-        check_run_folder(config.loop.out)
-    assert config.data.seq_len and config.data.global_batch
+    check_run_folder(config.loop.out or default_run_folder(resolved))
     corpus = open_corpus(
         data=config.data.data,
         tokenizer=config.data.tokenizer,
         vocab_size=resolved.model.vocab_size,
-        seq_len=config.data.seq_len,
+        seq_len=resolved.seq_len,
     )
     if config.loop.epochs is not None:
-        sequences = corpus.train.sequence_count(config.data.seq_len)
-        steps = steps_of_epochs(config.loop.epochs, sequences, config.data.global_batch)
+        sequences = corpus.train.sequence_count(resolved.seq_len)
+        steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
         config = config.replace(steps=steps, epochs=None)
     return Prepared(
         resolved=Resolved(config=config, model=resolved.model, accumulation=resolved.accumulation),

@@ -4,6 +4,7 @@ Everything here happens before a process group, a download or an allocation.
 """
 
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,24 @@ class Resolved:
     config: RunConfig
     model: ModelConfig
     accumulation: int
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sequence."""
+        assert self.config.data.seq_len is not None
+        return self.config.data.seq_len
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step over all ranks."""
+        assert self.config.data.global_batch is not None
+        return self.config.data.global_batch
+
+    @property
+    def steps(self) -> int:
+        """Length of the schedule; known once the corpus is."""
+        assert self.config.loop.steps is not None
+        return self.config.loop.steps
 
     @property
     def strategy_label(self) -> str:
@@ -88,23 +107,26 @@ def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
 
 
 def check_run_folder(out: Path) -> None:
-    """Refuse a run folder that exists or cannot be made, without making anything.
+    """Refuse a run folder that exists or cannot be made; leaves nothing behind.
 
     Raises:
-        UserError: `out` exists, or its nearest existing parent cannot be written.
+        UserError: `out` exists, or nothing can be made in its nearest existing parent.
     """
-    import os
-
     if out.exists() or out.is_symlink():
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )
     parent = next(p for p in out.absolute().parents if p.exists())
     if not parent.is_dir():
-        raise UserError(f"--out {out}: {parent} is a file, not a folder")
-    read_only = os.statvfs(parent).f_flag & os.ST_RDONLY
-    if read_only or not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"--out {out}: {parent} cannot be written to; choose another place")
+        raise UserError(f"--out {out}: {parent} is a file, not a folder; choose another place")
+    try:
+        # Only trying tells: root passes every permission check, even on a read-only file system.
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".memscale-"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: {parent} cannot be written to ({error.strerror}); choose another place"
+        ) from None
 
 
 def _choose_strategy(config: RunConfig, world_size: int) -> RunConfig:
@@ -178,12 +200,14 @@ def _check_sharding(config: RunConfig, world_size: int) -> None:
         )
     if strategy != "fsdp":
         for name, value, default in (
-            ("--replicate", sharding.replicate, 1),
+            (f"--replicate {sharding.replicate}", sharding.replicate, 1),
             ("--no-reshard-after-forward", sharding.reshard_after_forward, True),
             ("--reduce-each-micro-batch", sharding.reduce_each_micro_batch, False),
         ):
             if value != default:
-                raise UserError(f"{name} belongs to --strategy fsdp, not {strategy}")
+                raise UserError(
+                    f"{name} belongs to --strategy fsdp, not {strategy}: leave it out or use fsdp"
+                )
     if world_size % sharding.replicate:
         fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
         raise UserError(

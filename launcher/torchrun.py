@@ -1,4 +1,4 @@
-"""torch's torchrun, with `--nproc` accepted, and our own training runs refused or reported properly.
+"""torch's torchrun, with `--nproc` accepted, and our own runs refused or reported properly.
 
 As shipped, `torchrun --nproc 4` is refused as ambiguous (`--nproc-per-node`, `--nproc_per_node`).
 Programs other than `launcher.train` run exactly as under torch's own.
@@ -72,8 +72,9 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from launcher.preflight import default_run_folder, prepare
 
     folder: Path | None = None
-    if args.nnodes.isdigit():  # an elastic range says how many nodes there are only once they met
-        nodes = int(args.nnodes)
+    fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
+    if most in ("", fewest):  # else only the nodes' meeting will tell how many there are
+        nodes = int(fewest)
         try:
             prepared = prepare(
                 args.training_script_args,
@@ -107,19 +108,13 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None) -> int:
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
     from launcher.measure.folder import RunFolder
 
-    status = RunFolder(folder).read_status() if folder else None
-    if folder and status and status["state"] == "running":
-        RunFolder(folder).write_status(
-            "failed",
-            phase=status["phase"],
-            reason=seen,
-            rank=rank,
-            exit_code=ExitCode.FAILED,
-        )
-        status = None
-    if status is None:
+    if folder is None or not folder.exists():
         print(f"memscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
+    reported = RunFolder(folder).read_status() or {}
+    status = RunFolder(folder).settle(seen, rank)
+    if reported.get("state") == "running" and status["reason"] == seen:
+        print(f"memscale: {seen}", file=sys.stderr)  # no rank could say so itself
     return int(status["exit_code"])
 
 

@@ -4,7 +4,7 @@ Build, loop, finish; the same text for every strategy, on CPUs and on GPUs.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         needs_group=config.sharding.strategy in ("fsdp", "zero"),
     )
     with ending(world) as run_ending, Session(prepared, world) as session:
-        run_ending.watches(session.folder)
+        run_ending.watches(session)
         train(prepared, world, session)
     leave(ExitCode.DONE, together=True)
 
@@ -48,53 +48,46 @@ def main(argv: Sequence[str] | None = None) -> None:
 def train(prepared: Prepared, world: World, session: Session) -> None:
     """Train for the resolved number of steps, then read the whole test split."""
     resolved, corpus = prepared.resolved, prepared.corpus
-    config, data, loop = resolved.config, resolved.config.data, resolved.config.loop
-    assert data.seq_len and data.global_batch and loop.steps
+    data, loop = resolved.config.data, resolved.config.loop
 
     session.enter("build")
     torch.manual_seed(loop.seed + world.rank)  # dropout differs between ranks, weights do not
     engine = build_engine(prepared, world)
+    session.watch(engine)
     batches = GlobalBatches(
-        corpus.train, seq_len=data.seq_len, global_batch=data.global_batch, seed=loop.seed
+        corpus.train,
+        seq_len=resolved.seq_len,
+        global_batch=resolved.global_batch,
+        seed=loop.seed,
     )
-    measure = partial(evaluate, engine, world=world, seq_len=data.seq_len, batch=data.micro_batch)
+    measure = partial(
+        evaluate, engine, world=world, seq_len=resolved.seq_len, batch=data.micro_batch
+    )
 
     session.enter("train")
-    clock, journal = session.clock, session.journal
-    clock.restart()
-    for step in range(1, loop.steps + 1):
-        with clock.phase("data"):
+    for step in session.steps():
+        with session.phase("data"):
             rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-            micro_batches = list(to_device(rows, data.micro_batch, world.device))
+            micro_batches = to_device(rows, data.micro_batch, world.device)
         loss_sum = torch.zeros((), device=world.device)
-        for tokens, targets in micro_batches:
-            last = targets is micro_batches[-1][1]
-            with clock.phase("forward"):
-                loss = engine.forward(tokens, targets, last=last)
+        for number, (tokens, targets) in enumerate(micro_batches, start=1):
+            with session.phase("forward"):
+                loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
             loss_sum += loss.detach()
-            with clock.phase("backward"):
+            with session.phase("backward"):
                 engine.backward(loss)
-        with clock.phase("step"):
-            lr = learning_rate(step, config.optim, loop.steps)
+        with session.phase("step"):
+            lr = learning_rate(step, resolved.config.optim, resolved.steps)
             result = engine.step(lr)
-        journal.step(
-            step,
-            loss=loss_sum / resolved.accumulation,
-            grad_norm=result.grad_norm,
-            applied=result.applied,
-            lr=lr,
-        )
-        if loop.eval_every and step % loop.eval_every == 0 and step < loop.steps:
-            journal.evaluated(
+        session.step_done(loss=loss_sum / resolved.accumulation, result=result, lr=lr)
+        if loop.eval_every and step % loop.eval_every == 0 and step < resolved.steps:
+            session.evaluated(
                 measure(corpus.validation, name="validation", step=step, max_batches=32)
             )
-            clock.restart()
-        if journal.out_of_time:
-            break
 
     session.enter("test")
     test = measure(corpus.test, name="test", step=step, progress=session.progress("testing"))
-    session.finish(test, ledger=engine.ledger(), steps=step)
+    session.finish(test)
 
 
 def build_engine(prepared: Prepared, world: World) -> Engine:
@@ -117,13 +110,15 @@ def build_engine(prepared: Prepared, world: World) -> Engine:
 
 def to_device(
     rows: "np.ndarray[Any, Any]", micro_batch: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, Tensor]]:
     """This rank's rows [n, T + 1] -> (tokens, targets) of [micro_batch, T] each, on the device."""
     sequences = torch.from_numpy(rows)
     if device.type == "cuda":
         sequences = sequences.pin_memory().to(device, non_blocking=True)
-    for part in torch.split(sequences, micro_batch):
-        yield part[:, :-1].contiguous(), part[:, 1:].contiguous()
+    return [
+        (part[:, :-1].contiguous(), part[:, 1:].contiguous())
+        for part in torch.split(sequences, micro_batch)
+    ]
 
 
 if __name__ == "__main__":

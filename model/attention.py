@@ -40,6 +40,8 @@ class AttentionFunction(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionKernel:
+    """An attention function and what it needs from the caller."""
+
     function: AttentionFunction
     mask: MaskUse
     """When the kernel needs an explicit mask: always, only for a window, or never."""

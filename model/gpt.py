@@ -23,8 +23,12 @@ from model.loss import automatic_chunk_rows, linear_cross_entropy
 
 _INITIAL_STD = 0.02
 
-# Every module below reads only its own parameters: what gathers a sharded parameter just for the
-# forward of the module that owns it (ZeRO-3, FSDP) would otherwise hand out an empty one.
+# Two rules hold below for the sake of whatever wraps the model:
+# - A module reads only its own parameters. One that is stored elsewhere and fetched for the forward
+#   of the module that owns it would be empty anywhere else.
+# - Linears see [B*T, d], so that matmul and bias are one addmm whatever F.linear has been replaced
+#   with. A replacement that adds the bias in place to a 3-D product changes the very tensor that
+#   selective checkpointing kept, without a version bump, and backward would see the bias twice.
 
 
 class Attention(nn.Module):
@@ -43,15 +47,15 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, seq_len, _ = x.shape
-        # [B, T, 3 d] -> q, k, v of [B, H, T, head_dim]
+        # [B*T, 3 d] -> q, k, v of [B, H, T, head_dim]
         q, k, v = (
             part.view(batch, seq_len, -1, self.head_dim).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
+            for part in self.qkv(x.flatten(0, 1)).chunk(3, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
         y = self.kernel.function(q, k, v, mask=mask, window=self.window, dropout=dropout)
-        y = self.proj(y.transpose(1, 2).reshape(batch, seq_len, -1))
-        return self.residual_dropout(y)  # type: ignore[no-any-return]
+        y = self.proj(y.transpose(1, 2).reshape(batch * seq_len, -1))
+        return self.residual_dropout(y).view_as(x)  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -67,7 +71,8 @@ class MLP(nn.Module):
         self.residual_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.residual_dropout(self.out(self.activation(self.fc(x))))  # type: ignore[no-any-return]
+        y = self.out(self.activation(self.fc(x.flatten(0, 1))))
+        return self.residual_dropout(y).view_as(x)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -88,7 +93,7 @@ class Block(nn.Module):
 class LMHead(nn.Module):
     """Output projection without bias, and the loss over it.
 
-    The loss is computed in here, where the weight is whole, and not by the caller. With
+    The loss is computed in here, by the module that owns the weight, and not by the caller. With
     `weight=None` the head allocates its own; a tied head never does.
     """
 
@@ -197,8 +202,8 @@ def initial_value(
 
     Weights are normal with std 0.02, the two projections into the residual stream with
     0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. A pure function of seed, name,
-    shape and config on one type of device, so that whoever holds a slice of the parameter can cut
-    it from the same values in any order.
+    shape and config on one type of device, so a slice of a parameter can be cut from the same
+    values anywhere and in any order.
     """
     if name.endswith(".bias"):
         return torch.zeros(*shape, device=device)

@@ -136,7 +136,10 @@ def load_encoder(tokenizer: str) -> Encoder:
     try:
         loaded = Tokenizer.from_file(str(Path(tokenizer).expanduser()))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{tokenizer} cannot be read as a tokenizer.json ({error})") from error
+        raise UserError(
+            f"{tokenizer} cannot be read as a tokenizer.json ({error}): save it again with the "
+            "tokenizers library, or give bpe"
+        ) from error
     ends = (loaded.token_to_id(token) for token in _KNOWN_END_TOKENS)
     return _fast(loaded, next((end for end in ends if end is not None), None), tokenizer)
 

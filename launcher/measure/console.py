@@ -1,4 +1,4 @@
-"""What a person sees while training: plain lines in a log, a bar with ETA under them on a terminal."""
+"""What a person sees while training: plain lines in a log; on a terminal also a bar with ETA."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -6,16 +6,14 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import (
-    TaskID,
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-
-GIB = 2**30
 
 
 class RunConsole:
@@ -72,11 +70,6 @@ class RunConsole:
 def step_line(values: Mapping[str, str]) -> str:
     """`step: 10  loss: 5.2134  ...`: the line people know from other trainers."""
     return "  ".join(f"{name}: {value}" for name, value in values.items())
-
-
-def gib(size_bytes: int | None) -> str:
-    """Bytes as GiB (2^30), `n/a` when unknown."""
-    return "n/a" if size_bytes is None else f"{size_bytes / GIB:.2f}GiB"
 
 
 def percent(part: float | None, whole: float | None) -> str:

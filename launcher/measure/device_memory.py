@@ -7,8 +7,6 @@ from functools import cache
 import psutil
 import torch
 
-GIB = 2**30
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:

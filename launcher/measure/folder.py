@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 import yaml
 
+from launcher.errors import ExitCode
+
 State = Literal["running", "completed", "oom", "preempted", "failed"]
 
 
@@ -44,14 +46,18 @@ class RunFolder:
         reason: str | None = None,
         rank: int | None = None,
         exit_code: int | None = None,
+        detail: dict[str, Any] | None = None,
     ) -> None:
-        """Say how the run stands, in `status.json`."""
+        """Say how the run stands, in `status.json`; what failed runs no more."""
+        if state == "running" and self._failure.exists():
+            return
         status = {
             "state": state,
             "phase": phase,
             "reason": reason,
             "rank": rank,
             "exit_code": exit_code,
+            "detail": detail or {},
             "updated_unix_s": time.time(),
         }
         _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
@@ -68,25 +74,48 @@ class RunFolder:
         """Write `summary.json`."""
         _replace(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def claim_failure(self, error: BaseException, *, rank: int, phase: str) -> bool:
+    def claim_failure(self, error: BaseException, *, rank: int, phase: str, code: int) -> bool:
         """Record a failure in `failure.json`, first come first served.
 
         One rank's error makes the others fail in their collectives; the first to get here is the
         one to be believed, and the only one that returns True.
         """
         details = {
-            "rank": rank,
+            "state": "oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
             "phase": phase,
-            "error": type(error).__name__,
-            "message": str(error),
+            "reason": "".join(traceback.format_exception_only(error)).strip(),
+            "rank": rank,
+            "exit_code": code,
             "traceback": traceback.format_exception(error),
         }
         try:
-            with open(self.path / "failure.json", "x") as file:
+            with self._failure.open("x") as file:
                 json.dump(details, file, indent=2)
         except FileExistsError:
             return False
         return True
+
+    def settle(self, seen: str, rank: int | None) -> dict[str, Any]:
+        """The final status, for the agent, when all ranks have gone.
+
+        A main rank that had not noticed yet may have written "running" over another rank's
+        failure; a rank that was killed could not write anything: then `seen` is the reason.
+        """
+        status = self.read_status()
+        if status is None or status["state"] == "running":
+            found = {"phase": (status or {}).get("phase", "start"), "reason": seen, "rank": rank}
+            found |= {"state": "failed", "exit_code": int(ExitCode.FAILED)}
+            if self._failure.exists():
+                found |= json.loads(self._failure.read_text())
+            found.pop("traceback", None)
+            self.write_status(**found)
+        status = self.read_status()
+        assert status is not None
+        return status
+
+    @property
+    def _failure(self) -> Path:
+        return self.path / "failure.json"
 
 
 def environment() -> dict[str, Any]:

@@ -4,8 +4,9 @@ Steps are kept on the device until a logged step, so training never waits for a 
 asked for; then one small all-reduce makes the losses global and everything is written.
 """
 
+import collections
 import json
-import math
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.measure.console import RunConsole, gib, percent, step_line
+from launcher.measure.console import RunConsole, percent, step_line
 from launcher.measure.device_memory import MemoryReading, read_memory
 from launcher.measure.flops import peak_flops_per_s
 from launcher.measure.phases import PhaseClock, PhaseTimes
 from launcher.measure.records import EvalRecord, EventRecord, Record, RunRecord, StepRecord
+from launcher.sizes import GIB, gib
 from launcher.world import World
 
+STRAGGLES_FROM = 1.5  # times the median of the other ranks
 WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
 
 
@@ -32,6 +35,29 @@ class _Pending:
     grad_norm: Tensor | float
     applied: bool
     lr: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Straggler:
+    rank: int
+    times_median: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ranks:
+    """Figures by rank since the last logged step."""
+
+    alone_s: list[float]
+    used_gib: list[float]
+
+    def straggler(self) -> _Straggler | None:
+        """The rank that keeps the others waiting, if one clearly does."""
+        if len(self.alone_s) < 2:
+            return None
+        slowest = max(range(len(self.alone_s)), key=self.alone_s.__getitem__)
+        others = self.alone_s[:slowest] + self.alone_s[slowest + 1 :]
+        ratio = self.alone_s[slowest] / statistics.median(others)
+        return _Straggler(rank=slowest, times_median=ratio) if ratio > STRAGGLES_FROM else None
 
 
 class Journal:
@@ -56,11 +82,12 @@ class Journal:
         self._log_every = log_every
         self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
         self._pending: list[_Pending] = []
-        self._file: IO[str] = open(folder / f"rank{run.rank}.jsonl", "x", encoding="utf-8")
+        self._file: IO[str] = (folder / f"rank{run.rank}.jsonl").open("x", encoding="utf-8")
         self._board = _open_board(folder / "tb") if tensorboard and world.is_main else None
         self._peak_flops = peak_flops_per_s(run.device_name)
-        self.step_durations_s: list[float] = []
-        self.first_step_s: float | None = None
+        # Appended to by the sampler's thread (deque.append is atomic), written by this one.
+        self._samples: collections.deque[Record] = collections.deque()
+        self.phase_times: list[PhaseTimes] = []
         self.out_of_time = False
         self._write(run)
 
@@ -84,15 +111,16 @@ class Journal:
         if not self._pending:
             return
         times = self._clock.take()
-        losses = self._global_losses()
         memory = read_memory(self._world.device)
+        # What a rank does alone: the rest of a step is spent waiting for the others.
+        alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
+        losses, ranks = self._over_all_ranks(alone_s, memory.used_bytes or 0)
         for pending, loss, spent in zip(self._pending, losses, times, strict=True):
-            self.step_durations_s.append(spent.duration_s)
             self._write(self._step_record(pending, loss, spent, memory))
-        if self.first_step_s is None:
-            self.first_step_s = times[0].duration_s
-        self._show(self._pending[-1], losses[-1], times, memory)
+        self.phase_times += times
+        self._show(self._pending[-1], losses[-1], times, memory, ranks)
         self._pending.clear()
+        self._write_samples()
         self._file.flush()
 
     def evaluated(self, record: EvalRecord) -> None:
@@ -120,41 +148,58 @@ class Journal:
         """Write any other record."""
         self._write(record)
 
+    def from_sampler(self, record: Record) -> None:
+        """Take a record from another thread; it is written with the next flush."""
+        self._samples.append(record)
+
     def close(self) -> None:
         """Flush files; the journal takes nothing more."""
+        self._write_samples()
         self._file.close()
         if self._board is not None:
             self._board.close()
 
     def tokens_per_s(self) -> float | None:
         """Mean global rate after the warm-up steps, None when there are no others."""
-        steady = self.step_durations_s[WARMUP_STEPS:]
+        steady = self.phase_times[WARMUP_STEPS:]
         if not steady:
             return None
-        return self._tokens_per_step * len(steady) / sum(steady)
+        return self._tokens_per_step * len(steady) / sum(times.duration_s for times in steady)
 
     @property
     def _tokens_per_step(self) -> int:
         return self._run.global_batch * self._run.seq_len
 
-    def _global_losses(self) -> list[float]:
-        """Mean over ranks of the pending losses; the same trip settles whether time is up."""
+    def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], "_Ranks"]:
+        """Mean losses, and each rank's time and memory, in one all-reduce.
+
+        The same trip settles whether time is up, which all ranks must agree on.
+        """
+        size, rank = self._world.size, self._world.rank
+        losses = torch.stack([p.loss.float() for p in self._pending])
         over = self._deadline is not None and time.monotonic() > self._deadline
-        values = torch.stack([p.loss.float() for p in self._pending])
-        message = torch.cat([values, values.new_tensor([float(over and self._world.is_main)])])
-        if self._world.size > 1:
+        rest = losses.new_zeros(1 + 2 * size)
+        rest[0] = float(over and self._world.is_main)
+        rest[1 + rank] = alone_s
+        rest[1 + size + rank] = used_bytes / GIB
+        message = torch.cat([losses, rest])
+        if size > 1:
             dist.all_reduce(message)
-        self.out_of_time = bool(message[-1] > 0)
-        return [loss / self._world.size for loss in message[:-1].tolist()]
+        values = message.tolist()
+        count = len(self._pending)
+        self.out_of_time = values[count] > 0
+        ranks = _Ranks(
+            alone_s=values[count + 1 : count + 1 + size], used_gib=values[count + 1 + size :]
+        )
+        return [loss / size for loss in values[:count]], ranks
 
     def _step_record(
         self, pending: _Pending, loss: float, spent: PhaseTimes, memory: MemoryReading
     ) -> StepRecord:
-        norm = float(pending.grad_norm)
         return StepRecord(
             step=pending.step,
             loss=loss,
-            grad_norm=norm if math.isfinite(norm) else None,
+            grad_norm=float(pending.grad_norm),
             lr=pending.lr,
             tokens=self._tokens_per_step,
             duration_s=spent.duration_s,
@@ -169,15 +214,24 @@ class Journal:
         )
 
     def _show(
-        self, last: _Pending, loss: float, times: list[PhaseTimes], memory: MemoryReading
+        self,
+        last: _Pending,
+        loss: float,
+        times: list[PhaseTimes],
+        memory: MemoryReading,
+        ranks: "_Ranks",
     ) -> None:
+        straggler = ranks.straggler()
+        if straggler is not None:
+            slower = f"{straggler.times_median:.2f} x the median of data + forward"
+            self.event("straggler", last.step, rank=straggler.rank, slower=slower)
         if not self._world.is_main:
             return
         step_s = sum(t.duration_s for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
         flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
         norm = float(last.grad_norm)
-        used = memory.used_bytes
+        used = int(max(ranks.used_gib) * GIB)
         self._console.line(
             step_line(
                 {
@@ -190,6 +244,7 @@ class Journal:
                     "tflops": f"{flops_per_s / 1e12:.2f}",
                     "mfu": percent(flops_per_s, self._peak_flops),
                 }
+                | ({"slow": f"rank {straggler.rank}"} if straggler else {})
             )
         )
         if self._board is not None:
@@ -198,8 +253,12 @@ class Journal:
             for name, value in scalars.items():
                 self._board.add_scalar(name, value, last.step)
 
+    def _write_samples(self) -> None:
+        while self._samples:
+            self._write(self._samples.popleft())
+
     def _write(self, record: Record) -> None:
-        self._file.write(json.dumps(record.as_dict()) + "\n")
+        self._file.write(json.dumps(record.as_dict(), allow_nan=False) + "\n")
 
 
 def _open_board(folder: Path) -> Any:

@@ -5,6 +5,7 @@ could not be measured is `None`, never 0.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,8 +19,13 @@ class Record:
     kind: ClassVar[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, `kind` first."""
-        return {"kind": self.kind, **dataclasses.asdict(self)}
+        """Plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
+        values = dataclasses.asdict(self)
+        return {"kind": self.kind} | {name: _finite(value) for name, value in values.items()}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +112,7 @@ class PhaseRecord(Record):
     period: str
     phase: str
     steps: int
-    mean_s: float
+    mean_s: float | None
     peak_bytes: int | None
 
 
@@ -163,11 +169,15 @@ class LedgerLines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger(Record):
-    """Where one rank's bytes are at one moment (`after_backward`, `peak`, `oom`, `predicted`)."""
+    """Where one rank's bytes are at one moment.
+
+    `held` (between steps), `peak` (of `step`, reached in `phase`), `oom` or `predicted`.
+    """
 
     kind: ClassVar[str] = "ledger"
     moment: str
     step: int | None = None
+    phase: str | None = None
     device: LedgerLines
     host: LedgerLines
     disk: LedgerLines

@@ -1,53 +1,86 @@
-"""Everything around the loop that writes: folder, journal, console, and the closing summary."""
+"""Everything around the loop that measures and writes, so that the loop only trains."""
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from launcher.errors import ExitCode
-from launcher.measure.console import RunConsole, gib
-from launcher.measure.device_memory import peak_bytes
+from launcher.measure.console import RunConsole
 from launcher.measure.folder import RunFolder
-from launcher.measure.journal import Journal
+from launcher.measure.gpu_readings import EnergyReading
+from launcher.measure.journal import WARMUP_STEPS, Journal
+from launcher.measure.limit import limit_memory
+from launcher.measure.memory import TracedMemory, memory_meter
+from launcher.measure.nvml import resolve_uuid
 from launcher.measure.phases import PhaseClock
-from launcher.measure.records import EvalRecord, Ledger, RunRecord
+from launcher.measure.records import EvalRecord, RunRecord
+from launcher.measure.sampler import Sampler, mean_power_w
+from launcher.measure.summary import phase_records, summarize
 from launcher.preflight import Prepared, default_run_folder
+from launcher.sizes import parse_bytes
+from launcher.strategies.engine import Engine, StepResult
 from launcher.world import World
 from model.cost import flops_per_token
 
 
 class Session:
-    """One rank's view of a run's folder, from creation to summary."""
+    """One rank's measurements of one run, from an empty folder to the summary."""
 
     def __init__(self, prepared: Prepared, world: World) -> None:
         self._prepared = prepared
         self._world = world
+        self._config = prepared.resolved.config
         self._started_s = time.monotonic()
-        self._console = RunConsole(enabled=world.is_main)
+        self.where = "start"
+        self.step = 0
+        self.console = RunConsole(enabled=world.is_main)
         self.folder = RunFolder(_agree_on_folder(prepared, world))
         self._create_folder()
         self.clock = PhaseClock(world.device)
-        loop = prepared.resolved.config.loop
-        self._record = _run_record(prepared, world, self.folder.path.name)
+        measure = self._config.measure
+        self.memory = memory_meter(world.device, trace=measure.memory_trace)
+        self.record = _run_record(prepared, world, self.folder.path.name)
+        minutes = self._config.loop.max_minutes
         self.journal = Journal(
             self.folder.path,
-            self._record,
+            self.record,
             world,
             self.clock,
-            self._console,
-            log_every=loop.log_every,
-            max_seconds=None if loop.max_minutes is None else 60 * loop.max_minutes,
-            tensorboard=loop.tensorboard,
+            self.console,
+            log_every=measure.log_every,
+            max_seconds=None if minutes is None else 60 * minutes,
+            tensorboard=measure.tensorboard,
         )
+        self.sampler = None
+        if measure.sample_every_s:
+            self.sampler = Sampler(
+                uuid=resolve_uuid(world.device),
+                emit=self.journal.from_sampler,
+                memory_every_s=measure.sample_every_s,
+                rest_every_s=max(1.0, measure.sample_every_s),
+            )
+        self._engine: Engine | None = None
+        self._energy_before = self._energy_after = self._energy()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._console.__enter__()
+        measure = self._config.measure
+        self._stack.enter_context(self.console)
+        if isinstance(self.memory, TracedMemory):
+            self._stack.enter_context(self.memory.trace)
+        if self.sampler is not None:
+            self.sampler.start()
+        if measure.memory_snapshot and self._world.device.type == "cuda":
+            torch.cuda.memory._record_memory_history()
+        if measure.memory_limit is not None:
+            limit_memory(parse_bytes(measure.memory_limit, "--memory-limit"), self._world.device)
         self._introduce()
         return self
 
@@ -57,73 +90,128 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._console.__exit__(kind, error, trace)
+        if self.sampler is not None:
+            self.sampler.stop()
+        self._stack.close()
         self.journal.close()
 
-    def enter(self, phase: str) -> None:
-        """Note in `status.json` which part of the run this is."""
+    def enter(self, part: str) -> None:
+        """The run gets to its next part: build, train, test."""
+        self.where = part
         if self._world.is_main:
-            self.folder.write_status("running", phase=phase)
+            self.folder.write_status("running", phase=part)
+
+    def watch(self, engine: Engine) -> None:
+        """The engine is built: its states have names in the ledger from now on."""
+        self._engine = engine
+        self.memory.watch(engine)
+
+    def steps(self) -> Iterator[int]:
+        """Count the steps of the schedule, from 1, until it or the time is over."""
+        for step in range(1, self.record.steps + 1):
+            self.step = step
+            self.memory.period("first_step" if step == 1 else "steady")
+            self.memory.begin_step(step)
+            if step == WARMUP_STEPS + 1:
+                self._energy_before = self._energy()
+            yield step
+            if self.journal.out_of_time:
+                break
+        self._energy_after = self._energy()
+        self.memory.period("evaluation")
+        assert self._engine is not None
+        self.journal.write(self._engine.ledger())
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time and memory of what runs inside: data, forward, backward or step."""
+        self.where = f"{name} of step {self.step}"
+        with self.clock.phase(name), self.memory.phase(name):
+            yield
+
+    def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
+        """Note an ended step; `loss` is this rank's mean over its micro-batches."""
+        ledger = self.memory.end_step(self.step)
+        self.journal.step(
+            self.step, loss=loss, grad_norm=result.grad_norm, applied=result.applied, lr=lr
+        )
+        if ledger is not None:
+            self.journal.write(ledger)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Note an evaluation between steps."""
+        self.journal.evaluated(record)
+        self.clock.restart()
 
     def progress(self, name: str) -> Callable[[int, int], None]:
         """A (done, total) callback that moves a bar."""
-        return lambda done, total: self._console.progress(name, done, total)
+        return lambda done, total: self.console.progress(name, done, total)
 
-    def finish(self, test: EvalRecord, *, ledger: Ledger, steps: int) -> None:
+    def finish(self, test: EvalRecord) -> None:
         """Write the last records and, on the main rank, the summary."""
         self.journal.evaluated(test)
-        self.journal.write(ledger)
-        peaks = _gather(peak_bytes(self._world.device), self._world)
-        if not self._world.is_main:
-            return
-        worst = max(range(len(peaks)), key=peaks.__getitem__)
-        on_gpu = self._world.device.type == "cuda"
-        summary = {
-            "strategy": self._record.strategy,
-            "model": self._record.model,
-            "world_size": self._world.size,
-            "steps": steps,
-            "stopped_by": "max_minutes" if self.journal.out_of_time else "steps",
-            "test_loss": test.loss,
-            "perplexity": test.perplexity,
-            "test_tokens": test.tokens,
-            "tokens_per_s": self.journal.tokens_per_s(),
-            "first_step_s": self.journal.first_step_s,
-            "peak_bytes": peaks[worst],
-            "peak_kind": "allocated on the GPU" if on_gpu else "resident set of the process",
-            "peak_rank": worst,
-            "duration_s": time.monotonic() - self._started_s,
-        }
-        self.folder.write_summary(summary)
-        self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
-        rate = summary["tokens_per_s"]
-        self._console.line(
-            f"done: test loss {test.loss:.4f}, perplexity {test.perplexity:.2f}, "
-            f"peak {gib(peaks[worst])} ({summary['peak_kind']}, rank {worst}), "
-            + (f"{rate:,.0f} tokens/s" if rate else "too few steps for a rate")
-            + f", {summary['duration_s']:.0f} s; everything is in {self.folder.path}"
+        for record in phase_records(self.journal.phase_times, self.memory.peaks()):
+            self.journal.write(record)
+        samples = None if self.sampler is None else self.sampler.stop()
+        summary = summarize(
+            self.record,
+            self._world,
+            self.journal,
+            test,
+            memory=self.memory,
+            samples=samples,
+            training_power_w=mean_power_w(self._energy_before, self._energy_after),
+            duration_s=time.monotonic() - self._started_s,
         )
+        if self._world.is_main:
+            self.folder.write_summary(dict(summary.values))
+            self.folder.write_status("completed", phase="end", exit_code=0)
+            for line in summary.lines(self.folder.path):
+                self.console.line(line)
+
+    def failure_details(self) -> dict[str, Any]:
+        """What is known about memory at this moment, for an out-of-memory report."""
+        ledger = self.memory.now()
+        details: dict[str, Any] = {
+            "where": self.where,
+            "step": self.step,
+            "ledger": None if ledger is None else {**ledger.as_dict(), "moment": "oom"},
+        }
+        if isinstance(self.memory, TracedMemory):
+            details["largest_tensors"] = [
+                {
+                    "bytes": live.size_bytes,
+                    "shape": live.shape,
+                    "dtype": live.dtype,
+                    "born_in": live.phase,
+                    "module": live.module,
+                }
+                for live in self.memory.trace.largest(10)
+            ]
+        return details
+
+    def _energy(self) -> EnergyReading | None:
+        return None if self.sampler is None else self.sampler.energy
 
     def _create_folder(self) -> None:
         if self._world.is_main:
-            self.folder.create(self._prepared.resolved.config.flat())
+            self.folder.create(self._config.flat())
         if self._world.size > 1:
             dist.barrier()
 
     def _introduce(self) -> None:
-        record, resolved = self._record, self._prepared.resolved
-        config = resolved.config
+        record = self.record
         ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
         place = record.device_name or record.device
-        self._console.line(
+        self.console.line(
             f"{record.model}: {record.parameters:,} parameters, {record.precision}; "
             f"{record.strategy} (= {record.strategy_also_called}) on {ranks}, {place}"
         )
-        self._console.line(f"corpus: {self._prepared.corpus.description}")
-        self._console.line(
+        self.console.line(f"corpus: {self._prepared.corpus.description}")
+        self.console.line(
             f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: "
             f"micro-batch {record.micro_batch} x {record.world_size} ranks x "
-            f"{record.accumulation} accumulated; seed {config.loop.seed}; run folder "
+            f"{record.accumulation} accumulated; seed {self._config.loop.seed}; run folder "
             f"{self.folder.path}"
         )
 
@@ -138,18 +226,9 @@ def _agree_on_folder(prepared: Prepared, world: World) -> Path:
     return out
 
 
-def _gather(value: int, world: World) -> list[int]:
-    if world.size == 1:
-        return [value]
-    values: list[int] = [0] * world.size
-    dist.all_gather_object(values, value)
-    return values
-
-
 def _run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
     resolved = prepared.resolved
     config, model = resolved.config, resolved.model
-    assert config.data.seq_len and config.data.global_batch and config.loop.steps
     on_gpu = world.device.type == "cuda"
     return RunRecord(
         run=name,
@@ -164,11 +243,11 @@ def _run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         model=config.model.model,
         parameters=model.parameter_count,
         matmul_parameters=model.matmul_parameter_count,
-        flops_per_token=flops_per_token(model, config.data.seq_len),
+        flops_per_token=flops_per_token(model, resolved.seq_len),
         micro_batch=config.data.micro_batch,
         accumulation=resolved.accumulation,
-        global_batch=config.data.global_batch,
-        seq_len=config.data.seq_len,
-        steps=config.loop.steps,
+        global_batch=resolved.global_batch,
+        seq_len=resolved.seq_len,
+        steps=resolved.steps,
         started_unix_s=time.time(),
     )

@@ -31,4 +31,5 @@ def build(recipe: Recipe) -> Engine:
         device=device,
         autocast=torch.bfloat16 if optim.precision == "bf16" else None,
         set_sync=set_sync,
+        keeps_gradients=True,  # the buckets stay, so a ledger without them would be wrong
     )

@@ -14,6 +14,7 @@ from launcher.errors import UserError
 from model.config import ModelConfig
 
 AUTO = "auto"
+PRECISION_SECTIONS = ("fp16", "bf16", "amp", "torch_autocast", "data_types")
 JsonObject = dict[str, Any]
 
 
@@ -26,13 +27,17 @@ def read_file(path: Path) -> JsonObject:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"--deepspeed {path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--deepspeed {path}: cannot be read ({error})") from None
+        raise UserError(f"--deepspeed {path}: there is no such file, check the path") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--deepspeed {path}: not UTF-8 text ({error}), save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(
+            f"--deepspeed {path}: cannot be read ({error.strerror}), give a JSON file"
+        ) from None
     except json.JSONDecodeError as error:
-        raise UserError(f"--deepspeed {path}: not valid JSON ({error})") from None
+        raise UserError(f"--deepspeed {path}: not valid JSON, correct it: {error}") from None
     if not isinstance(content, dict):
-        raise UserError(f"--deepspeed {path}: must hold a JSON object, not {content!r}")
+        raise UserError(f"--deepspeed {path}: holds {content!r:.40}, but must be a JSON object")
     return content
 
 
@@ -74,7 +79,7 @@ def build_config(
         _check_owned(config, file, path, accumulation=accumulation, world_size=world_size)
     ours = _owned(config, accumulation=accumulation)
     ours["zero_optimization"] = _zero_section(config, model, file)
-    dropped = ("optimizer", "scheduler", "train_batch_size", "fp16", "bf16")
+    dropped = ("optimizer", "scheduler", "train_batch_size", *PRECISION_SECTIONS)
     rest = {k: v for k, v in file.items() if k not in ours and k not in dropped and v != AUTO}
     return {**rest, **ours}
 
@@ -139,42 +144,41 @@ def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
 def _check_owned(
     config: RunConfig, file: JsonObject, path: Path, *, accumulation: int, world_size: int
 ) -> None:
-    optim = config.optim
-    optimizer = _section(file, "optimizer", path)
-    params = _section(optimizer, "params", path)
-    kind = optimizer.get("type", AUTO)
-    if kind != AUTO and str(kind).lower() not in ("adam", "adamw"):
+    data, optim, sharding = config.data, config.optim, config.sharding
+    bf16 = optim.precision == "bf16"
+    owned = (
+        ("train_micro_batch_size_per_gpu", data.micro_batch, "micro_batch"),
+        ("train_batch_size", data.micro_batch * accumulation * world_size, "global_batch"),
+        ("gradient_accumulation_steps", accumulation, "global_batch"),
+        ("gradient_clipping", optim.clip, "clip"),
+        ("bf16.enabled", bf16, "precision"),
+        ("fp16.enabled", False, "precision"),
+        ("amp.enabled", False, "precision"),
+        ("torch_autocast.enabled", bf16 and sharding.zero == 0, "precision"),
+        ("data_types.grad_accum_dtype", sharding.grad_accum_dtype, "grad_accum_dtype"),
+        ("optimizer.params.lr", optim.lr, "lr"),
+        ("optimizer.params.betas", list(optim.betas), "betas"),
+        ("optimizer.params.eps", optim.eps, "eps"),
+        ("optimizer.params.weight_decay", optim.weight_decay, "weight_decay"),
+    )
+    for name, ours, field in owned:
+        section = file
+        *parents, key = name.split(".")
+        for parent in parents:
+            section = _section(section, parent, path)
+        theirs = section.get(key)
+        if theirs not in (AUTO, None, ours):
+            raise UserError(
+                f"--deepspeed {path}: {name} is {theirs!r}, but {flag(field)} makes it {ours!r}: "
+                'set it to "auto" in the file, or change the flag'
+            )
+    kind = _section(file, "optimizer", path).get("type", AUTO)
+    if str(kind).lower() not in (AUTO, "adam", "adamw"):
         raise UserError(
             f"--deepspeed {path}: optimizer.type is {kind!r}, but memscale trains with AdamW: "
             'remove the optimizer section or set it to "auto"'
         )
-    bf16 = optim.precision == "bf16"
-    expected = [
-        ("train_micro_batch_size_per_gpu", file, config.data.micro_batch, "micro_batch"),
-        (
-            "train_batch_size",
-            file,
-            config.data.micro_batch * accumulation * world_size,
-            "global_batch",
-        ),
-        ("gradient_accumulation_steps", file, accumulation, "global_batch"),
-        ("gradient_clipping", file, optim.clip, "clip"),
-        ("bf16.enabled", _section(file, "bf16", path), bf16, "precision"),
-        ("fp16.enabled", _section(file, "fp16", path), False, "precision"),
-        ("optimizer.params.lr", params, optim.lr, "lr"),
-        ("optimizer.params.betas", params, list(optim.betas), "betas"),
-        ("optimizer.params.eps", params, optim.eps, "eps"),
-        ("optimizer.params.weight_decay", params, optim.weight_decay, "weight_decay"),
-    ]
-    for name, section, value, field in expected:
-        theirs = section.get(name.split(".")[-1], AUTO)
-        if theirs not in (AUTO, value):
-            raise UserError(
-                f"--deepspeed {path}: {name} is {theirs!r}, but {flag(field)} makes it {value!r}: "
-                'set it to "auto" in the file, or change the flag'
-            )
-    schedule = _section(_section(file, "scheduler", path), "params", path)
-    for key, theirs in schedule.items():
+    for key, theirs in _section(_section(file, "scheduler", path), "params", path).items():
         if theirs != AUTO:
             raise UserError(
                 f"--deepspeed {path}: scheduler.params.{key} is {theirs!r}, but the schedule is "

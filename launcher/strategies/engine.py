@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from launcher.config import RunConfig
 from launcher.measure.records import Ledger
+from launcher.strategies.storages import StorageCount
 from launcher.world import World
 from model.config import ModelConfig
 
@@ -45,8 +46,11 @@ class Engine(Protocol):
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean loss without gradients and without dropout; every rank must call it."""
 
+    def count_states(self) -> StorageCount:
+        """The storages of training state this rank holds right now."""
+
     def ledger(self) -> Ledger:
-        """Bytes of training state this rank holds right now."""
+        """Their bytes, by category and place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,12 +4,14 @@ Full shard = ZeRO-3 = `reshard_after_forward`; shard grad op = ZeRO-2 = without 
 within a group of ranks and replicates across groups.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.strategies.engine import Engine, Recipe
@@ -47,7 +49,19 @@ def build(recipe: Recipe) -> Engine:
         clip=optim.clip,
         device=device,
         set_sync=set_sync,
+        hidden_gradients=partial(_whole_gradients, root),
     )
+
+
+def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
+    """What accumulation without communication holds, on parameters that the module hides."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            for parameter in group.fsdp_params if group else ():
+                yield parameter.unsharded_accumulated_grad
+                if hasattr(parameter, "_unsharded_param"):  # from its first gather on
+                    yield parameter._unsharded_param.grad
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The engine of every strategy that trains with plain PyTorch autograd and optimizers."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ class NativeEngine:
         device: where it computes.
         autocast: type to compute in where the module itself keeps fp32 parameters.
         set_sync: told before each forward whether its backward communicates gradients.
+        keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
+        hidden_gradients: gradients that are on no parameter of the module, for the ledger.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class NativeEngine:
         device: torch.device,
         autocast: torch.dtype | None = None,
         set_sync: Callable[[bool], None] = lambda last: None,
+        keeps_gradients: bool = False,
+        hidden_gradients: Callable[[], Iterable[Tensor | None]] = tuple,
     ) -> None:
         self._module = module
         self._optimizer = optimizer
@@ -43,6 +47,8 @@ class NativeEngine:
         self._device = device
         self._autocast = autocast
         self._set_sync = set_sync
+        self._keeps_gradients = keeps_gradients
+        self._hidden_gradients = hidden_gradients
 
     def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         self._set_sync(last)
@@ -61,7 +67,7 @@ class NativeEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
         return StepResult(grad_norm=norm, applied=True)
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -71,13 +77,17 @@ class NativeEngine:
         self._module.train()
         return loss
 
-    def ledger(self) -> Ledger:
+    def count_states(self) -> StorageCount:
         count = StorageCount()
         parameters = list(self._module.parameters())
         count.add("params", parameters)
         count.add("grads", [p.grad for p in parameters])
+        count.add("grads", self._hidden_gradients())
         count.add("optimizer", optimizer_tensors(self._optimizer))
-        return count.ledger(self._device)
+        return count
+
+    def ledger(self) -> Ledger:
+        return self.count_states().ledger(self._device)
 
     def _compute_type(self) -> contextlib.AbstractContextManager[None]:
         if self._autocast is None:

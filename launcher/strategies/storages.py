@@ -1,6 +1,6 @@
 """Count bytes by walking live storages: views, tied weights and buckets count once."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor
@@ -8,44 +8,57 @@ from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger, LedgerLines
 
+CATEGORIES = ("params", "grads", "optimizer", "buffers")
+
 
 class StorageCount:
-    """Bytes per category and place; the first category to name a storage owns it."""
+    """Bytes per category and place; the first category to name a storage owns it.
+
+    Storages are known by their address in C++, which is theirs as long as they live.
+    """
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self._bytes: dict[tuple[str, str], int] = {}
+        self._entries: dict[int, tuple[str, str, int]] = {}
+
+    @property
+    def owners(self) -> dict[int, str]:
+        """Storage -> category."""
+        return {key: category for key, (category, _, _) in self._entries.items()}
 
     def add(self, category: str, tensors: Iterable[Tensor | None]) -> None:
         """Count the storages of `tensors` that were not counted before."""
+        assert category in CATEGORIES
         for tensor in tensors:
             if tensor is None:
                 continue
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             storage = local.untyped_storage()
-            if storage.data_ptr() == 0 or storage.data_ptr() in self._seen:
-                continue
-            self._seen.add(storage.data_ptr())
-            key = (category, local.device.type)
-            self._bytes[key] = self._bytes.get(key, 0) + storage.nbytes()
+            if storage.nbytes() > 0:
+                entry = (category, local.device.type, storage.nbytes())
+                self._entries.setdefault(storage._cdata, entry)
 
-    def ledger(self, device: torch.device) -> Ledger:
+    def only(self, keys: Container[int]) -> "StorageCount":
+        """The same count without storages outside `keys`."""
+        part = StorageCount()
+        part._entries = {key: entry for key, entry in self._entries.items() if key in keys}
+        return part
+
+    def ledger(self, device: torch.device, *, moment: str = "held") -> Ledger:
         """The count as the ledger of a rank that computes on `device`."""
         on_gpu = device.type == "cuda"
         return Ledger(
-            moment="now",
+            moment=moment,
             device=self._on(device.type),
             host=self._on("cpu") if on_gpu else LedgerLines(),
             disk=LedgerLines(),
         )
 
     def _on(self, device_type: str) -> LedgerLines:
-        return LedgerLines(
-            **{
-                f"{name}_bytes": self._bytes.get((name, device_type), 0)
-                for name in ("params", "grads", "optimizer", "buffers")
-            }
-        )
+        totals = dict.fromkeys(CATEGORIES, 0)
+        for category, place, size_bytes in self._entries.values():
+            if place == device_type:
+                totals[category] += size_bytes
+        return LedgerLines(**{f"{name}_bytes": size for name, size in totals.items()})
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -20,7 +20,7 @@ from launcher.strategies.zero_states import count_states
 
 def build(recipe: Recipe) -> Engine:
     """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
-    deepspeed = _import_deepspeed(recipe.world.device)
+    deepspeed = import_deepspeed(recipe.world.device)
     config = recipe.config
     stage = config.sharding.zero
     ds_config = build_config(
@@ -79,13 +79,17 @@ class ZeroEngine:
         self._engine.train()
         return loss
 
-    def ledger(self) -> Ledger:
+    def count_states(self) -> StorageCount:
         count = StorageCount()
         count_states(self._engine, count)
-        return count.ledger(self._device)
+        return count
+
+    def ledger(self) -> Ledger:
+        return self.count_states().ledger(self._device)
 
 
-def _import_deepspeed(device: torch.device) -> Any:
+def import_deepspeed(device: torch.device) -> Any:
+    """deepspeed, quiet, and compiling nothing on a CPU."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.

@@ -80,7 +80,8 @@ def test_sdpa_gets_an_explicit_mask_only_when_the_window_bites() -> None:
     assert build_mask(KERNELS["sdpa"], 10, None, device) is None
     assert build_mask(KERNELS["sdpa"], 10, 9, device) is None
     mask = build_mask(KERNELS["sdpa"], 10, 8, device)
-    assert mask is not None and int((~mask.tril()).sum()) == 45 + 1
+    assert mask is not None
+    assert int((~mask.tril()).sum()) == 45 + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,6 +102,8 @@ def test_dropout_acts_in_training_only(kind: str) -> None:
 def test_resolution_says_what_runs_and_why() -> None:
     assert resolve_attention("eager", window=None) == ("eager", "requested")
     kind, reason = resolve_attention("auto", window=None)
-    assert kind == "sdpa" and "T x T" in reason
+    assert kind == "sdpa"
+    assert "T x T" in reason
     kind, reason = resolve_attention("auto", window=8)
-    assert kind == "sdpa" and "window" in reason
+    assert kind == "sdpa"
+    assert "window" in reason

@@ -21,7 +21,8 @@ def _loss_and_grads(
     hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows)
     (loss * scale).backward()
-    assert hidden.grad is not None and weight.grad is not None
+    assert hidden.grad is not None
+    assert weight.grad is not None
     return loss.detach(), hidden.grad, weight.grad
 
 
@@ -125,7 +126,8 @@ def test_without_gradients_the_loss_is_the_same_and_holds_no_graph() -> None:
         loss = linear_cross_entropy(
             hidden.requires_grad_(), weight.requires_grad_(), targets, chunk_rows=16
         )
-    assert torch.equal(loss, expected) and not loss.requires_grad
+    assert torch.equal(loss, expected)
+    assert not loss.requires_grad
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])

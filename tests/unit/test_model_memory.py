@@ -27,25 +27,26 @@ class LiveBytes(TorchDispatchMode):
         self.peak_bytes = 0
         self._known: set[int] = set()
 
-    def _track(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.live_bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        weakref.finalize(storage, self._free, key, storage.nbytes())
+    def _track(self, value: Any, *, born_here: bool) -> None:
+        for tensor in tree_leaves(value):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key, size_bytes = storage._cdata, storage.nbytes() if born_here else 0
+            if key not in self._known:
+                self._known.add(key)
+                self.live_bytes += size_bytes
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+                weakref.finalize(storage, self._free, key, size_bytes)
 
     def _free(self, key: int, size_bytes: int) -> None:
         self._known.discard(key)
         self.live_bytes -= size_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._track((args, kwargs), born_here=False)
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._track(leaf)
+        self._track(out, born_here=True)
         return out
 
 
@@ -98,6 +99,18 @@ def test_checkpointing_changes_memory_and_nothing_else(
     for mode in ("selective", "full"):
         torch.testing.assert_close(steps[mode][:2], steps["none"][:2], rtol=1e-7, atol=1e-8)
     assert steps["full"][2] < steps["selective"][2] < steps["none"][2]
+
+
+def test_selective_survives_a_linear_that_adds_its_bias_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepSpeed's zero.Init replaces F.linear so, for the rest of the process."""
+    linear = pytest.importorskip("deepspeed.runtime.zero.linear")
+    monkeypatch.setattr(torch.nn.functional, "linear", linear.zero3_linear_wrap)
+    tokens = torch.randint(0, CONFIG.vocab_size, (4, 32))
+    none = _step(CONFIG, tokens)
+    selective = _step(replace(CONFIG, activation_checkpointing="selective"), tokens)
+    torch.testing.assert_close(selective[:2], none[:2], rtol=1e-7, atol=1e-8)
 
 
 class CountMatmuls(TorchDispatchMode):

@@ -1,0 +1,75 @@
+"""Start-up times: `launcher --help`, and the first training step of `nano` on a warm corpus.
+
+    python bench/startup.py [--runs 5] [--output bench/results/startup.json]
+
+Seconds on the machine that runs it; the medians are what counts.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args()
+    help_s = [seconds("-m", "launcher", "--help") for _ in range(options.runs)]
+    flags_s = [seconds("-m", "launcher.train", "--help") for _ in range(options.runs)]
+    first_step(["--strategy", "single"], ranks=1)  # builds the corpus's cache
+    results = {
+        "launcher --help": summary(help_s),
+        "launcher.train --help": summary(flags_s),
+    }
+    for name, flags, ranks in (
+        ("first step, single", ["--strategy", "single"], 1),
+        ("first step, ddp x2", ["--strategy", "ddp"], 2),
+        ("first step, zero2 x2", ["--zero", "2"], 2),
+    ):
+        results[name] = summary([first_step(flags, ranks) for _ in range(options.runs)])
+        print(f"{name}: {results[name]}", flush=True)
+    print(json.dumps(results, indent=2))
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def seconds(*arguments: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def first_step(flags: list[str], ranks: int) -> float:
+    """Seconds from the command to its first console line of a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "launcher.torchrun", f"--nproc={ranks}"]
+        command += ["-m", "launcher.train", *flags, "--device", "cpu", "--steps", "2"]
+        command += ["--log-every", "1", "--out", f"{folder}/run"]
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("step: 1 "):
+                    elapsed = time.perf_counter() - start
+                    process.terminate()
+                    process.communicate()
+                    return elapsed
+    raise SystemExit("the run ended without a step")
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {
+        "median_s": round(statistics.median(values), 2),
+        "min_s": round(min(values), 2),
+        "max_s": round(max(values), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

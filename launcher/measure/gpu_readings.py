@@ -1,0 +1,145 @@
+"""The readings of one GPU through NVML, each of which may fail alone."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome
+
+UNAVAILABLE_RETRY_NS = 30 * 10**9  # rights and drivers seldom change
+NEVER_NS = 2**63
+
+Values = dict[str, Any]  # fields of GpuRecord
+T = TypeVar("T")
+
+
+def _memory(device: NvmlDevice) -> Values:
+    memory = device.memory()
+    return {"memory_used_bytes": memory.used_bytes, "memory_total_bytes": memory.total_bytes}
+
+
+def _utilization(device: NvmlDevice) -> Values:
+    gpu, memory = device.utilization_percent()
+    return {"gpu_utilization_percent": gpu, "memory_utilization_percent": memory}
+
+
+# In the order they are read: PCIe waits 20 ms each, so nothing comes after it.
+READINGS: dict[str, Callable[[NvmlDevice], Values]] = {
+    "memory": _memory,
+    "utilization": _utilization,
+    "power": lambda device: {"power_w": device.power_w()},
+    "energy": lambda device: {"energy_j": device.energy_j()},
+    "temperature": lambda device: {"temperature_c": device.temperature_c()},
+    "pcie_tx": lambda device: {"pcie_tx_bytes_per_s": device.pcie_tx_bytes_per_s()},
+    "pcie_rx": lambda device: {"pcie_rx_bytes_per_s": device.pcie_rx_bytes_per_s()},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyReading:
+    """Joules since the first reading of the counter, seconds since the sampler's start."""
+
+    t_s: float
+    energy_j: float
+
+
+class GpuReadings:
+    """One GPU's readings: each fails alone, is said once, and is tried again when it may work."""
+
+    def __init__(self, uuid: str, event: Callable[..., None]) -> None:
+        self.uuid = uuid  # once opened, that of the MIG instance where there is one
+        self.lost = False
+        self.doing = "nothing yet"
+        self.energy: EnergyReading | None = None
+        self._faults: dict[str, Counter[str]] = {}
+        self._event = event
+        self._device: NvmlDevice | None = None
+        self._first_energy_j: float | None = None
+        self._retry_ns: dict[str, int] = {}
+        self._came: set[str] = set()
+        self._said_v1 = False
+
+    def read(
+        self, names: Iterable[str], now_ns: int, t_s: float, *, may_open: bool
+    ) -> Values | None:
+        """What came of the readings, None while there is no GPU to be had."""
+        if self._device is None and may_open:
+            self._device = self._try("device", now_ns, partial(NvmlDevice.open, self.uuid))
+            if self._device is not None:
+                self.uuid = self._device.uuid
+        device = self._device
+        if device is None:
+            return None
+        values: Values = {}
+        for name in names:
+            values.update(self._try(name, now_ns, partial(READINGS[name], device)) or {})
+            if self.lost or self._device is None:
+                break
+        if "energy_j" in values:
+            if self._first_energy_j is None:
+                self._first_energy_j = values["energy_j"]
+            values["energy_j"] -= self._first_energy_j
+            self.energy = EnergyReading(t_s=t_s, energy_j=values["energy_j"])
+        if not (device.has_memory_v2 or self._said_v1):
+            self._said_v1 = True
+            self._event("nvml_memory_v1", note="memory_used_bytes includes reserved bytes")
+        return values
+
+    def close(self) -> None:
+        """Give the device back."""
+        device, self._device = self._device, None
+        if device is not None:
+            self._try("shutdown", 0, device.close)
+
+    def missing(self) -> dict[str, str]:
+        """Readings that never came, with the last error."""
+        wanted = list(READINGS) if "device" in self._came else ["device"]
+        return {name: self._reason(name) for name in wanted if name not in self._came}
+
+    def _reason(self, name: str) -> str:
+        return list(self._faults.get(name, {"not read": 0}))[-1]
+
+    def counted_faults(self) -> dict[str, dict[str, int]]:
+        """How often each reading gave which error."""
+        return {name: dict(counts) for name, counts in list(self._faults.items())}
+
+    def _try(self, name: str, now_ns: int, read: Callable[[], T]) -> T | None:
+        if now_ns < self._retry_ns.get(name, 0):
+            return None
+        self.doing = name
+        try:
+            value = read()
+        except NvmlFault as fault:
+            self._failed(name, fault, now_ns)
+            return None
+        self._came.add(name)
+        return value
+
+    def _failed(self, name: str, fault: NvmlFault, now_ns: int) -> None:
+        counts = self._faults.setdefault(name, Counter())
+        counts[fault.name] += 1
+        outcome = fault.outcome
+        kind = "nvml_unavailable" if name == "device" else "gpu_reading_failed"
+        if outcome is Outcome.LOST:
+            self.lost = True
+            kind = "gpu_lost"
+        elif outcome is Outcome.UNAVAILABLE:
+            self._retry_ns[name] = now_ns + UNAVAILABLE_RETRY_NS
+        elif outcome is Outcome.MISSING:
+            self._retry_ns["device"] = NEVER_NS
+            kind = "nvml_unavailable"
+        if counts[fault.name] == 1:
+            self._event(
+                kind,
+                reading=name,
+                error=fault.name,
+                code=fault.code,
+                outcome=outcome.value,
+                uuid=self.uuid,
+            )
+        if outcome is Outcome.MISSING:
+            self.close()
+        elif outcome is Outcome.CLOSED:
+            self._device = None  # opened again at the next tick that may

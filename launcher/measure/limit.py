@@ -1,0 +1,57 @@
+"""`--memory-limit`: make a big machine play a small one, and tell when memory ran out."""
+
+import re
+import resource
+from pathlib import Path
+
+import torch
+
+from launcher.errors import UserError
+from launcher.sizes import UNITS, gib
+
+
+def limit_memory(limit_bytes: int, device: torch.device) -> None:
+    """From now on this process gets at most `limit_bytes` more.
+
+    On a GPU a cap of the caching allocator; on a CPU the kernel refuses to grow private memory
+    (RLIMIT_DATA) beyond what the process has by now plus the limit.
+
+    Raises:
+        UserError: more than the GPU has.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if limit_bytes > total:
+            raise UserError(
+                f"--memory-limit {gib(limit_bytes)} is more than the GPU's {gib(total)}: give less"
+            )
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / total, device)
+        return
+    status = Path("/proc/self/status").read_text()
+    match = re.search(r"VmData:\s+(\d+) kB", status)
+    assert match, "RLIMIT_DATA exists where /proc does"
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(match[1]) * 1024 + limit_bytes, hard))
+
+
+def lift_limit(device: torch.device) -> None:
+    """Undo the CPU limit, so that a failure can be reported in peace."""
+    if device.type == "cpu":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device, or the host, had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "not enough memory" in text
+    )
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """How much the failing allocation asked for, from the allocator's message."""
+    match = re.search(r"[Tt]ried to allocate (\d+(?:\.\d+)?)\s*(bytes|[KMGT]iB)", str(error))
+    return int(float(match[1]) * UNITS[match[2].upper().replace("BYTES", "B")]) if match else None

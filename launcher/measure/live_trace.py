@@ -1,0 +1,209 @@
+"""Every live tensor byte of a CPU run, from birth to death (`--memory-trace`).
+
+A dispatch mode sees each operator's outputs; a weak reference to the storage tells when it goes.
+It costs about a tenth of the step time, which is why it is off by default.
+"""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as wraps_others
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+
+@dataclass(slots=True, eq=False)
+class LiveStorage:
+    """One storage while it lives. `category` is filled in by `LiveTrace.claim`."""
+
+    size_bytes: int
+    phase: str
+    module: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    category: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeakContent:
+    """Live bytes by category at the highest moment of a recorded step."""
+
+    total_bytes: int
+    phase: str
+    by_category: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Recording:
+    start: dict[LiveStorage, int]
+    start_bytes: int
+    # (storage, change in bytes, phase): appended in time order.
+    events: list[tuple[LiveStorage, int, str]] = field(default_factory=list)
+
+
+class _ModulePath:
+    """Name of the module whose forward is running, through hooks on every module."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._names: dict[nn.Module, str] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def current(self) -> str | None:
+        return self._stack[-1] if self._stack else None
+
+    def follow(self) -> None:
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._exit, always_call=True),
+        ]
+
+    def leave(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        if module not in self._names:
+            # Wrappers (DDP, DeepSpeed's engine) come first; the decoder inside names the rest.
+            self._names |= {m: name or type(m).__name__ for name, m in module.named_modules()}
+        self._stack.append(self._names[module].removeprefix("module."))
+
+    def _exit(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._stack.pop()
+
+
+class LiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts live tensor storages; `record`/`stop` keep one step's events to look into its peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current_bytes = 0
+        self.phase = "build"
+        self._modules = _ModulePath()
+        self._peak_bytes = 0
+        self._live: dict[int, LiveStorage] = {}
+        self._recording: _Recording | None = None
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> "LiveTrace":
+        trace = self
+
+        # FSDP frees and regrows gathered parameters in place, past the dispatcher.
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = trace._resize(storage, size)
+            live = trace._live.get(storage._cdata)
+            if live is not None:
+                trace._change(live, storage.nbytes() - live.size_bytes)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        self._modules.follow()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._modules.leave()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and not wraps_others(leaf):  # type: ignore[unreachable]
+                self._see(leaf)
+        return out
+
+    def reset_peak(self) -> None:
+        """Begin a new span for `peak_bytes`."""
+        self._peak_bytes = self.current_bytes
+
+    def peak_bytes(self) -> int:
+        """Highest live bytes since the last reset."""
+        return self._peak_bytes
+
+    def claim(self, owners: Mapping[int, str]) -> None:
+        """Say which of the storages alive now are params, grads, optimizer states or buffers."""
+        for key, category in owners.items():
+            live = self._live.get(key)
+            if live is not None:
+                live.category = category
+
+    def mark_activations(self, gathered: Mapping[int, str]) -> None:
+        """At the end of a forward: what it and its data left alive is kept for the backward.
+
+        `gathered` are parameters as the modules see them now: those that turn out not to be
+        held between steps are all-gathered copies, and count as temporary.
+        """
+        for key, live in self._live.items():
+            if live.category is None and live.phase in ("data", "forward"):
+                # A storage of no size is a gathered parameter that was given back.
+                kept = live.size_bytes > 0 and key not in gathered
+                live.category = "activations" if kept else "temporary"
+
+    def record(self) -> None:
+        """Keep events from here on."""
+        self._recording = _Recording(
+            start={live: live.size_bytes for live in self._live.values()},
+            start_bytes=self.current_bytes,
+        )
+
+    def stop(self) -> PeakContent:
+        """End the recording and say what was alive at its highest moment."""
+        recording, self._recording = self._recording, None
+        assert recording is not None
+        total, highest, at, phase = recording.start_bytes, recording.start_bytes, 0, "data"
+        for index, (_, change, when) in enumerate(recording.events, start=1):
+            total += change
+            if total > highest:
+                highest, at, phase = total, index, when
+        alive = recording.start
+        for live, change, _ in recording.events[:at]:
+            alive[live] = alive.get(live, 0) + change
+        by_category: dict[str, int] = {}
+        for live, size in alive.items():
+            category = live.category or "temporary"
+            by_category[category] = by_category.get(category, 0) + size
+        return PeakContent(total_bytes=highest, phase=phase, by_category=by_category)
+
+    def largest(self, count: int) -> list[LiveStorage]:
+        """The biggest storages alive now."""
+        return sorted(self._live.values(), key=lambda live: -live.size_bytes)[:count]
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        known = self._live.get(key)
+        if known is not None:
+            if known.size_bytes != size:
+                self._change(known, size - known.size_bytes)
+            return
+        live = LiveStorage(
+            0,
+            self.phase,
+            self._modules.current,
+            tuple(tensor.shape),
+            str(tensor.dtype).split(".")[-1],
+        )
+        self._live[key] = live
+        # A storage's Python object lives as long as the storage itself.
+        weakref.finalize(storage, self._gone, key).atexit = False
+        self._change(live, size)
+
+    def _gone(self, key: int) -> None:
+        live = self._live.pop(key)
+        self._change(live, -live.size_bytes)
+
+    def _change(self, live: LiveStorage, change: int) -> None:
+        live.size_bytes += change
+        self.current_bytes += change
+        self._peak_bytes = max(self._peak_bytes, self.current_bytes)
+        if self._recording is not None:
+            self._recording.events.append((live, change, self.phase))

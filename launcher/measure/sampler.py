@@ -1,0 +1,226 @@
+"""Samples the GPU of this rank beside training: memory often, the rest now and then.
+
+A daemon thread reads NVML at absolute deadlines and hands records to `emit`; it does no I/O and
+nothing waits for it. A reading that fails is None in the sample, said once in an event, and tried
+again later. Where there is no NVML at all, the resident set of the process is sampled instead.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import psutil
+
+from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
+from launcher.measure.records import EventRecord, GpuRecord, Record
+
+STOP_WAIT_S = 1.0  # an NVML call that hangs for longer is left behind
+
+
+class Grid:
+    """Ticks at start + k * period, in whole nanoseconds, so that no error adds up.
+
+    `missed` counts the ticks that nobody came for before the next one was due.
+    """
+
+    def __init__(self, start_ns: int, period_ns: int) -> None:
+        self._start_ns = start_ns
+        self._period_ns = period_ns
+        self._tick = 0
+        self.missed = 0
+
+    @property
+    def next_ns(self) -> int:
+        """Deadline of the next tick."""
+        return self._start_ns + self._tick * self._period_ns
+
+    def take(self, now_ns: int) -> bool:
+        """Whether a tick is due. The latest one due is taken, those before it are missed."""
+        if now_ns < self.next_ns:
+            return False
+        latest = (now_ns - self._start_ns) // self._period_ns
+        self.missed += latest - self._tick
+        self._tick = latest + 1
+        return True
+
+
+def mean_power_w(first: EnergyReading | None, last: EnergyReading | None) -> float | None:
+    """Watts between two readings of the energy counter, None when there are not two.
+
+    Joules per step are these watts times the seconds per step, and tokens per joule the tokens
+    per second over these watts. Both hold although the counter is not read where a step ends.
+    """
+    if first is None or last is None or last.t_s <= first.t_s:
+        return None
+    return (last.energy_j - first.energy_j) / (last.t_s - first.t_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSummary:
+    """What one rank's sampler saw. None is what could not be measured.
+
+    `missing` names each reading that never came and why (`device`: the GPU as a whole), and
+    `faults` counts the errors of every reading. `missed_ticks` are deadlines that went by while
+    the machine was busy with something else.
+    """
+
+    source: Literal["nvml", "psutil"]
+    uuid: str | None
+    samples: int
+    missed_ticks: int
+    peak_used_bytes: int | None
+    peak_host_rss_bytes: int | None
+    mean_gpu_utilization_percent: float | None
+    mean_power_w: float | None
+    max_power_w: float | None
+    max_temperature_c: float | None
+    energy_j: float | None
+    gpu_lost: bool
+    missing: dict[str, str]
+    faults: dict[str, dict[str, int]]
+
+
+class Sampler:
+    """Samples one GPU by UUID, or this process's resident set when `uuid` is None.
+
+    Args:
+        uuid: from `nvml.resolve_uuid`.
+        emit: takes each GpuRecord and EventRecord, mostly on the sampler's thread; must not block.
+        clock_ns, wait: time, and sleep that returns True to end; tests simulate them.
+    """
+
+    def __init__(
+        self,
+        *,
+        uuid: str | None,
+        emit: Callable[[Record], None],
+        memory_every_s: float = 0.1,
+        rest_every_s: float = 1.0,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._emit = emit
+        self._periods_ns = (round(memory_every_s * 1e9), round(rest_every_s * 1e9))
+        self._clock_ns = clock_ns
+        self._stopping = threading.Event()
+        self._wait = self._stopping.wait if wait is None else wait
+        self._thread = threading.Thread(target=self.run, name="memscale-sampler", daemon=True)
+        self._lock = threading.Lock()  # a thread left behind must not emit after `stop`
+        self._closed = False
+        self._grids: list[Grid] = []
+        self._process = psutil.Process()
+        self._gpu = None if uuid is None else GpuReadings(uuid, self._event)
+        self._totals = _Totals()
+
+    @property
+    def energy(self) -> EnergyReading | None:
+        """The newest reading of the energy counter, None until there is one."""
+        return None if self._gpu is None else self._gpu.energy
+
+    def start(self) -> None:
+        """Begin sampling; returns at once, NVML starts on the sampler's own thread."""
+        self._thread.start()
+
+    def stop(self) -> SamplerSummary:
+        """End sampling and sum up, within about a second even when NVML hangs. May come twice."""
+        self._stopping.set()
+        if self._thread.is_alive() and not self._closed:
+            self._thread.join(STOP_WAIT_S)
+            if self._thread.is_alive():
+                self._event("sampler_stuck", reading=self._gpu.doing if self._gpu else None)
+        with self._lock:
+            self._closed = True
+            return self._totals.summary(self._gpu, sum(grid.missed for grid in self._grids))
+
+    def run(self) -> None:
+        """The thread's body: sample until told to stop or the GPU is lost."""
+        try:
+            self._sample_until_stopped()
+            if self._gpu is not None:
+                self._gpu.close()
+        except Exception as error:
+            # A defect in here ends the samples, never the training beside it.
+            self._event("sampler_failed", error=repr(error))
+
+    def _sample_until_stopped(self) -> None:
+        start_ns = self._clock_ns()
+        self._grids = [Grid(start_ns, period_ns) for period_ns in self._periods_ns]
+        memory, rest = self._grids
+        while self._gpu is None or not self._gpu.lost:
+            now_ns = self._clock_ns()
+            with_memory, with_rest = memory.take(now_ns), rest.take(now_ns)
+            if with_memory or with_rest:
+                self._sample(now_ns, start_ns, with_memory=with_memory, with_rest=with_rest)
+            next_ns = min(memory.next_ns, rest.next_ns)
+            if self._wait(max(0, next_ns - self._clock_ns()) / 1e9):
+                return
+
+    def _sample(self, now_ns: int, start_ns: int, *, with_memory: bool, with_rest: bool) -> None:
+        names = [name for name in READINGS if (with_memory if name == "memory" else with_rest)]
+        t_s = (now_ns - start_ns) / 1e9
+        values = None
+        if self._gpu is not None:
+            values = self._gpu.read(names, now_ns, t_s, may_open=with_rest)
+            if self._gpu.lost:
+                return
+        source = "psutil" if values is None else "nvml"
+        if values is None or with_rest:
+            values = {**(values or {}), "host_rss_bytes": self._process.memory_info().rss}
+        if not values:
+            return
+        uuid = self._gpu.uuid if self._gpu is not None and source == "nvml" else None
+        record = GpuRecord(t_s=t_s, source=source, uuid=uuid, **values)
+        with self._lock:
+            if not self._closed:
+                self._totals.add(source, values)
+                self._emit(record)
+
+    def _event(self, name: str, **detail: Any) -> None:
+        with self._lock:
+            if not self._closed:
+                self._emit(EventRecord(name=name, unix_s=time.time(), detail=detail))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Totals:
+    samples: int = 0
+    from_nvml: bool = False
+    peaks: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, source: str, values: Values) -> None:
+        self.samples += 1
+        self.from_nvml |= source == "nvml"
+        for name, value in values.items():
+            self.peaks[name] = max(value, self.peaks.get(name, value))
+            self.sums[name] = value + self.sums.get(name, 0.0)
+            self.counts[name] += 1
+
+    def mean(self, name: str) -> float | None:
+        return self.sums[name] / self.counts[name] if name in self.sums else None
+
+    def peak_bytes(self, name: str) -> int | None:
+        return int(self.peaks[name]) if name in self.peaks else None
+
+    def summary(self, gpu: GpuReadings | None, missed_ticks: int) -> SamplerSummary:
+        return SamplerSummary(
+            source="nvml" if self.from_nvml else "psutil",
+            uuid=gpu.uuid if gpu is not None and self.from_nvml else None,
+            samples=self.samples,
+            missed_ticks=missed_ticks,
+            peak_used_bytes=self.peak_bytes("memory_used_bytes"),
+            peak_host_rss_bytes=self.peak_bytes("host_rss_bytes"),
+            mean_gpu_utilization_percent=self.mean("gpu_utilization_percent"),
+            mean_power_w=self.mean("power_w"),
+            max_power_w=self.peaks.get("power_w"),
+            max_temperature_c=self.peaks.get("temperature_c"),
+            # One reading of the counter is a beginning, not an amount.
+            energy_j=self.peaks["energy_j"] if self.counts["energy_j"] > 1 else None,
+            gpu_lost=gpu is not None and gpu.lost,
+            missing={} if gpu is None else gpu.missing(),
+            faults={} if gpu is None else gpu.counted_faults(),
+        )

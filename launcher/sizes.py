@@ -1,0 +1,28 @@
+"""Sizes in bytes, read and shown: GiB is 2^30, GB is 10^9, and the unit is always said."""
+
+import re
+
+from launcher.errors import UserError
+
+GIB = 2**30
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """`24GiB`, `512 MiB`, `80GB` or plain bytes -> bytes.
+
+    Raises:
+        UserError: not a size, or not more than nothing.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = UNITS.get(match[2].upper()) if match else None
+    size = int(float(match[1]) * unit) if match and unit else 0
+    if size <= 0:
+        raise UserError(f"{flag} {text!r} is not a size: write for example 24GiB or 512MiB")
+    return size
+
+
+def gib(size_bytes: int | None) -> str:
+    """Bytes as GiB (2^30), `n/a` when unknown."""
+    return "n/a" if size_bytes is None else f"{size_bytes / GIB:.2f}GiB"

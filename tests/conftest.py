@@ -1,0 +1,25 @@
+"""Shared by all tests: a corpus cache of the session's own, and one thread per process."""
+
+import os
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Ranks that share two cores with each other only get slower by more threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is written into the user's own cache, unless a warm one is asked for."""
+    os.environ.setdefault("MEMSCALE_CACHE", str(tmp_path_factory.mktemp("corpora")))

@@ -1,0 +1,21 @@
+"""`launcher.train` on CPUs whose ranks take the stand-in's GPUs for their own.
+
+Only the answer to "which GPU does this rank compute on" comes from here, since there is no CUDA
+device to ask: $NVML_STUB_UUIDS names one GPU for each local rank.
+"""
+
+import os
+
+import torch
+
+from launcher import train
+from launcher.measure import session
+
+
+def gpu_of_this_rank(_: torch.device) -> str | None:
+    return os.environ["NVML_STUB_UUIDS"].split(",")[int(os.environ.get("LOCAL_RANK", "0"))]
+
+
+if __name__ == "__main__":
+    session.resolve_uuid = gpu_of_this_rank
+    train.main()

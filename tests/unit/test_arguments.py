@@ -1,0 +1,212 @@
+"""Flags, the YAML file and the defaults: which wins, and what survives on the way."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed.run
+import yaml
+
+from launcher.arguments import parse_run_config
+from launcher.config import RunConfig, field_types, flag
+
+NOT_DEFAULT: dict[str, str] = {
+    "model": "gpt2",
+    "attention_bias": "False",
+    "mlp_bias": "False",
+    "tied": "False",
+    "dropout": "0.25",
+    "betas": "0.5 0.75",
+    "lr": "3e-4",
+    "min_lr_ratio": "0.5",
+    "eps": "1e-6",
+    "epochs": "1.5",
+    "max_minutes": "2.5",
+    "collective_timeout_s": "12.5",
+    "data": "a folder/of text",
+    "tokenizer": "byte",
+    "out": "runs/2026",
+    "deepspeed": "ds.json",
+    "heads": "3",
+    "activation": "relu",
+    "attention": "eager",
+    "activation_checkpointing": "full",
+    "strategy": "fsdp",
+    "grad_accum_dtype": "bf16",
+    "offload_optimizer": "cpu",
+    "offload_param": "cpu",
+    "precision": "bf16",
+    "device": "cpu",
+}
+
+
+def flags_for(name: str) -> list[str]:
+    """The field's flag with a value that is not its default."""
+    kind = field_types()[name]
+    if kind is bool:
+        default = RunConfig().flat()[name]
+        return ["--no-" + flag(name)[2:] if default else flag(name)]
+    if name == "data":
+        return ["--data", NOT_DEFAULT["data"]]
+    return [flag(name), *NOT_DEFAULT.get(name, "2").split()]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "run.yaml"
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_defaults(config_file: Path) -> None:
+    config_file.write_text("micro_batch: 3\nlr: 0.5\n")
+    config = parse_run_config(["--config", str(config_file), "--lr", "0.25"])
+    assert config.optim.lr == 0.25
+    assert config.data.micro_batch == 3
+    assert config.optim.clip == RunConfig().optim.clip
+
+
+def test_the_place_of_config_among_the_flags_does_not_matter(config_file: Path) -> None:
+    config_file.write_text("lr: 0.5\nsteps: 7\n")
+    before = parse_run_config([f"--config={config_file}", "--lr", "0.25"])
+    after = parse_run_config(["--lr", "0.25", "--config", str(config_file)])
+    assert before == after
+    assert (before.optim.lr, before.loop.steps) == (0.25, 7)
+
+
+def test_no_file_and_no_flags_are_the_defaults(config_file: Path) -> None:
+    config_file.write_text("# nothing yet\n")
+    assert parse_run_config([]) == RunConfig()
+    assert parse_run_config(["--config", str(config_file)]) == RunConfig()
+
+
+@pytest.mark.parametrize("spelling", ["--micro-batch", "--micro_batch"])
+def test_both_spellings(spelling: str) -> None:
+    assert parse_run_config([spelling, "5"]).data.micro_batch == 5
+    assert parse_run_config([f"{spelling}=6"]).data.micro_batch == 6
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--tied"], True),
+        (["--no-tied"], False),
+        (["--tied", "False"], False),
+        (["--tied=True"], True),
+        (["--tied", "--steps", "3"], True),
+        ([], None),
+    ],
+)
+def test_a_switch_that_the_model_may_decide(argv: list[str], expected: bool | None) -> None:
+    assert parse_run_config(argv).model.tied is expected
+
+
+def test_negative_and_scientific_numbers_are_values() -> None:
+    assert parse_run_config(["--lr", "1e-3"]).optim.lr == 1e-3
+    assert parse_run_config(["--loss-chunk", "-1"]).model.loss_chunk == -1  # the model refuses it
+
+
+def test_underscores_in_values_stay() -> None:
+    assert str(parse_run_config(["--out", "my_run"]).loop.out) == "my_run"
+    assert parse_run_config(["--data=my_text.txt"]).data.data == "my_text.txt"
+
+
+@pytest.mark.parametrize(
+    ("file", "argv", "expected"),
+    [
+        ("strategy: fsdp", "--zero 2", {"zero": 2, "strategy": None}),
+        ("zero: 3", "--strategy ddp", {"zero": None, "strategy": "ddp"}),
+        ("zero: 1", "--zero 2", {"zero": 2, "strategy": None}),
+        ("deepspeed: a.json", "--zero 2", {"zero": 2, "deepspeed": None}),
+        ("zero: 1", "--deepspeed a.json", {"zero": None, "deepspeed": "a.json"}),
+        ("steps: 5", "--epochs 2", {"steps": None, "epochs": 2.0}),
+        ("epochs: 2", "--steps 5", {"steps": 5, "epochs": None}),
+        ("tied: true", "--no-tied", {"tied": False}),
+        ("tensorboard: true", "--no-tensorboard", {"tensorboard": False}),
+        ("tensorboard: false", "--tensorboard", {"tensorboard": True}),
+        ("reshard_after_forward: false", "--strategy fsdp", {"reshard_after_forward": False}),
+    ],
+)
+def test_a_flag_replaces_what_it_contradicts_in_the_file(
+    file: str, argv: str, expected: dict[str, object], config_file: Path
+) -> None:
+    config_file.write_text(file)
+    flat = parse_run_config(["--config", str(config_file), *argv.split()]).flat()
+    assert {name: flat.get(name) for name in expected} == expected
+
+
+def test_yaml_writes_numbers_as_people_do(config_file: Path) -> None:
+    config_file.write_text("lr: 1e-3\nbetas: [0.9, 0.99]\nepochs: 2\nclip: 0\ntied: no\nsteps:\n")
+    config = parse_run_config(["--config", str(config_file)])
+    assert config.optim.lr == 1e-3  # a string in YAML 1.1, which wants 1.0e-3
+    assert config.optim.betas == (0.9, 0.99)
+    assert (config.loop.epochs, config.optim.clip, config.loop.steps) == (2.0, 0.0, None)
+    assert config.model.tied is False
+
+
+@pytest.mark.parametrize("name", field_types())
+def test_every_field_makes_the_round_trip_through_yaml(name: str, config_file: Path) -> None:
+    config = parse_run_config(flags_for(name))
+    assert config != RunConfig(), "this test has to set something else than the default"
+    config_file.write_text(yaml.safe_dump(config.flat(), sort_keys=False))
+    assert parse_run_config(["--config", str(config_file)]) == config
+
+
+@pytest.mark.parametrize("left_out", ["steps", "epochs"])
+def test_all_fields_at_once_make_the_round_trip(left_out: str, config_file: Path) -> None:
+    names = [name for name in field_types() if name != left_out]
+    config = parse_run_config([token for name in names for token in flags_for(name)])
+    config_file.write_text(yaml.safe_dump(config.flat(), sort_keys=False))
+    assert set(yaml.safe_load(config_file.read_text())) == set(names)
+    assert parse_run_config(["--config", str(config_file)]) == config
+
+
+def test_replace_reaches_every_section() -> None:
+    changed = RunConfig().replace(layers=2, micro_batch=3, zero=1, lr=0.5, steps=4)
+    assert changed.flat() == RunConfig().flat() | {
+        "layers": 2,
+        "micro_batch": 3,
+        "zero": 1,
+        "lr": 0.5,
+        "steps": 4,
+    }
+
+
+def test_flat_names_are_unique() -> None:
+    sections = [type(getattr(RunConfig(), f.name)) for f in dataclasses.fields(RunConfig)]
+    names = [f.name for section in sections for f in dataclasses.fields(section)]
+    assert sorted(names) == sorted(field_types())
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", [*field_types(), "config"])
+def test_plain_torchrun_lets_every_flag_through(name: str) -> None:
+    # Its parser refuses a program's flag that is an ambiguous prefix of its own, as `--start` is.
+    tokens = ["--config", "run.yaml"] if name == "config" else flags_for(name)
+    args = torch.distributed.run.parse_args(
+        ["--nproc-per-node", "2", "-m", "launcher.train", *tokens]
+    )
+    assert args.training_script_args == tokens
+
+
+def test_help_explains_every_flag() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train", "--help"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--config" in done.stdout
+    shown = " ".join(line.strip("│ ") for line in done.stdout.splitlines())
+    for section in dataclasses.fields(RunConfig):
+        for option in dataclasses.fields(getattr(RunConfig(), section.name)):
+            parts = re.split(rf"{flag(option.name)}[ ,]", shown, maxsplit=1)
+            assert len(parts) == 2, f"{flag(option.name)} is not in the help"
+            text, has_default, _ = parts[1].partition("(default: ")
+            assert has_default, f"{flag(option.name)} has no default in the help"
+            # "--steps {None}|INT Optimizer steps; ...": more than the type must be there.
+            assert len(text.split()) >= 3, f"{flag(option.name)} is not explained"

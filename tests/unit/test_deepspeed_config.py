@@ -1,0 +1,285 @@
+"""DeepSpeed files: our own, those people keep, and those that contradict the flags.
+
+Runs that only have to work are forked off one process that has imported everything once; one of
+our own files goes through the real torchrun.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import RunConfig, ShardingChoice
+from launcher.errors import UserError
+from launcher.resolve import Resolved, resolve
+from launcher.strategies.deepspeed_config import build_config
+
+DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
+OURS = sorted(DS_CONFIGS.glob("*.json"))
+EXPECTED = {
+    "zero0": (0, "none", "none"),
+    "zero1": (1, "none", "none"),
+    "zero2": (2, "none", "none"),
+    "zero3": (3, "none", "none"),
+    "zero1_offload_optimizer": (1, "cpu", "none"),
+    "zero2_offload_optimizer": (2, "cpu", "none"),
+    "zero3_offload_optimizer": (3, "cpu", "none"),
+    "zero3_offload": (3, "cpu", "cpu"),
+}
+# In the style of what the documentation of those projects shows.
+THEIRS = sorted((Path(__file__).parent / "deepspeed_files").glob("*.json"))
+
+TINY = [
+    *("--data", "text.txt", "--tokenizer", "byte", "--vocab-size", "257"),
+    *("--layers", "1", "--heads", "2", "--d-model", "16", "--context", "16"),
+    *("--micro-batch", "8", "--steps", "2", "--device", "cpu", "--no-tensorboard"),
+]
+
+FORK_PER_RUN = """
+import json, os, sys, traceback
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed, torch
+import launcher.train
+torch.compile(len)  # imports, once for all, what each run would import on its way
+
+for argv in json.load(sys.stdin):
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        os.dup2(2, 1)
+        try:
+            launcher.train.main(argv)
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(99)
+    print("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+PLAIN_DEEPSPEED = """
+import json, os, socket, sys
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+os.environ.update(DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1")
+os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+import deepspeed, deepspeed.ops, torch
+# An optional kernel that would be compiled, which takes a compiler and half a minute.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+for path in sys.argv[1:]:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=path)
+    losses = []
+    for _ in range(3):
+        loss = engine(torch.ones(8, 8)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    print("result", json.dumps([engine.zero_optimization_stage(), *losses]), flush=True)
+os._exit(0)
+"""
+
+
+def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
+    config = RunConfig().replace(deepspeed=path, **changes)
+    return resolve(config, world_size=world_size, device_type="cpu")
+
+
+def handed_over(path: Path, world_size: int = 1, **changes: Any) -> dict[str, Any]:
+    """What DeepSpeed gets."""
+    found = resolved(path, world_size, **changes)
+    return build_config(
+        found.config, found.model, accumulation=found.accumulation, world_size=world_size
+    )
+
+
+def has_auto(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(has_auto, value.values()))
+    return value == "auto"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    lines = (f"Paragraph {n} says little about {n * 7 % 13}.\n\n" for n in range(600))
+    (tmp_path / "text.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def last_loss(run: Path) -> float:
+    records = [json.loads(line) for line in (run / "rank0.jsonl").read_text().splitlines()]
+    steps = [record for record in records if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == [1, 2]
+    return float(steps[-1]["loss"])
+
+
+def test_there_is_a_file_for_each_choice() -> None:
+    assert {path.stem for path in OURS} == set(EXPECTED)
+    assert len(THEIRS) == 4
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_our_files_are_plain_and_complete(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert content["train_micro_batch_size_per_gpu"] == RunConfig().data.micro_batch
+    assert content["gradient_accumulation_steps"] == 1
+    assert content["gradient_clipping"] == RunConfig().optim.clip
+    assert not {"optimizer", "scheduler"} & set(content), "the program brings its own"
+    assert not has_auto(content), "plain DeepSpeed does not know auto"
+    assert resolved(path, 2).config.sharding == ShardingChoice(
+        strategy="zero",
+        zero=EXPECTED[path.stem][0],
+        offload_optimizer=EXPECTED[path.stem][1],
+        offload_param=EXPECTED[path.stem][2],
+        deepspeed=path,
+    )
+    ours = handed_over(path, 2)["zero_optimization"]
+    assert {key: ours[key] for key in content["zero_optimization"]} == content["zero_optimization"]
+
+
+def test_our_files_work_with_plain_deepspeed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_DEEPSPEED, *map(str, OURS)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    results = [
+        json.loads(line.removeprefix("result "))
+        for line in done.stdout.splitlines()
+        if line.startswith("result ")
+    ]
+    assert [result[0] for result in results] == [EXPECTED[path.stem][0] for path in OURS]
+    for _, *losses in results:
+        assert losses == pytest.approx(results[0][1:], rel=1e-5)
+        assert losses[2] < losses[1] < losses[0]
+
+
+def test_our_files_and_theirs_train_alike(text: Path) -> None:
+    ours = [path for path in OURS if path.stem in ("zero0", "zero2", "zero3_offload_optimizer")]
+    files = {path.stem: path for path in [*ours, *THEIRS]}
+    runs = [
+        [*TINY, "--deepspeed", str(path), "--out", str(text / f"run-{name}")]
+        for name, path in files.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", FORK_PER_RUN],
+        input=json.dumps(runs),
+        cwd=text,
+        env={**os.environ, "MEMSCALE_CACHE": str(text / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split("\n") == ["code 0"] * len(files) + [""], done.stderr
+    losses = {name: last_loss(text / f"run-{name}") for name in files}
+    assert losses == pytest.approx(dict.fromkeys(files, losses["zero0"]), rel=1e-4)
+
+
+def test_our_file_through_torchrun(text: Path) -> None:
+    command = [*("--nproc", "2", "-m", "launcher.train"), *TINY]
+    command += ["--deepspeed", str(DS_CONFIGS / "zero3_offload.json"), "--out", "run"]
+    done = subprocess.run(
+        [Path(sys.executable).parent / "torchrun", *command],
+        cwd=text,
+        env={**os.environ, "MEMSCALE_CACHE": str(text / "cache"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((text / "run/status.json").read_text())["state"] == "completed"
+    assert last_loss(text / "run") < 6.0
+
+
+@pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
+def test_no_auto_reaches_deepspeed(path: Path) -> None:
+    content = json.loads(path.read_text())
+    found = handed_over(path)
+    assert not has_auto(found)
+    assert not {"optimizer", "scheduler", "fp16", "train_batch_size"} & set(found)
+    assert found["train_micro_batch_size_per_gpu"] == 8
+    kept = {key: value for key, value in content["zero_optimization"].items() if value != "auto"}
+    assert {key: found["zero_optimization"][key] for key in kept} == kept
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_auto_follows_the_flags(stage: int, precision: str, tmp_path: Path) -> None:
+    (theirs,) = (path for path in THEIRS if path.stem == "transformers_zero3")
+    path = tmp_path / "ds.json"
+    content = json.loads(theirs.read_text()) | {"zero_optimization": {"stage": stage}}
+    path.write_text(json.dumps(content))
+    found = handed_over(path, 2, micro_batch=3, global_batch=24, clip=0.5, precision=precision)
+    assert found["train_micro_batch_size_per_gpu"] == 3
+    assert found["gradient_accumulation_steps"] == 4
+    assert found["gradient_clipping"] == 0.5
+    assert ("bf16" in found) is (precision == "bf16")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"train_micro_batch_size_per_gpu": 4}, ("is 4", "--micro-batch makes it 8")),
+        ({"train_batch_size": 64}, ("is 64", "--global-batch makes it 16")),
+        ({"gradient_accumulation_steps": 2}, ("is 2", "--global-batch makes it 1")),
+        ({"gradient_clipping": 0.5}, ("is 0.5", "--clip makes it 1.0")),
+        ({"bf16": {"enabled": True}}, ("bf16.enabled is True", "--precision makes it False")),
+        ({"fp16": {"enabled": True}}, ("fp16.enabled is True", "--precision makes it False")),
+        ({"amp": {"enabled": True}}, ("amp.enabled is True", "--precision makes it False")),
+        (
+            {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+            ("torch_autocast.enabled is True", "--precision makes it False"),
+        ),
+        (
+            {"data_types": {"grad_accum_dtype": "bf16"}},
+            ("data_types.grad_accum_dtype is 'bf16'", "--grad-accum-dtype makes it 'fp32'"),
+        ),
+        ({"optimizer": {"params": {"lr": 0.5}}}, ("lr is 0.5", "--lr makes it 0.001")),
+        (
+            {"optimizer": {"params": {"betas": [0.9, 0.999]}}},
+            ("betas is [0.9, 0.999]", "--betas makes it [0.9, 0.95]"),
+        ),
+        ({"optimizer": {"params": {"eps": 1}}}, ("eps is 1", "--eps makes it 1e-08")),
+        (
+            {"optimizer": {"params": {"weight_decay": 0.0}}},
+            ("weight_decay is 0.0", "--weight-decay makes it 0.1"),
+        ),
+        ({"optimizer": {"type": "Lamb"}}, ("'Lamb'", "AdamW", '"auto"')),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}},
+            ("warmup_num_steps is 9", "--warmup-steps", '"auto"'),
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_the_flags_own_is_refused_by_name(
+    content: dict[str, Any], says: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, **content}))
+    with pytest.raises(UserError) as caught:
+        resolved(path, 2)
+    assert [word for word in (str(path), *says) if word not in str(caught.value)] == []
+
+
+def test_the_same_value_is_no_conflict(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    content = {
+        "train_batch_size": 32,
+        "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": None},
+        "optimizer": {"type": "adamw", "params": {"lr": 0.5}},
+        "zero_optimization": {"stage": 2},
+    }
+    path.write_text(json.dumps(content))
+    found = handed_over(path, 2, global_batch=32, lr=0.5, precision="bf16")
+    assert found["bf16"] == {"enabled": True}
+    assert found["data_types"] == {"grad_accum_dtype": "fp32"}

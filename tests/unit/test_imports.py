@@ -1,0 +1,130 @@
+"""The house rules that a reader relies on: imports point one way, files and functions are short,
+and nothing heavy is loaded before somebody asks for it."""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MOST_LINES_PER_FILE = 300
+MOST_LINES_PER_FUNCTION = 60
+
+# From the ground up. A module may import its own layer and those below it; the longest name that
+# fits counts. A new module in launcher/ gets its line here.
+LAYERS = (
+    ("model",),
+    ("launcher", "launcher.errors", "launcher.measure.records"),
+    ("launcher.sizes",),
+    ("launcher.config", "launcher.world"),
+    (
+        "launcher.arguments",
+        "launcher.checkpoint",
+        "launcher.data",
+        "launcher.measure",
+        "launcher.optim",
+        "launcher.plan",
+        "launcher.strategies",
+    ),
+    ("launcher.evaluation", "launcher.resolve"),
+    ("launcher.preflight",),
+    ("launcher.measure.session", "launcher.torchrun"),
+    ("launcher.doctor",),
+    ("launcher.lifecycle",),
+    ("launcher.train",),
+    ("launcher.compare",),
+    ("launcher.__main__",),
+)
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = sorted([*ROOT.glob("launcher/**/*.py"), *ROOT.glob("model/**/*.py")])
+MODULES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """Our own modules that are imported anywhere in a file, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            # `from launcher.data import corpus` can mean a module or something inside one.
+            inside = (f"{node.module}.{alias.name}" for alias in node.names)
+            names = [name if name in MODULES else str(node.module) for name in inside]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in ("launcher", "model"))
+
+
+IMPORTS = {name: set(imports_of(tree)) for name, tree in MODULES.items()}
+
+
+def layer(module: str) -> int:
+    name = module
+    while name not in LAYER_OF and "." in name:
+        name = name.rpartition(".")[0]
+    assert name != "launcher" or module == "launcher", f"{module} has no layer: give it one above"
+    return LAYER_OF[name]
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"launcher.train", "launcher.strategies.zero", "model.gpt"} <= set(MODULES)
+    assert "launcher.preflight" in IMPORTS["launcher.train"]
+    assert "launcher.strategies.deepspeed_config" in IMPORTS["launcher.resolve"]
+    assert sum(map(len, IMPORTS.values())) > 50
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    upwards = [name for name in sorted(IMPORTS[module]) if layer(name) > layer(module)]
+    assert upwards == [], f"{module} stands below {upwards}"
+
+
+def test_no_cycles() -> None:
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which shows the cycle
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_and_functions_are_short(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_LINES_PER_FILE, f"{path} has {lines} lines"
+    for node in ast.walk(MODULES[module_name(path)]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= MOST_LINES_PER_FUNCTION, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        (
+            "import runpy; sys.argv = ['memscale', '--help']\n"
+            "runpy.run_module('launcher', run_name='__main__')",
+            ("torch", "deepspeed", "numpy", "rich", "yaml"),
+        ),
+        (
+            "import launcher.train",
+            ("deepspeed", "transformers", "datasets", "tokenizers", "pyarrow", "tensorboard"),
+        ),
+        ("import model.config, launcher.config", ("torch", "yaml", "tyro")),
+    ],
+    ids=["memscale --help", "import launcher.train", "import the configs"],
+)
+def test_heavy_libraries_stay_out(code: str, heavy: tuple[str, ...]) -> None:
+    report = f"import sys\n{code}\nprint('loaded:', *sorted(set(sys.modules) & {set(heavy)}))"
+    done = subprocess.run(
+        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"

@@ -1,0 +1,257 @@
+"""What a run leaves behind: lines that plain JSON reads, and small files that are never half."""
+
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from launcher.config import RunConfig
+from launcher.measure.console import RunConsole
+from launcher.measure.folder import RunFolder
+from launcher.measure.journal import Journal
+from launcher.measure.phases import PHASES, PhaseClock
+from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord
+from launcher.world import World
+
+CPU = torch.device("cpu")
+STEPS = 5
+
+
+def run_record() -> RunRecord:
+    return RunRecord(
+        run="run",
+        rank=0,
+        world_size=1,
+        hostname="host",
+        device="cpu",
+        device_name=None,
+        strategy="single",
+        strategy_also_called="one device",
+        precision="fp32",
+        model="nano",
+        parameters=10,
+        matmul_parameters=8,
+        flops_per_token=48,
+        micro_batch=2,
+        accumulation=3,
+        global_batch=6,
+        seq_len=7,
+        steps=STEPS,
+        started_unix_s=1.0,
+    )
+
+
+class Run:
+    """A journal in a folder, and a way to take steps."""
+
+    def __init__(self, folder: Path, *, log_every: int = 2, shown: bool = False) -> None:
+        self.file = folder / "rank0.jsonl"
+        self.clock = PhaseClock(CPU)
+        self.journal = Journal(
+            folder,
+            run_record(),
+            World(rank=0, local_rank=0, size=1, local_size=1, device=CPU),
+            self.clock,
+            RunConsole(enabled=shown),
+            log_every=log_every,
+            max_seconds=None,
+            tensorboard=False,
+        )
+
+    def step(
+        self, number: int, *, loss: float | None = None, grad_norm: torch.Tensor | float = 1.5
+    ) -> None:
+        for phase in PHASES:
+            with self.clock.phase(phase):
+                pass
+        value = torch.tensor(float(number if loss is None else loss))
+        self.journal.step(number, loss=value, grad_norm=grad_norm, applied=True, lr=0.1)
+
+    def records(self) -> list[dict[str, Any]]:
+        return [strict_json(line) for line in self.file.read_text().splitlines()]
+
+
+def strict_json(text: str) -> dict[str, Any]:
+    """NaN and Infinity are not JSON, though Python reads and writes them."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    record: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return record
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.journal.close()
+
+
+def test_the_first_line_says_what_the_run_is(run: Run) -> None:
+    run.journal.close()
+    (first,) = run.records()
+    assert first["kind"] == "run"
+    assert first["schema_version"] == SCHEMA_VERSION
+    assert first["device_name"] is None
+
+
+def test_each_step_is_a_line_with_what_other_tools_need(run: Run) -> None:
+    for number in range(1, STEPS + 1):
+        run.step(number)
+    steps = [record for record in run.records() if record["kind"] == "step"]
+    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5]
+    assert [record["loss"] for record in steps] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    for record in steps:
+        assert next(iter(record)) == "kind"
+        assert (record["grad_norm"], record["lr"], record["tokens"]) == (1.5, 0.1, 6 * 7)
+        assert record["duration_s"] >= sum(record[f"{phase}_s"] for phase in PHASES) > 0
+        assert record["allocated_peak_bytes"] is None, "a CPU has no allocator to ask"
+        assert record["device_used_bytes"] > 0
+
+
+def test_steps_are_on_disk_at_every_logged_step(run: Run) -> None:
+    written = []
+    for number in range(1, STEPS + 1):
+        run.step(number)
+        written.append(sum(record["kind"] == "step" for record in run.records()))
+    assert written == [1, 2, 2, 4, 5]  # the first, each second, and the last of the schedule
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf, -math.inf, torch.tensor(math.nan)])
+def test_a_norm_that_is_no_number_is_null(run: Run, norm: torch.Tensor | float) -> None:
+    run.step(1, grad_norm=norm)
+    assert run.records()[-1]["grad_norm"] is None
+
+
+def test_a_loss_that_is_no_number_is_null(run: Run) -> None:
+    run.step(1, loss=math.nan)
+    assert run.records()[-1]["loss"] is None
+
+
+def test_events_and_evaluations(run: Run) -> None:
+    run.journal.event("straggler", 3, rank=1)
+    run.journal.evaluated(
+        EvalRecord(step=3, split="test", loss=1.0, perplexity=2.7, tokens=99, duration_s=0.5)
+    )
+    run.journal.close()
+    _, event, evaluation = run.records()
+    assert (event["kind"], event["name"], event["step"]) == ("event", "straggler", 3)
+    assert event["detail"] == {"rank": 1}
+    assert (evaluation["kind"], evaluation["split"]) == ("eval", "test")
+    assert evaluation["tokens"] == 99
+
+
+def test_a_journal_does_not_write_into_somebody_elses(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        Run(tmp_path)
+
+
+def test_the_console_line_is_the_one_that_people_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, shown=True)
+    run.step(1, grad_norm=math.nan)
+    run.journal.close()
+    assert re.fullmatch(
+        r"step: 1  loss: 1\.0000  grad_norm: nan  lr: 1\.0e-01  memory: [\d.]+GiB\([\d.]+%\)  "
+        r"tps: [\d,]+  tflops: [\d.]+  mfu: n/a\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_pandas_reads_the_file(run: Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    for number in range(1, STEPS + 1):
+        run.step(number, grad_norm=math.nan if number == 2 else 1.0)
+    table = pandas.read_json(run.file, lines=True)
+    steps = table[table["kind"] == "step"]
+    assert steps["loss"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert steps["grad_norm"].isna().tolist() == [False, True, False, False, False]
+
+
+# The run folder
+
+
+def test_a_new_folder_says_what_runs_and_where(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "first")
+    folder.create(RunConfig().flat())
+    assert sorted(os.listdir(folder.path)) == ["config.yaml", "environment.json", "status.json"]
+    assert yaml.safe_load((folder.path / "config.yaml").read_text()) == RunConfig().flat()
+    environment = strict_json((folder.path / "environment.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+    assert "environ" not in environment, "variables may hold secrets"
+    status = folder.read_status()
+    assert status is not None
+    assert (status["state"], status["phase"], status["exit_code"]) == ("running", "start", None)
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(FileExistsError):
+        RunFolder(tmp_path).create({})
+    assert os.listdir(tmp_path) == ["note.txt"]
+
+
+def test_no_status_is_none(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).read_status() is None
+
+
+def test_a_reader_never_sees_half_of_a_status(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_status("running", phase="start")
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(200):
+            folder.write_status("running", phase="train", reason="long " * number)
+        folder.write_status("completed", phase="end", exit_code=0)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    read = 0
+    while not done.is_set():
+        status = folder.read_status()  # raises where the file is missing or cut short
+        assert status is not None
+        assert status["state"] in ("running", "completed")
+        read += 1
+    writer.join()
+    assert read > 0
+    assert os.listdir(tmp_path) == ["status.json"], "no temporary file stays"
+
+
+def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.claim_failure(ValueError("the cause"), rank=3, phase="forward", code=4)
+    later = RuntimeError("a consequence")
+    assert not folder.claim_failure(later, rank=0, phase="backward", code=4)
+    failure = strict_json((tmp_path / "failure.json").read_text())
+    assert (failure["rank"], failure["phase"]) == (3, "forward")
+    assert failure["reason"] == "ValueError: the cause"
+
+
+def test_a_failure_stands_against_a_main_rank_that_has_not_noticed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_status("running", phase="build")
+    assert folder.claim_failure(MemoryError("none left"), rank=1, phase="forward", code=3)
+    folder.write_status("running", phase="train")
+    status = folder.settle("rank 0 ended with exit code 4", 0)
+    assert (status["state"], status["rank"], status["exit_code"]) == ("oom", 1, 3)
+    assert status["reason"] == "MemoryError: none left"
+
+
+def test_a_killed_rank_leaves_the_reason_to_the_agent(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_status("running", phase="train")
+    status = folder.settle("rank 1 ended with killed by SIGKILL", 1)
+    assert (status["state"], status["phase"], status["exit_code"]) == ("failed", "train", 4)
+    assert "SIGKILL" in status["reason"]

@@ -1,0 +1,178 @@
+"""NVML by its binary interface, and CUDA's rules for naming a GPU."""
+
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "nvml_stub"))
+from stub import HEALTHY, MIB, UUIDS, build_stub, run_jobs, script
+
+from launcher.measure.nvml import ERRORS, NvmlFault, Outcome, resolve_uuid, uuid_from_environment
+
+A, B, C, D = UUIDS
+FOUR = list(enumerate(UUIDS))
+BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+MIG = "MIG-41255406-c9af-f94b-4ebf-9d57ad1853da"
+
+
+def test_every_error_code_is_mapped() -> None:
+    codes = {
+        name.removeprefix("NVML_ERROR_"): value
+        for name, value in vars(pynvml).items()
+        if name.startswith("NVML_ERROR_") and isinstance(value, int)
+    }
+    assert len(codes) >= 30
+    assert {name: code for code, (name, _) in ERRORS.items()}.items() >= codes.items()
+
+
+def test_code_of_a_newer_driver() -> None:
+    fault = NvmlFault(1234)
+    assert fault.name == "ERROR_1234"
+    assert fault.outcome is Outcome.TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("visible", "more", "index", "gpus", "expected"),
+    [
+        ("2,0", BY_BUS, 0, FOUR, C),
+        ("2,0", BY_BUS, 1, FOUR, A),
+        ("2,0", BY_BUS, 2, FOUR, None),
+        (None, BY_BUS, 3, FOUR, D),
+        (None, {}, 1, FOUR, None),  # fastest first: NVML's order says nothing
+        ("1", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 0, FOUR, None),
+        (None, {}, 0, FOUR[2:3], C),  # one GPU is the first by any order
+        ("0", {}, 0, FOUR[2:3], C),
+        ("0,1", BY_BUS, 0, FOUR[2:], C),  # a cgroup hides 0 and 1: CUDA counts from GPU 2 on
+        ("0,1", BY_BUS, 1, FOUR[2:], D),
+        (f"{D},{B}", {}, 0, FOUR, D),
+        (f"{D},{B}", {}, 1, FOUR, B),
+        ("GPU-3,GPU-1111", {}, 1, FOUR, B),
+        ("GPU-", {}, 0, FOUR, None),  # names four
+        ("GPU-9", {}, 0, FOUR, None),
+        (B, {}, 0, [], B),  # a whole UUID needs nobody's list
+        ("GPU-1", {}, 0, [], None),
+        ("0", BY_BUS, 0, [], None),
+        (MIG, {}, 0, FOUR, MIG),
+        (f"MIG-{A}/3/0", {}, 0, [], f"MIG-{A}/3/0"),
+        ("0,-1,1", BY_BUS, 0, FOUR, A),
+        ("0,-1,1", BY_BUS, 1, FOUR, None),  # the list ends at what names nothing
+        ("0,9,1", BY_BUS, 2, FOUR, None),
+        ("1,1", BY_BUS, 0, FOUR, None),  # named twice: CUDA shows no GPU
+        ("", BY_BUS, 0, FOUR, None),
+        (" 3 , 2 ", BY_BUS, 1, FOUR, C),
+    ],
+)
+def test_environment_names_the_gpu(
+    visible: str | None,
+    more: dict[str, str],
+    index: int,
+    gpus: list[tuple[int, str]],
+    expected: str | None,
+) -> None:
+    environ = dict(more) if visible is None else {**more, "CUDA_VISIBLE_DEVICES": visible}
+    assert uuid_from_environment(environ, index, gpus) == expected
+
+
+def test_a_cpu_has_no_uuid() -> None:
+    assert resolve_uuid(torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_uuid_of_a_real_gpu() -> None:
+    device = torch.device("cuda", 0)
+    uuid = resolve_uuid(device)
+    assert uuid is not None
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    total = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    assert total >= torch.cuda.get_device_properties(device).total_memory
+    pynvml.nvmlShutdown()
+
+
+def test_reads_a_gpu(tmp_path: Path) -> None:
+    jobs = [{"name": "gpu", "mode": "device", "uuid": A, "script": script()}]
+    found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)["gpu"]
+    assert found["uuid"] == A
+    assert found["memory"] == [
+        {"used_bytes": 1024 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": 512 * MIB}
+    ]
+    assert found["utilization_percent"] == [97.0, 40.0]
+    assert found["power_w"] == 350.0
+    assert found["energy_j"] == 5000.0
+    assert found["temperature_c"] == 61.0
+    assert found["references"] == 0
+    assert found["exit_code"] == 0
+
+
+V1 = {"used_bytes": 1536 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": None}
+V2 = {"used_bytes": 1024 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": 512 * MIB}
+
+
+@pytest.mark.parametrize(
+    ("flags", "v2", "expected"),
+    [
+        (("-DWITHOUT_MEMORY_V2",), None, [V1, V1]),
+        ((), "!3 0", [V1, V1]),  # refused once: the first version from then on
+        ((), "!25", [V1, V1]),
+        ((), "!999 0", ["UNKNOWN", V2]),  # passing: no peak from the other version's count
+    ],
+)
+def test_memory_versions(
+    tmp_path: Path, flags: tuple[str, ...], v2: str | None, expected: list[object]
+) -> None:
+    text = script(None if v2 is None else {"v2": v2})
+    jobs = [{"name": "gpu", "mode": "device", "uuid": A, "script": text, "times": 2}]
+    found = run_jobs(build_stub(tmp_path / "lib", *flags), tmp_path, jobs)["gpu"]
+    assert found["memory"] == expected
+
+
+def test_mig_instances(tmp_path: Path) -> None:
+    text = script({"mig_mode": "1"}) + (
+        f"20 uuid {MIG}\n20 mig_parent 0\n20 total 1000\n20 used 10\n"
+        "21 uuid MIG-other\n21 mig_parent 0\n21 total 1000\n21 used 20\n"
+    )
+    hidden = text + "20 handle !4\n"
+    bare = MIG.removeprefix("MIG-")
+    found = run_jobs(
+        build_stub(tmp_path / "lib"),
+        tmp_path,
+        [
+            {"name": "named", "mode": "device", "uuid": MIG, "script": text},
+            {"name": "parent", "mode": "device", "uuid": A, "script": text},
+            {"name": "bare", "mode": "device", "uuid": f"GPU-{bare}", "script": text},
+            {"name": "hidden", "mode": "device", "uuid": A, "script": hidden},
+        ],
+    )
+    for name in ("named", "parent", "bare"):
+        assert found[name]["uuid"] == MIG
+        assert found[name]["memory"] == [
+            {"used_bytes": 10, "total_bytes": 1000, "reserved_bytes": 0}
+        ]
+    # The board's power is not an instance's.
+    assert found["named"]["power_w"] == "NOT_SUPPORTED"
+    assert found["hidden"]["uuid"] == "MIG-other"
+
+
+def test_gpus_that_others_own_do_not_count(tmp_path: Path) -> None:
+    lines = ["* count 4", *(f"{n} uuid {uuid}" for n, uuid in FOUR), "0 handle !4", "2 uuid !15"]
+    jobs = [
+        {"name": "cgroup", "mode": "gpus", "script": "\n".join(lines) + "\n"},
+        {"name": "no_driver", "mode": "gpus", "script": "* init !9\n"},
+    ]
+    found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)
+    assert found["cgroup"]["gpus"] == [[1, B], [3, D]]
+    assert found["cgroup"]["references"] == 0
+    assert found["no_driver"]["gpus"] == []
+
+
+@pytest.mark.parametrize("question", ["handle", "uuid"])
+def test_failed_open_gives_nvml_back(tmp_path: Path, question: str) -> None:
+    answer = HEALTHY["uuid"] + " !4" if question == "uuid" else "!4"
+    jobs = [{"name": "gpu", "mode": "device", "uuid": A, "script": script({question: answer})}]
+    found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)["gpu"]
+    assert (found["fault"], found["outcome"]) == ("NO_PERMISSION", "unavailable")
+    assert found["references"] == 0

@@ -1,0 +1,111 @@
+"""AdamW against the textbook in fp64, the two parameter groups, and the schedule at its edges."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from launcher.config import OptimChoice
+from launcher.optim import adamw, learning_rate, parameter_groups
+from model.config import ModelConfig
+from model.gpt import GPT
+
+
+def test_schedule_at_its_edges() -> None:
+    choice = OptimChoice(lr=1.0, min_lr_ratio=0.1, warmup_steps=10)
+    rates = [learning_rate(step, choice, 110) for step in range(1, 111)]
+    assert rates[0] == pytest.approx(0.1)  # never 0: the first step must count
+    assert rates[9] == 1.0
+    assert rates[59] == pytest.approx(0.1 + 0.9 * 0.5)  # half-way down the cosine
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 1), (49, 1), (100, 2), (300, 6)])
+def test_warm_up_is_two_percent_unless_given(steps: int, warmup: int) -> None:
+    rates = [learning_rate(step, OptimChoice(lr=2.0), steps) for step in range(1, steps + 1)]
+    assert rates.index(max(rates)) == warmup - 1
+    assert max(rates) == 2.0
+
+
+def test_no_warm_up() -> None:
+    choice = OptimChoice(lr=1.0, warmup_steps=0, min_lr_ratio=0.0)
+    assert learning_rate(1, choice, 1) == 0.0
+    assert learning_rate(1, choice, 4) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert learning_rate(4, choice, 4) == pytest.approx(0.0)
+
+
+def test_a_schedule_shorter_than_its_warm_up_and_a_step_beyond_its_end() -> None:
+    choice = OptimChoice(lr=1.0, warmup_steps=100)
+    assert learning_rate(5, choice, 5) == pytest.approx(0.05)
+    assert learning_rate(150, OptimChoice(lr=1.0, warmup_steps=1), 100) == pytest.approx(0.1)
+
+
+def test_only_matrices_decay() -> None:
+    module = GPT(ModelConfig(vocab_size=13, context=8, layers=2, heads=2, d_model=4))
+    decayed, rest = parameter_groups(module, 0.25)
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.25, 0.0)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    in_groups = [[names.pop(id(p)) for p in group["params"]] for group in (decayed, rest)]
+    assert names == {}, "each parameter is in exactly one group"
+    shapes = {name: p.dim() for name, p in module.named_parameters()}
+    assert {shapes[name] for name in in_groups[0]} == {2}
+    assert {shapes[name] for name in in_groups[1]} == {1}
+    assert all("bias" in name or "ln" in name.lower() for name in in_groups[1])
+
+
+def test_an_empty_group_is_left_out() -> None:
+    assert len(parameter_groups(nn.Linear(2, 2, bias=False), 0.1)) == 1
+
+
+def test_a_sharded_parameter_is_judged_by_its_real_shape() -> None:
+    module = nn.Linear(3, 2)
+    module.weight.ds_shape = module.weight.shape  # as ZeRO-3 leaves it between uses
+    module.weight.data = torch.empty(0)
+    decayed, rest = parameter_groups(module, 0.1)
+    assert decayed["params"] == [module.weight]
+    assert rest["params"] == [module.bias]
+
+
+def reference_adamw(
+    parameter: Tensor,
+    gradients: list[Tensor],
+    rates: list[float],
+    choice: OptimChoice,
+    decay: float,
+) -> Tensor:
+    """Algorithm 2 of Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)."""
+    value = parameter.double()
+    first = torch.zeros_like(value)
+    second = torch.zeros_like(value)
+    beta1, beta2 = choice.betas
+    for step, (gradient, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+        gradient = gradient.double()
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        update = (first / (1 - beta1**step)) / ((second / (1 - beta2**step)).sqrt() + choice.eps)
+        value = value - lr * (update + decay * value)
+    return value
+
+
+def test_fused_adamw_is_the_textbooks_adamw() -> None:
+    generator = torch.Generator().manual_seed(0)
+    module = nn.Linear(7, 5)
+    choice = OptimChoice(lr=0.01, weight_decay=0.2, betas=(0.8, 0.9), eps=1e-6, warmup_steps=3)
+    optimizer = adamw(module, choice)
+    rates = [learning_rate(step, choice, 10) for step in range(1, 11)]
+    start = [p.detach().clone() for p in module.parameters()]
+    gradients: list[list[Tensor]] = [[], []]
+    for lr in rates:
+        for parameter, seen in zip(module.parameters(), gradients, strict=True):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            seen.append(parameter.grad.clone())
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    for parameter, first, seen in zip(module.parameters(), start, gradients, strict=True):
+        decay = choice.weight_decay if parameter.dim() == 2 else 0.0
+        expected = reference_adamw(first, seen, rates, choice, decay)
+        torch.testing.assert_close(parameter.double(), expected, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,143 @@
+"""From what was asked for to what runs: batches, accumulation, names and length."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import DEFAULT_STEPS, RunConfig
+from launcher.errors import UserError
+from launcher.resolve import (
+    ALSO_CALLED,
+    Resolved,
+    check_run_folder,
+    resolve,
+    steps_of_epochs,
+)
+
+
+def resolved(world_size: int = 1, device_type: str = "cpu", **changes: Any) -> Resolved:
+    return resolve(RunConfig().replace(**changes), world_size=world_size, device_type=device_type)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "global_batch", "ranks", "total", "accumulation"),
+    [
+        (8, None, 1, 8, 1),
+        (8, None, 4, 32, 1),
+        (8, 32, 1, 32, 4),
+        (8, 32, 4, 32, 1),
+        (1, 1, 1, 1, 1),
+        (3, 36, 4, 36, 3),
+        (125, 1000, 2, 1000, 4),
+    ],
+)
+def test_accumulation(
+    micro_batch: int, global_batch: int | None, ranks: int, total: int, accumulation: int
+) -> None:
+    found = resolved(ranks, micro_batch=micro_batch, global_batch=global_batch)
+    assert (found.config.data.global_batch, found.accumulation) == (total, accumulation)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "global_batch", "ranks", "nearest"),
+    [
+        (8, 17, 2, 16),
+        (8, 23, 2, 16),
+        (8, 24, 2, 16),  # both are as near: the one that needs less memory
+        (8, 25, 2, 32),
+        (8, 1, 2, 16),  # 0 is nearer, but not a batch
+        (3, 100, 4, 96),
+        (7, 1000, 1, 1001),
+    ],
+)
+def test_the_nearest_batch_that_divides(
+    micro_batch: int, global_batch: int, ranks: int, nearest: int
+) -> None:
+    with pytest.raises(UserError, match=f"--global-batch {global_batch} .* is {nearest}$"):
+        resolved(ranks, micro_batch=micro_batch, global_batch=global_batch)
+    accepted = resolved(ranks, micro_batch=micro_batch, global_batch=nearest)
+    assert accepted.config.data.global_batch == nearest
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "label", "also_called"),
+    [
+        ({}, 1, "single", "one device"),
+        ({}, 2, "ddp", "ZeRO-0"),
+        ({"strategy": "ddp"}, 1, "ddp", "ZeRO-0"),
+        ({"strategy": "fsdp"}, 2, "fsdp", "ZeRO-3"),
+        ({"strategy": "fsdp", "reshard_after_forward": False}, 2, "fsdp-grad-op", "ZeRO-2"),
+        (
+            {"strategy": "fsdp", "replicate": 2},
+            4,
+            "fsdp-hybrid",
+            "ZeRO-3 in groups, replicated",
+        ),
+        ({"zero": 0}, 2, "zero0", "DDP"),
+        ({"zero": 1}, 2, "zero1", "optimizer sharding"),
+        ({"zero": 2}, 2, "zero2", "FSDP shard grad op"),
+        ({"zero": 3}, 2, "zero3", "FSDP full shard"),
+        ({"strategy": "zero", "zero": 3}, 1, "zero3", "FSDP full shard"),
+    ],
+)
+def test_both_vocabularies(
+    changes: dict[str, Any], ranks: int, label: str, also_called: str
+) -> None:
+    found = resolved(ranks, **changes)
+    assert (found.strategy_label, found.also_called) == (label, also_called)
+
+
+def test_every_label_has_its_other_name() -> None:
+    assert set(ALSO_CALLED) == {
+        *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
+        *("zero0", "zero1", "zero2", "zero3"),
+    }
+
+
+def test_sequence_length_comes_from_the_model() -> None:
+    assert resolved().config.data.seq_len == resolved().model.context == 128
+    assert resolved(model="gpt2").config.data.seq_len == 1024
+    assert resolved(seq_len=32).config.data.seq_len == 32
+    assert resolved(context=512, seq_len=512).model.context == 512
+
+
+def test_the_schedule_is_steps_or_epochs_or_the_default() -> None:
+    assert resolved().config.loop.steps == DEFAULT_STEPS
+    assert resolved(steps=7).config.loop.steps == 7
+    assert resolved(epochs=2.0).config.loop.steps is None  # the corpus is not open yet
+
+
+@pytest.mark.parametrize(
+    ("epochs", "sequences", "global_batch", "steps"),
+    [(1, 100, 10, 10), (1, 101, 10, 11), (0.5, 100, 10, 5), (2.5, 4, 2, 5), (0.001, 10, 10, 1)],
+)
+def test_epochs_in_steps(epochs: float, sequences: int, global_batch: int, steps: int) -> None:
+    assert steps_of_epochs(epochs, sequences, global_batch) == steps
+
+
+def test_the_device_is_the_one_that_was_found() -> None:
+    assert resolved(device_type="cuda").config.loop.device == "cuda"
+
+
+def test_fsdp_offloads_parameters_and_optimizer_together() -> None:
+    for name in ("offload_optimizer", "offload_param"):
+        sharding = resolved(2, strategy="fsdp", **{name: "cpu"}).config.sharding
+        assert (sharding.offload_optimizer, sharding.offload_param) == ("cpu", "cpu")
+
+
+def test_resolving_again_changes_nothing() -> None:
+    for changes in ({}, {"zero": 2}, {"strategy": "fsdp", "offload_param": "cpu"}):
+        once = resolved(2, **changes)
+        assert resolve(once.config, world_size=2, device_type="cpu") == once
+
+
+def test_checking_a_run_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_run_folder(tmp_path / "a" / "b" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dangling_link_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="already exists"):
+        check_run_folder(tmp_path / "run")

@@ -1,0 +1,105 @@
+"""Our torchrun: `--nproc`, and everything else as torch's own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.torchrun import split_command
+
+TORCHRUN = Path(sys.executable).parent / "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "program", "arguments"),
+    [
+        # the two spellings of --nproc, and torch's own
+        ("--nproc 4 train.py", "--nproc-per-node 4", "train.py", ""),
+        ("--nproc=4 train.py", "--nproc-per-node=4", "train.py", ""),
+        ("--nproc-per-node 4 train.py", "--nproc-per-node 4", "train.py", ""),
+        ("--nproc_per_node=gpu train.py", "--nproc_per_node=gpu", "train.py", ""),
+        # what comes after the program is the program's
+        ("--nproc 2 train.py --nproc 3", "--nproc-per-node 2", "train.py", "--nproc 3"),
+        ("train.py --nproc=3 -m x", "", "train.py", "--nproc=3 -m x"),
+        ("--nproc 2 -m pkg.mod --zero 2", "--nproc-per-node 2", "-m pkg.mod", "--zero 2"),
+        ("--module pkg.mod --start 3", "", "--module pkg.mod", "--start 3"),
+        ("--nproc 2 --no-python ls -l", "--nproc-per-node 2", "--no-python ls", "-l"),
+        ("--no_python ls", "", "--no_python ls", ""),
+        ("--run-path train.py a", "", "--run-path train.py", "a"),
+        # torchrun's options with and without values
+        ("--standalone --nproc 2 a.py", "--standalone --nproc-per-node 2", "a.py", ""),
+        ("--nnodes 2 --node-rank=1 a.py x", "--nnodes 2 --node-rank=1", "a.py", "x"),
+        ("--virtual-local-rank a.py", "--virtual-local-rank", "a.py", ""),
+        ("--max-restarts 3 -m pkg.mod", "--max-restarts 3", "-m pkg.mod", ""),
+        ("-r 3 -t 2 a.py", "-r 3 -t 2", "a.py", ""),
+        # nothing to run: torchrun says so itself
+        ("--nproc 2", "--nproc-per-node 2", "", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_split_command(command: str, own: str, program: str, arguments: str) -> None:
+    assert split_command(command.split()) == (own.split(), program.split(), arguments.split())
+
+
+REPORT = """
+import json, os, pathlib, sys
+rank = os.environ["RANK"]
+told = {name: os.environ.get(name) for name in ("WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_PORT")}
+pathlib.Path(f"rank{rank}.json").write_text(json.dumps({**told, "argv": sys.argv[1:]}))
+if "--fail" in sys.argv and rank == "1":
+    sys.exit(7)
+"""
+
+
+def run(folder: Path, *command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "report.py").write_text(REPORT)
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        [TORCHRUN, *command],
+        cwd=folder,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def reports(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+
+
+def test_runs_anybodys_script(tmp_path: Path) -> None:
+    # --start is an ambiguous prefix of torchrun's --start-method, and torch's own refuses it.
+    done = run(tmp_path, "--nproc", "2", "report.py", "--nproc", "9", "--start", "3")
+    assert done.returncode == 0, done.stderr
+    first, second = reports(tmp_path)
+    assert first["WORLD_SIZE"] == second["WORLD_SIZE"] == "2"
+    assert first["argv"] == second["argv"] == ["--nproc", "9", "--start", "3"]
+    # Cores are shared out, where torch would give each rank one thread and print a warning.
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    assert first["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert "OMP_NUM_THREADS" not in done.stderr
+
+
+def test_fails_as_torchs_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nproc=2", "-m", "report", "--fail", OMP_NUM_THREADS="3")
+    assert done.returncode == 1
+    assert "exitcode  : 7" in done.stderr
+    assert len(reports(tmp_path)) == 2
+    assert {report["OMP_NUM_THREADS"] for report in reports(tmp_path)} == {"3"}
+
+
+def test_a_bad_option_of_torchruns_own_is_refused_by_torchrun(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nprocs-per-box", "2", "report.py")
+    assert done.returncode == 2
+    assert "usage: torchrun" in done.stderr
+    assert reports(tmp_path) == []
+
+
+def test_help_of_the_trainer_is_shown_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nproc", "2", "-m", "launcher.train", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("--micro-batch") == 1
