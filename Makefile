@@ -1,10 +1,10 @@
-# Two commands do all their own set-up: `make demo` and `make test`.
+# `make demo` and `make test` do all their own set-up on a machine with Python 3.11+ and gcc.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-DEMO := runs/demo
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test check install clean
+.PHONY: install demo test check clean
 
 install: $(VENV)/installed
 
@@ -14,11 +14,21 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# The main job on the embedded corpus with 2 processes, then what it wrote.
+# The main job on the embedded corpus with 2 processes, then four ways of sharding side by side:
+# one table, one page.
 demo: install
-	$(BIN)/python -m launcher.demo $(DEMO)
+	$(BIN)/torchrun --nproc 2 -m launcher.train --zero 2 --device cpu --tokenizer byte \
+	    --vocab-size 257 --layers 4 --d-model 128 --micro-batch 4 --lr 3e-3 --steps 400 \
+	    --log-every 50 --out $(DEMO)/zero2
+	$(BIN)/memscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
+	    --tokenizer byte --vocab-size 257 --layers 2 --d-model 128 --context 64 --micro-batch 4 \
+	    --lr 3e-3 --steps 20 --memory-trace --data LICENSE --out $(DEMO)/sharding
+	$(BIN)/memscale report $(DEMO)/zero2 $(DEMO)/sharding --out $(DEMO)/report
 
+# Slurm and a browser come from Debian's packages where this is root and apt exists; without them
+# their tests are skipped and say so.
 test: install
+	tests/install_system_packages.sh
 	$(BIN)/python -m pytest -q
 
 check: install
@@ -27,4 +37,4 @@ check: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info
+	rm -rf $(VENV) runs sweeps build *.egg-info

@@ -1,34 +1,42 @@
-"""The command line: `python -m launcher VERB` or `memscale VERB`. No logic lives here."""
+"""The command line: `python -m launcher VERB`. Only dispatch lives here."""
 
+import importlib
 import sys
 
-USAGE = """\
-usage: memscale VERB [arguments]      (also: python -m launcher VERB)
-
-  train    train in this process: one GPU, or the CPU
-  run      start ranks, with torchrun's own arguments:
-             memscale run --nproc 4 -m launcher.train --zero 2
-
-memscale VERB --help says more. Several GPUs: torchrun --nproc 4 -m launcher.train --zero 2
-"""
+VERBS = {
+    "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
+    "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
+    "sweep": ("launcher.compare.sweep", "train every cell of a grid, one after the other"),
+    "report": ("launcher.compare.report", "compare runs: a table, a page, CSV, Markdown, JSON"),
+    "doctor": ("launcher.doctor", "check this machine and say what will not work"),
+}
 
 
 def main() -> None:
-    """Dispatch to a verb."""
+    """Dispatch to a verb's `main`; only that verb's modules are imported."""
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if verb in ("-h", "--help"):
-        print(USAGE, end="")
-    elif verb == "train":
-        from launcher.train import main as train
-
-        train(arguments)
-    elif verb == "run":
-        from launcher.torchrun import main as run
-
-        run(arguments)
-    else:
-        print(f"memscale: unknown verb {verb!r}: use train or run", file=sys.stderr)
+        print(usage())
+        return
+    if verb not in VERBS:
+        print(f"memscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(importlib.import_module(VERBS[verb][0]).main(arguments))
+
+
+def usage() -> str:
+    """What `--help` prints."""
+    lines = [
+        "usage: memscale VERB [arguments]      (also: python -m launcher VERB)",
+        "",
+        *(f"  {verb:8} {what}" for verb, (_, what) in VERBS.items()),
+        "",
+        "memscale VERB --help says more. On several GPUs:",
+        "",
+        "  torchrun --nproc 4 -m launcher.train --zero 2",
+        "  memscale run --nproc 4 -m launcher.train --zero 2      (the same)",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

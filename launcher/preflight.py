@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from launcher.arguments import parse_run_config
 from launcher.data import Corpus, open_corpus
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.strategies.deepspeed_config import build_config
 from launcher.world import choose_device
 
 
@@ -34,6 +37,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
     check_run_folder(config.loop.out or default_run_folder(resolved))
+    if config.sharding.deepspeed is not None:
+        _check_with_deepspeed(resolved, world_size)
     corpus = open_corpus(
         data=config.data.data,
         tokenizer=config.data.tokenizer,
@@ -48,6 +53,17 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         resolved=Resolved(config=config, model=resolved.model, accumulation=resolved.accumulation),
         corpus=corpus,
     )
+
+
+def _check_with_deepspeed(resolved: Resolved, world_size: int) -> None:
+    from launcher.strategies import zero  # takes seconds, so only for a user's own file
+
+    config = resolved.config
+    assert config.sharding.deepspeed is not None
+    section = build_config(
+        config, resolved.model, accumulation=resolved.accumulation, world_size=world_size
+    )["zero_optimization"]
+    zero.check_section(config.sharding.deepspeed, section, torch.device(config.loop.device))
 
 
 def default_run_folder(resolved: Resolved) -> Path:

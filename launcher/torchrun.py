@@ -94,17 +94,19 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     try:
         run.run(args)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        how = f"exit code {failure.exitcode}"
-        if failure.exitcode < 0:
-            how = f"killed by {signal.Signals(-failure.exitcode).name}"
-        return _how_it_ended(folder, f"rank {rank} ended with {how}", rank)
+        # A killed rank is the cause whoever ends first: the others notice and can still report.
+        killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0]
+        rank, failure = killed[0] if killed else error.get_first_failure()
+        how = f"ended with exit code {failure.exitcode}"
+        if killed:
+            how = f"was killed by {signal.Signals(-failure.exitcode).name}"
+        return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
     except SignalException as error:
-        return _how_it_ended(folder, f"stopped by {error.sigval.name}", None)
+        return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
     return ExitCode.DONE
 
 
-def _how_it_ended(folder: Path | None, seen: str, rank: int | None) -> int:
+def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
     from launcher.measure.folder import RunFolder
 
@@ -112,8 +114,8 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None) -> int:
         print(f"memscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status() or {}
-    status = RunFolder(folder).settle(seen, rank)
-    if reported.get("state") == "running" and status["reason"] == seen:
+    status = RunFolder(folder).settle(seen, rank, certain=certain)
+    if (certain or reported.get("state") == "running") and status["reason"] == seen:
         print(f"memscale: {seen}", file=sys.stderr)  # no rank could say so itself
     return int(status["exit_code"])
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     world = start(
         config.loop.device,
         timeout_s=config.loop.collective_timeout_s,
-        needs_group=config.sharding.strategy in ("fsdp", "zero"),
+        needs_group=config.sharding.strategy != "single",
     )
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)

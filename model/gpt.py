@@ -6,20 +6,16 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
-from model.attention import FUSED_OPS, KERNELS, build_mask, resolve_attention
+from model.attention import KERNELS, build_mask, resolve_attention
 from model.config import ModelConfig
 from model.loss import automatic_chunk_rows, linear_cross_entropy
+from model.recompute import selective_contexts
 
 _INITIAL_STD = 0.02
 
@@ -160,34 +156,10 @@ class GPT(nn.Module):
             return block(x, mask)  # type: ignore[no-any-return]
         if mode == "full":
             return checkpoint(block, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
-        contexts = partial(
-            create_selective_checkpoint_contexts, partial(_selective_policy, self.config)
-        )
+        contexts = partial(selective_contexts, self.config)
         return checkpoint(  # type: ignore[no-any-return]
             block, x, mask, use_reentrant=False, context_fn=contexts
         )
-
-
-_LINEAR_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
-_BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
-
-
-def _selective_policy(
-    config: ModelConfig, _context: Any, op: Any, *args: Any, **_kwargs: Any
-) -> CheckpointPolicy:
-    """Keep matmul and attention outputs; recompute norms, activations and residual additions."""
-    if op in FUSED_OPS:
-        # Skipping a kernel that draws random numbers would shift every later dropout mask.
-        keep = config.dropout == 0.0
-    elif op in _LINEAR_OPS:
-        # The last projection's output feeds only the residual sum: backward never asks for it,
-        # and recomputation ends before reaching it. Known by its [d_ff, d_model] operand.
-        keep = tuple(args[-1].shape) != (config.ffn_dim, config.d_model) or (
-            config.ffn_dim == config.d_model
-        )
-    else:
-        keep = op in _BATCHED_MATMUL_OPS
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def initial_value(

@@ -95,17 +95,18 @@ class RunFolder:
             return False
         return True
 
-    def settle(self, seen: str, rank: int | None) -> dict[str, Any]:
+    def settle(self, seen: str, rank: int | None, *, certain: bool = False) -> dict[str, Any]:
         """The final status, for the agent, when all ranks have gone.
 
         A main rank that had not noticed yet may have written "running" over another rank's
-        failure; a rank that was killed could not write anything: then `seen` is the reason.
+        failure; a rank that was killed could not write anything: then `seen` is the reason, and
+        where that is `certain`, whatever the others reported is a consequence.
         """
         status = self.read_status()
-        if status is None or status["state"] == "running":
+        if certain or status is None or status["state"] == "running":
             found = {"phase": (status or {}).get("phase", "start"), "reason": seen, "rank": rank}
             found |= {"state": "failed", "exit_code": int(ExitCode.FAILED)}
-            if self._failure.exists():
+            if self._failure.exists() and not certain:
                 found |= json.loads(self._failure.read_text())
             found.pop("traceback", None)
             self.write_status(**found)

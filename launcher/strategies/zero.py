@@ -5,11 +5,13 @@ import io
 import logging
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from launcher.errors import UserError
 from launcher.measure.records import Ledger
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.engine import Engine, Recipe, StepResult
@@ -103,6 +105,27 @@ def import_deepspeed(device: torch.device) -> Any:
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def check_section(path: Path, section: dict[str, Any], device: torch.device) -> None:
+    """Have DeepSpeed itself read a user's zero_optimization section.
+
+    Raises:
+        UserError: a key that DeepSpeed does not know, or a value that it does not take.
+    """
+    import_deepspeed(device)
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in ("zero_optimization", *first["loc"]))
+        raise UserError(
+            f"--deepspeed {path}: {where} is {first['input']!r}: {first['msg']}; "
+            "correct or remove it"
+        ) from None
 
 
 def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:

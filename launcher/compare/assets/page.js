@@ -1,0 +1,318 @@
+// Puts the page together from the data in it.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const runs = data.runs;
+const FEW = 10;
+const ELSEWHERE = new Set(["reason", "strategy_also_called"]); // under the table; with the strategy
+
+const MEMORY = {
+  allocated_peak_bytes: "allocated peak",
+  reserved_peak_bytes: "reserved peak",
+  device_used_bytes: "device used",
+  tracked_live_bytes: "tracked live peak",
+  resident_set_bytes: "resident set",
+};
+const LINES = {
+  params_bytes: ["parameters", "params"],
+  grads_bytes: ["gradients", "grads"],
+  optimizer_bytes: ["optimizer states", "optimizer"],
+  buffers_bytes: ["communication buffers", "buffers"],
+  activations_bytes: ["activations", "activations"],
+  temporary_bytes: ["temporary", "temporary"],
+  allocator_slack_bytes: ["allocator slack", "slack"],
+  context_bytes: ["context and NCCL", "context"],
+  unexplained_bytes: ["unexplained", "unexplained"],
+};
+const PHASES = {
+  data: ["data", "buffers"],
+  forward: ["forward", "grads"],
+  backward: ["backward", "params"],
+  step: ["step", "activations"],
+  other: ["outside any phase", "rest"],
+};
+const MOMENTS = {
+  peak: "at its peak",
+  oom: "when memory ran out",
+  now: "between steps",
+  after_backward: "after a backward",
+  predicted: "predicted",
+};
+
+// A colour per run while there are few; beyond that a colour per strategy.
+const strategies = [...new Set(runs.map((run) => run.strategy))];
+const colourIndex = (i) => (runs.length <= FEW ? i : strategies.indexOf(runs[i].strategy)) % 10;
+const colourOf = (i) => `var(--c${colourIndex(i)})`;
+function section(title, lede, controls, ...content) {
+  const words = html("div", {}, html("h2", { text: title }), html("p", { className: "lede", text: lede }));
+  const head = html("div", { className: "head" }, words);
+  if (controls.length) head.append(html("div", { className: "controls" }, ...controls));
+  return html("section", {}, head, ...content);
+}
+
+function figure(draw) {
+  const host = html("figure");
+  let current = draw;
+  const redraw = drawn(host, (width) => current(width));
+  return { host, set(next) { current = next; redraw(); } };
+}
+
+function checkbox(text, changed) {
+  const box = html("input", { type: "checkbox" });
+  box.addEventListener("change", () => changed(box.checked));
+  return html("label", {}, box, document.createTextNode(text));
+}
+
+function choice(text, options, changed) {
+  const select = html("select", {}, ...options.map(([value, name]) => html("option", { value, text: name })));
+  select.addEventListener("change", () => changed(select.value));
+  return html("label", {}, document.createTextNode(text), select);
+}
+
+function header() {
+  const done = runs.filter((run) => run.state === "completed").length;
+  const models = [...new Set(runs.map((run) => run.model))].map((m) => m ?? "unknown model");
+  const title = `${models.slice(0, 3).join(", ")}: ${counted(runs.length, "run")}`;
+  const rest = runs.length - done;
+  const states = rest === 0 ? "All completed." : `${done} completed, ${rest} did not.`;
+  const one = data.settings.length === 1;
+  const made = new Date(data.made_unix_s * 1000).toISOString().slice(0, 16).replace("T", " ");
+  const lede = `${states} ${one ? `Setting: ${data.settings[0].setting}.` : `${data.settings.length} settings.`}`;
+  const top = html("header", {},
+    html("p", { className: "kicker", text: `memscale report \u00b7 ${made} UTC` }),
+    html("h1", { text: title }), html("p", { className: "lede", text: lede }));
+  for (const { setting, goals } of data.settings) {
+    if (goals.length === 0) continue;
+    if (!one) top.append(html("p", { className: "of-setting", text: setting }));
+    top.append(html("dl", { className: "goals" }, ...goals.map((goal) =>
+      html("div", {}, html("dt", { text: goal.goal }),
+        html("dd", { className: "winner", text: goal.run ?? "\u2013" }),
+        html("dd", { className: "figures", text: goal.figures })))));
+  }
+  return top;
+}
+
+function tableSection() {
+  let all = false;
+  const columns = () => data.columns.filter((c) => !ELSEWHERE.has(c.key) && (all || c.brief));
+  const table = sortableTable(runs, columns, colourOf, "Runs, ranked by tokens/s");
+  const control = checkbox("all columns", (on) => { all = on; table.redraw(); });
+  const failed = runs.filter((run) => run.reason || run.notes.length);
+  const failures = html("ul", { className: "failures" }, ...failed.flatMap((run) => [
+    ...(run.reason ? [`${run.state}, ${run.where ?? "phase unknown"}: ${run.reason}`] : []), ...run.notes,
+  ].map((text) => html("li", {}, html("b", { text: run.run }), document.createTextNode(` \u2014 ${text}`)))));
+  return section("Runs",
+    "Ranked by throughput; a click on a heading sorts by it. 1 GiB is 2\u00b3\u2070 bytes; n/a was not measured.",
+    [control], table.element, ...(failed.length ? [failures] : []));
+}
+
+function scatterSection() {
+  const done = runs.map((run, i) => ({ run, i })).filter(({ run }) => run.state === "completed" && run.tokens_per_s !== null);
+  const kinds = Object.keys(MEMORY).filter((kind) => done.some(({ run }) => run[kind] !== null));
+  const title = "Throughput against memory";
+  if (kinds.length === 0) {
+    return section(title, "No completed run has both a throughput and a peak of its memory.", []);
+  }
+  const count = (kind) => done.filter(({ run }) => run[kind] !== null).length;
+  const first = kinds.reduce((a, b) => (count(b) > count(a) ? b : a));
+  kinds.sort((a, b) => (b === first) - (a === first));
+  const draw = (kind) => scatter(done.filter(({ run }) => run[kind] !== null).map(({ run, i }) => ({
+    x: run[kind] / GIB, y: run.tokens_per_s, name: run.run, colour: colourOf(i),
+    front: run.pareto.includes(kind), setting: run.setting,
+    tips: [
+      ["strategy", `${run.strategy} = ${run.strategy_also_called ?? "n/a"}`],
+      [MEMORY[kind], shown(run[kind], "gib")],
+      ["tokens/s", shown(run.tokens_per_s, "rate")],
+      ["time per step", shown(run.step_time_s, "seconds")],
+      ["on the Pareto front", run.pareto.includes(kind) ? "yes" : "no"],
+    ],
+  })), { xTitle: `${MEMORY[kind]}, highest rank (GiB)`, yTitle: "tokens/s, all ranks" });
+  const chart = figure(draw(first));
+  const pick = choice("memory", kinds.map((kind) => [kind, MEMORY[kind]]), (kind) => chart.set(draw(kind)));
+  return section(title,
+    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Further up and to the left is better.",
+    kinds.length > 1 ? [pick] : [], ...runLegend(), chart.host);
+}
+
+function runLegend() {
+  if (runs.length <= FEW) return [];
+  return [html("div", { className: "legend" }, ...strategies.map((strategy, i) =>
+    html("span", {}, swatch(`var(--c${i % 10})`), document.createTextNode(strategy ?? "n/a"))))];
+}
+
+function ledgerRows(everyRank) {
+  const mixed = new Set(runs.flatMap((run) => run.ledgers.map((entry) => entry.moment))).size > 1;
+  return runs.flatMap((run) => {
+    const size = (entry) => Object.entries(entry.lines).reduce((sum, [k, v]) => sum + (k in LINES ? v : 0), 0);
+    let entries = run.ledgers;
+    if (!everyRank) {
+      const kind = (entry) => `${entry.place} ${entry.moment}`;
+      entries = entries.filter((e) => !entries.some((o) => kind(o) === kind(e) &&
+        (size(o) > size(e) || (size(o) === size(e) && o.rank < e.rank))));
+    }
+    return entries.map((entry) => {
+      const place = entry.place === "device" ? "" : `, ${entry.place}`;
+      const moment = MOMENTS[entry.moment] ?? entry.moment;
+      const when = entry.moment === "peak" && entry.phase ? `, in ${entry.phase} of step ${entry.step}` : "";
+      return {
+        label: `${run.run} \u00b7 rank ${entry.rank}${place}${mixed ? `, ${moment}` : ""}`,
+        title: `${run.run}, rank ${entry.rank}, ${entry.place}, ${moment}${when}`,
+        group: run.run,
+        parts: Object.keys(LINES).filter((key) => key in entry.lines).map((key) => [key, entry.lines[key]]),
+      };
+    });
+  });
+}
+
+function ledgerSection() {
+  const title = "Where the memory is";
+  const every = ledgerRows(true);
+  if (every.length === 0) return section(title, "n/a: no run wrote a ledger.", []);
+  const moments = [...new Set(runs.flatMap((run) => run.ledgers.map((entry) => entry.moment)))];
+  const largest = Math.max(...every.map((row) => row.parts.reduce((sum, [, v]) => sum + v, 0)));
+  const [unit, name] = largest > GIB / 4 ? [GIB, "GiB"] : [2 ** 20, "MiB"];
+  const text = (bytes) => `${(bytes / unit).toFixed(bytes / unit >= 100 ? 0 : bytes / unit >= 10 ? 1 : 2)} ${name}`;
+  const draw = (rows) => stackedBars(rows, { look: LINES, text, unit, axisTitle: name });
+  const worst = ledgerRows(false);
+  const startAll = every.length <= 24;
+  const chart = figure(draw(startAll ? every : worst));
+  const toggle = checkbox("every rank", (on) => chart.set(draw(on ? every : worst)));
+  toggle.firstChild.checked = startAll;
+  const used = new Set(every.flatMap((row) => row.parts.filter(([, v]) => v > 0).map(([key]) => key)));
+  const told = moments.map((moment) => MOMENTS[moment] ?? moment).join(" or ");
+  return section(title,
+    `Every byte of a rank by what it is for, ${told}. What is held between steps is in blue and green, what a step needs on top in orange.`,
+    every.length > worst.length ? [toggle] : [], barLegend(LINES, used), chart.host);
+}
+
+function phaseSection() {
+  const rows = runs.filter((run) => run.phases_s).map((run) => ({
+    label: run.run, title: run.run, group: "", parts: Object.entries(run.phases_s),
+  }));
+  const title = "Where the time goes";
+  if (rows.length === 0) return section(title, "n/a: no run got past its warm-up steps.", []);
+  const text = (seconds) => shown(seconds, "seconds");
+  const chart = figure(stackedBars(rows, { look: PHASES, text, unit: 1, axisTitle: "seconds per step" }));
+  const used = new Set(rows.flatMap((row) => row.parts.filter(([, v]) => v > 0).map(([key]) => key)));
+  return section(title, "Mean time of a step on rank 0 by phase, without the warm-up steps.", [],
+    barLegend(PHASES, used), chart.host);
+}
+
+function lossVerdict() {
+  const byPrecision = new Map();
+  for (const run of runs.filter((r) => r.loss_difference !== null)) {
+    const worst = byPrecision.get(run.precision);
+    if (!worst || run.loss_difference > worst.loss_difference) byPrecision.set(run.precision, run);
+  }
+  if (byPrecision.size === 0) return "No two runs of equal model, data, batch, seed and steps to hold against each other.";
+  return "Same model, data, batch and seed should mean the same losses. " + [...byPrecision].map(([precision, run]) => {
+    const alike = runs.filter((r) => r.loss_difference !== null && r.precision === precision).length;
+    return run.loss_difference === 0
+      ? `${precision}: ${counted(alike, "run")} identical to ${run.reference} at every step.`
+      : `${precision}: over ${counted(alike, "run")} the largest difference is ${shown(run.loss_difference, "gap")}, at step ${run.loss_difference_step} (${run.run} against ${run.reference}).`;
+  }).join(" ");
+}
+
+function lossSection() {
+  const named = runs.map((run, i) => ({ name: run.run, colour: colourOf(i) }));
+  const curves = named.flatMap((line, i) => (data.curves[i] ? [{ ...line, ...data.curves[i] }] : []));
+  const gaps = named.flatMap((line, i) => (data.gaps[i] ? [{ ...line, ...data.gaps[i] }] : []));
+  if (curves.length === 0) return section("Losses", "n/a: no run finished a step.", []);
+  const hidden = new Set();
+  const kept = (lines) => {
+    const left = lines.filter((line) => !hidden.has(line.name));
+    return left.length ? left : lines;
+  };
+  const step = { xTitle: "step", xText: (x) => `step ${x}` };
+  const drawLoss = () => lineChart(kept(curves), { ...step, yTitle: "training loss", yText: (v) => v.toFixed(4) });
+  const drawGap = () => lineChart(kept(gaps), {
+    ...step, yTitle: "|difference from the reference's loss|", yText: (v) => shown(v, "gap"), log: true, height: 240,
+  });
+  const loss = figure(drawLoss());
+  const gap = gaps.some((line) => line.y.some((v) => v > 0)) ? figure(drawGap()) : null;
+  const legend = html("div", { className: "legend" }, ...curves.map((line) => {
+    const button = html("button", { type: "button", "aria-pressed": "true" },
+      swatch(line.colour), document.createTextNode(line.name));
+    button.addEventListener("click", () => {
+      if (!hidden.delete(line.name)) hidden.add(line.name);
+      button.setAttribute("aria-pressed", String(!hidden.has(line.name)));
+      loss.set(drawLoss());
+      gap?.set(drawGap());
+    });
+    return button;
+  }));
+  const rows = runs.map((run) => [run.run, run.reference ?? "n/a",
+    shown(run.loss_difference, "gap"), shown(run.loss_difference_step, "count"),
+    run.loss_note ?? "over all steps"]);
+  const table = plainTable(["run", "against", "largest difference", "at step", ""], rows, [2, 3]);
+  const folded = html("details", { className: "below" },
+    html("summary", { text: "Each run against its reference" }), table);
+  folded.open = runs.length <= FEW;
+  if (gap) gap.host.classList.add("below");
+  return section("Losses over each other", lossVerdict(), [], legend, loss.host, ...(gap ? [gap.host] : []), folded);
+}
+
+function timelineSection() {
+  const title = "The device over time";
+  const sampled = runs.map((run, i) => i).filter((i) => data.timelines[i].length);
+  if (sampled.length === 0) return section(title, "n/a: no run has samples of its device.", []);
+  const metrics = [
+    ["memory_used_bytes", "memory used, whole device (GiB)", GIB, "gib"],
+    ["gpu_utilization_percent", "GPU utilisation (%)", 1, "loss"],
+    ["power_w", "power (W)", 1, "loss"],
+    ["temperature_c", "temperature (\u00b0C)", 1, "loss"],
+    ["host_rss_bytes", "resident set of the process (GiB)", GIB, "gib"],
+  ];
+  const linesOf = (key, divisor, chosen) => {
+    const one = chosen === "" ? null : Number(chosen);
+    const wanted = one === null ? sampled.map((i) => [i, data.timelines[i].slice(0, 1)]) : [[one, data.timelines[one]]];
+    return wanted.flatMap(([i, ranks]) => ranks.filter((rank) => key in rank).map((rank, r) => {
+      const known = rank[key].map((v, k) => [rank.t_s[k], v]).filter(([, v]) => v !== null);
+      return {
+        name: one === null ? runs[i].run : `rank ${rank.rank}`,
+        colour: one === null ? colourOf(i) : `var(--c${r % 10})`,
+        x: known.map(([t]) => t), y: known.map(([, v]) => v / divisor),
+      };
+    }));
+  };
+  const grid = html("div", { className: "multiples" });
+  const draw = (chosen) => grid.replaceChildren(...metrics.flatMap(([key, name, divisor, kind]) => {
+    const lines = linesOf(key, divisor, chosen);
+    if (lines.length === 0) return [];
+    const yText = (v) => (kind === "gib" ? shown(v * GIB, "gib") : v.toFixed(0));
+    return [figure(lineChart(lines, {
+      xTitle: "seconds", yTitle: name, xText: (x) => `${x.toFixed(1)} s`, yText, height: 240,
+    })).host];
+  }));
+  draw("");
+  const pick = choice("show", [["", "all runs, rank 0"], ...sampled.map((i) => [String(i), `${runs[i].run}, every rank`])], draw);
+  const nvml = data.timelines.some((ranks) => ranks.some((rank) => rank.source === "nvml"));
+  return section(title, nvml
+    ? "Samples of each rank's GPU through NVML. Memory is what the whole device uses, the highest of each stretch of time."
+    : "There was no NVML in these runs, so this is the resident set of the process, not a device's memory.",
+  [pick], grid);
+}
+
+function studySection() {
+  const study = data.study;
+  const peak = (row, key) => (row[key] === null ? "n/a" : `${row[key].toFixed(1)} ${row.unit}`);
+  const rows = study.rows.map((row) => [row.run, row.measured_on, peak(row, "forward"), peak(row, "backward"),
+    peak(row, "step"), shown(row.step_time_s, "seconds"), shown(row.batch, "count"), shown(row.largest_batch, "count")]);
+  const titles = ["run", "measured on", "forward", "backward", "step", "s/step", "batch", "largest batch"];
+  const table = plainTable(titles, rows, [2, 3, 4, 5, 6, 7], (i) => (study.rows[i].unit === "GB" ? "study" : ""));
+  return section("Beside the published study", study.caption, [], table,
+    html("p", { className: "note", text: study.perplexities }));
+}
+
+function footer() {
+  const notes = [
+    "Memory headlines are never mixed: allocated peak and reserved peak are the GPU's caching allocator, device used is the whole device; on a CPU the resident set is the process's, libraries included.",
+    "tokens/s and time per step leave out the first two steps.",
+    ...data.environments.map((text) => `Made with ${text}.`),
+  ];
+  return html("footer", {}, ...notes.map((text) => html("p", { className: "note", text })));
+}
+
+document.getElementById("report").replaceChildren(
+  header(), tableSection(), scatterSection(), ledgerSection(), phaseSection(), lossSection(),
+  timelineSection(), ...(data.study ? [studySection()] : []), footer(),
+);

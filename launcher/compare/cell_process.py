@@ -1,0 +1,72 @@
+"""One cell in processes of its own, of which nothing is left when it is over."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TICK_S = 0.5
+GRACE_S = 10.0  # the time a rank has to write how it ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How the processes ended. `exit_code` is None when they were stopped at the time-out."""
+
+    exit_code: int | None
+    duration_s: float
+
+
+def run_to_end(
+    command: Sequence[str], *, log: Path, timeout_s: float, tick: Callable[[], None]
+) -> Ended:
+    """Run `command` with its output in `log`, calling `tick` twice a second.
+
+    At the time-out, or when anything is raised in here (Ctrl-C), all of its processes are ended.
+    """
+    started_s = time.monotonic()
+    with open(log, "xb") as output:
+        # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then stops
+        # the cell in order.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while time.monotonic() < started_s + timeout_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(TICK_S)
+                return Ended(exit_code=code, duration_s=time.monotonic() - started_s)
+            tick()
+    finally:
+        _stop(process)
+    return Ended(exit_code=None, duration_s=time.monotonic() - started_s)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the process, if it runs, and its descendants, wherever their sessions are."""
+    if process.poll() is not None:
+        return
+    parent = psutil.Process(process.pid)
+    # Listed before the parent goes: orphans cannot be found any more. Each rank leads a session
+    # of its own, so that a signal to torchrun's group does not reach it.
+    family = [*parent.children(recursive=True), parent]
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:  # also when a Ctrl-C comes while this waits
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=GRACE_S)
+        process.wait()

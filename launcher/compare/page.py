@@ -1,0 +1,96 @@
+"""The report as one HTML file: no network, no dependency, nothing that a run's name can break.
+
+The data goes in as JSON that cannot end its own element, the script only ever sets text, and a
+content security policy allows this one script and style and nothing else.
+"""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from launcher.compare.report_analysis import LossDifference
+from launcher.compare.report_build import Report, clean
+from launcher.compare.report_columns import COLUMNS
+from launcher.compare.report_runs import Run
+from launcher.compare.report_steps import thin
+from launcher.compare.report_timeline import Timeline
+
+CURVE_POINTS = 500
+GAP_POINTS = 250
+# Together with the buckets of a timeline this keeps 50 runs of 8 ranks far below 6 MB.
+MOST_RANKS = 8
+SCRIPTS = ("format.js", "chart.js", "table.js", "bars.js", "scatter.js", "lines.js", "page.js")
+
+
+def page_html(report: Report) -> str:
+    """The whole page."""
+    style = _asset("page.css")
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    # `<` is all that HTML could take for something else inside a script element.
+    data = json.dumps(_page_data(report), separators=(",", ":"), allow_nan=False)
+    parts = {
+        "style": style,
+        "script": script,
+        "data": data.replace("<", "\\u003c"),
+        "policy": (
+            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("launcher.compare") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
+
+
+def _page_data(report: Report) -> dict[str, Any]:
+    columns = {column.key: column for column in COLUMNS}
+    shown = [dataclasses.asdict(columns[key]) for key in report.data["columns"]]
+    return {
+        **report.data,
+        "columns": shown,
+        "curves": [_curve(run) for run in report.runs],
+        "gaps": [_gap(report.differences.get(run.name)) for run in report.runs],
+        "timelines": [
+            [clean(_timeline(timeline)) for timeline in run.timelines[:MOST_RANKS]]
+            for run in report.runs
+        ],
+    }
+
+
+def _curve(run: Run) -> dict[str, Any] | None:
+    if run.steps is None:
+        return None
+    x, y = thin(run.steps.step, run.steps.loss, CURVE_POINTS)
+    return {"x": x, "y": [_short(value) for value in y]}
+
+
+def _gap(difference: LossDifference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    x, y = thin(difference.gap_steps, difference.gaps, GAP_POINTS)
+    return {"x": x, "y": [_short(value) for value in y]}
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "rank": timeline.rank,
+        "source": timeline.source,
+        "t_s": [_short(t_s) for t_s in timeline.t_s],
+        **{name: [_short(v) for v in values] for name, values in timeline.readings.items()},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a chart can show, and a third of the file's size."""
+    return None if value is None else float(f"{value:.6g}")

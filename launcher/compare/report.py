@@ -1,0 +1,126 @@
+"""`report`: what several runs say together, as a table, CSV, Markdown, JSON and one HTML page."""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from launcher.arguments import _one_sentence as one_sentence
+from launcher.compare.page import page_html
+from launcher.compare.report_build import Report
+from launcher.compare.report_runs import Run, find_runs, load_run
+from launcher.compare.report_text import csv_text, markdown_text, print_report
+from launcher.errors import ExitCode, UserError
+from launcher.sizes import parse_bytes
+
+DEFAULT_BUDGET_BYTES = 24 * 2**30
+RUNS_PER_WORKER = 8  # fewer are read sooner than a process starts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportOptions:
+    """Compare runs."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = field(default=())
+    """Run folders, folders of run folders, or globs."""
+    out: Path | None = None
+    """Folder for report.html, .csv, .md and .json (the one folder given, else ./report)."""
+    png: bool = False
+    """Also write the plots as PNG files, for papers."""
+    reference: str | None = None
+    """Name of the run that losses are held against (the first single or ddp run)."""
+    memory_budget: str | None = None
+    """Memory of the `fastest under` line (24GiB)."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write and print the report; returns the exit code."""
+    try:
+        with one_sentence():
+            options = tyro.cli(ReportOptions, args=list(argv), prog="memscale report")
+        write_report(options)
+    except UserError as error:
+        print(f"memscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.DONE
+
+
+def write_report(options: ReportOptions) -> None:
+    """Read the runs, write the files, print the table.
+
+    Raises:
+        UserError: no runs, an unknown reference, a budget that is no size, a folder that cannot
+            be written, or no matplotlib.
+    """
+    if not options.runs:
+        raise UserError("report needs runs: give run folders, for example: report runs/*")
+    budget_bytes = DEFAULT_BUDGET_BYTES
+    if options.memory_budget is not None:
+        budget_bytes = parse_bytes(options.memory_budget, "--memory-budget")
+    if options.png:
+        from launcher.compare import report_plots
+
+        report_plots.require_matplotlib()
+    report = Report(
+        load_runs(find_runs(options.runs)),
+        reference=options.reference,
+        memory_budget_bytes=budget_bytes,
+    )
+    out = _out_folder(options)
+    files = {
+        "report.csv": csv_text(report.data),
+        "report.md": markdown_text(report.data),
+        "report.json": json.dumps(report.data, indent=1, allow_nan=False) + "\n",
+        "report.html": page_html(report),
+    }
+    for name, text in files.items():
+        _write(out / name, text)
+    names = list(files)
+    if options.png:
+        names += report_plots.write_plots(report, out)
+    print_report(report.data)
+    print(f"written to {out}: {', '.join(names)}")
+
+
+def load_runs(folders: dict[str, Path]) -> list[Run]:
+    """Read all runs, on every core where there are many."""
+    workers = min(len(os.sched_getaffinity(0)), len(folders) // RUNS_PER_WORKER)
+    if workers < 2:
+        return [load_run(name, path) for name, path in folders.items()]
+    # Not fork: the caller may have threads.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        return list(pool.map(load_run, folders, folders.values(), chunksize=4))
+
+
+def _out_folder(options: ReportOptions) -> Path:
+    if options.out is not None:
+        out = options.out
+    elif len(options.runs) == 1 and os.path.isdir(options.runs[0]):
+        out = Path(options.runs[0])
+    else:
+        out = Path("report")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: no folder can be made there ({error.strerror}); choose another place"
+        ) from None
+    return out
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"--out {path.parent}: {path.name} cannot be written ({error.strerror}); "
+            "choose another place"
+        ) from None

@@ -1,0 +1,160 @@
+"""The comparison as text: a console table, CSV and Markdown."""
+
+import csv
+import io
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from launcher.compare.report_columns import COLUMNS, Column, shown
+
+_STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
+LOG_WIDTH = 180  # where there is no terminal to ask
+STUDY_COLUMNS = (
+    ("run", "run"),
+    ("measured_on", "measured on"),
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("step", "step"),
+    ("step_time_s", "s/step"),
+    ("batch", "batch"),
+    ("largest_batch", "largest batch"),
+)
+
+
+def brief_columns(data: dict[str, Any]) -> list[Column]:
+    """What fits beside each other: the main columns that any run has a value for."""
+    return [column for column in COLUMNS if column.brief and column.key in data["columns"]]
+
+
+def print_report(data: dict[str, Any]) -> None:
+    """Print the table, why runs failed, what is best, and the study where it belongs."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=LOG_WIDTH, file=sys.stdout)
+    console.print(_rich_table(data))
+    for row in data["runs"]:
+        if row["reason"]:
+            told = f"{row['run']}: {row['state']} in {row['where']}: {row['reason']}"
+            console.print(Text(told), soft_wrap=True)
+        for note in row["notes"]:
+            console.print(Text(f"{row['run']}: {note}"), soft_wrap=True)
+    for line in goal_lines(data):
+        console.print(Text(line), soft_wrap=True)
+    if data["study"]:
+        table = Table(box=box.SIMPLE_HEAD, title="Beside the published study", title_justify="left")
+        for _, title in STUDY_COLUMNS:
+            table.add_column(Text(title), overflow="fold")
+        for cells in study_cells(data):
+            table.add_row(*map(Text, cells))
+        console.print(table)
+        console.print(Text(data["study"]["caption"]), soft_wrap=True)
+        console.print(Text(data["study"]["perplexities"]), soft_wrap=True)
+
+
+def _rich_table(data: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = brief_columns(data)
+    for column in columns:
+        table.add_column(
+            Text(column.title),
+            justify="left" if column.kind == "text" else "right",
+            overflow="fold",
+        )
+    for row in data["runs"]:
+        style = _STATES.get(row["state"], "")
+        table.add_row(
+            *(
+                Text(_cell(row, column), style=style if column.key == "state" else "")
+                for column in columns
+            )
+        )
+    return table
+
+
+def _cell(row: dict[str, Any], column: Column) -> str:
+    if column.key == "loss_difference" and row["loss_note"] == "reference":
+        return "reference"
+    if column.key in ("position", "differs") and row[column.key] is None:
+        return ""  # there is nothing to say, rather than nothing known
+    return shown(row[column.key], column.kind)
+
+
+def goal_lines(data: dict[str, Any]) -> list[str]:
+    """`fastest: zero2 (0.57 GiB resident set, 5,391 tokens/s)`, for each setting."""
+    lines = []
+    for part in data["settings"]:
+        if len(data["settings"]) > 1 and part["goals"]:
+            lines.append(f"{part['setting']}:")
+        for goal in part["goals"]:
+            run = f"{goal['run']} ({goal['figures']})" if goal["run"] else goal["figures"]
+            lines.append(f"{goal['goal']}: {run}")
+    return lines
+
+
+def study_cells(data: dict[str, Any]) -> list[list[str]]:
+    """The rows of the study's table, as text."""
+    rows = []
+    for row in data["study"]["rows"]:
+        peaks = [row[phase] for phase in ("forward", "backward", "step")]
+        memory = [shown(peak, "loss") if peak is None else f"{peak:.1f}" for peak in peaks]
+        memory = [text if text == "n/a" else f"{text} {row['unit']}" for text in memory]
+        rest = [shown(row["step_time_s"], "seconds"), shown(row["batch"], "count")]
+        largest = shown(row["largest_batch"], "count")
+        rows.append([row["run"], row["measured_on"], *memory, *rest, largest])
+    return rows
+
+
+def csv_text(data: dict[str, Any]) -> str:
+    """All columns, raw values in the units of their names; an unknown value is `n/a`."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.key for column in COLUMNS])
+    for row in data["runs"]:
+        writer.writerow([_csv_cell(row[column.key]) for column in COLUMNS])
+    return file.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None:
+        return "n/a"
+    # A spreadsheet would run such a text as a formula.
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@") else value
+
+
+def markdown_text(data: dict[str, Any]) -> str:
+    """The main columns as a GitHub table, with what is best and why runs failed."""
+    columns = brief_columns(data)
+    parts = [_markdown_table([c.title for c in columns], _markdown_rows(data, columns))]
+    parts.append("\n".join(f"- {escaped(line)}" for line in goal_lines(data)))
+    failures = [
+        f"- {escaped(row['run'])}: {escaped(row['state'])} in {escaped(str(row['where']))}: "
+        f"{escaped(row['reason'])}"
+        for row in data["runs"]
+        if row["reason"]
+    ]
+    parts.append("\n".join(failures))
+    if data["study"]:
+        titles = [title for _, title in STUDY_COLUMNS]
+        parts += [_markdown_table(titles, study_cells(data)), data["study"]["caption"]]
+        parts.append(data["study"]["perplexities"])
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _markdown_rows(data: dict[str, Any], columns: list[Column]) -> list[list[str]]:
+    return [[_cell(row, column) for column in columns] for row in data["runs"]]
+
+
+def _markdown_table(titles: list[str], rows: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles)]
+    lines += [[escaped(cell) for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!$&" else c for c in text)

@@ -1,0 +1,81 @@
+"""What a check finds, and running checks so that none of them stops or stalls the others."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "warn", "fail", "n/a"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """`found` is a fact; `consequence` is what will not work because of it; `fix` removes it.
+
+    `fail`: something people come here for will not work. `warn`: it works less well, or only in
+    another way. `n/a`: does not concern this machine.
+    """
+
+    state: State
+    found: str
+    consequence: str | None = None
+    fix: str | None = None
+
+
+Check = Callable[[], Finding]
+
+
+def ok(found: str) -> Finding:
+    """All is well."""
+    return Finding(state="ok", found=found)
+
+
+def warn(found: str, consequence: str, fix: str) -> Finding:
+    """Works, but less well or in another way."""
+    return Finding(state="warn", found=found, consequence=consequence, fix=fix)
+
+
+def fail(found: str, consequence: str, fix: str) -> Finding:
+    """Will not work."""
+    return Finding(state="fail", found=found, consequence=consequence, fix=fix)
+
+
+def not_applicable(found: str, consequence: str | None = None) -> Finding:
+    """Does not concern this machine."""
+    return Finding(state="n/a", found=found, consequence=consequence)
+
+
+def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Finding]:
+    """All findings, in the order of `checks`, after at most `within_s` seconds.
+
+    A sick driver or a network file system can block a call for ever, so each check has a thread
+    that is left behind when it does not answer.
+    """
+    findings: dict[str, Finding] = {}
+
+    def examine(name: str, check: Check) -> None:
+        try:
+            findings[name] = check()
+        except Exception as error:
+            findings[name] = warn(
+                f"the check itself broke: {type(error).__name__}: {error}",
+                "nothing is known about this",
+                "please report it as a bug of memscale doctor",
+            )
+
+    deadline_s = time.monotonic() + within_s
+    threads = [
+        threading.Thread(target=examine, args=item, daemon=True, name=item[0])
+        for item in checks.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    silent = warn(
+        f"no answer within {within_s:.0f} s",
+        "whatever needs this may hang as well",
+        "try again on an idle machine; if it stays, look at the driver or the file system",
+    )
+    return {name: findings.get(name, silent) for name in checks}

@@ -1,0 +1,144 @@
+"""Cores, memory, limits, name resolution and Slurm of this machine."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
+from launcher.doctor.gpu import device_files
+from launcher.sizes import gib
+
+GIB = 2**30
+LITTLE_RAM_BYTES = 4 * GIB
+LITTLE_SHM_BYTES = 1 * GIB
+LITTLE_LOCKED_BYTES = 64 * 2**20
+OFFLOADED_BYTES_PER_PARAMETER = 12  # fp32 master weight and Adam's two moments
+SLURM_S = 4.0
+
+
+def cores() -> Finding:
+    """Cores that this process may use, and what the environment says about threads."""
+    usable = usable_cores()
+    total = os.cpu_count() or usable
+    found = f"{usable} usable" + (f" of {total}" if usable != total else "")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads) > usable:
+        return warn(
+            f"{found}, but OMP_NUM_THREADS={threads}",
+            "threads wait for each other, and every rank starts that many",
+            "unset OMP_NUM_THREADS: torchrun here gives each rank its share of the cores",
+        )
+    said = f"OMP_NUM_THREADS={threads}" if threads else "shared out among the ranks by torchrun"
+    return ok(f"{found}; threads: {said}")
+
+
+def usable_cores() -> int:
+    """Cores by affinity and by the control group's quota, whichever is less."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = _words(Path("/sys/fs/cgroup/cpu.max"))
+    if len(quota) == 2 and quota[0].isdecimal():
+        allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
+    return allowed
+
+
+def memory() -> Finding:
+    """Host memory: what offload, data and every CPU rank live in."""
+    host = psutil.virtual_memory()
+    total, available, whose = host.total, host.available, ""
+    limit = _words(Path("/sys/fs/cgroup/memory.max")) or _words(
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    )
+    if limit and limit[0].isdecimal() and int(limit[0]) < total:
+        total, whose = int(limit[0]), " (limit of this control group)"
+        available = min(available, total)
+    room = available // OFFLOADED_BYTES_PER_PARAMETER
+    found = f"{gib(available)} of {gib(total)} free{whose}"
+    if available < LITTLE_RAM_BYTES:
+        return warn(
+            found,
+            "offload and several CPU ranks may be killed by the kernel without a message",
+            "close other programs, or use fewer ranks and a smaller model",
+        )
+    return ok(f"{found}: optimizer offload for up to about {room / 1e9:.1f} billion parameters")
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
+    """NCCL passes data between the GPUs of one machine through it."""
+    if not path.is_dir():
+        return not_applicable(f"no {path} on this system")
+    free = shutil.disk_usage(path).free
+    if free < LITTLE_SHM_BYTES and device_files():
+        return warn(
+            f"{gib(free)} free",
+            "NCCL may end with `Bus error` or `No space left on device`",
+            "in a container: --shm-size=8g or --ipc=host; else remount it with a larger size",
+        )
+    return ok(f"{gib(free)} free")
+
+
+def locked_memory() -> Finding:
+    """RLIMIT_MEMLOCK: pinned buffers for InfiniBand and asynchronous disk I/O."""
+    if sys.platform == "win32":
+        return not_applicable("no such limit on Windows")
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return ok("unlimited")
+    needed = Path("/sys/class/infiniband").is_dir()
+    if limit < LITTLE_LOCKED_BYTES and needed:
+        return warn(
+            f"{limit // 1024} KiB",
+            "NCCL over InfiniBand cannot register its buffers",
+            "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
+        )
+    return ok(f"{limit // 1024} KiB; matters for InfiniBand and NVMe offload, not for what is here")
+
+
+def hostname() -> Finding:
+    """gloo meets under the address of this machine's own name."""
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None)[0][4][0]
+    except OSError as error:
+        return warn(
+            f"{name} has no address ({error.strerror or error})",
+            "several CPU ranks may fail to meet (gloo connects by this name)",
+            f"add `127.0.1.1 {name}` to /etc/hosts, or export GLOO_SOCKET_IFNAME=lo",
+        )
+    return ok(f"{name} is {address}")
+
+
+def slurm() -> Finding:
+    """Whether jobs can be submitted from here, or this is one."""
+    if shutil.which("sbatch") is None:
+        return not_applicable("sbatch is not on PATH: no Slurm here")
+    version = _say("sbatch", "--version")
+    job = os.environ.get("SLURM_JOB_ID")
+    inside = f"; inside job {job}" if job else ""
+    try:
+        partitions = _say("sinfo", "--noheader", "--format=%P %D nodes %G")
+    except (OSError, subprocess.SubprocessError) as error:
+        return fail(
+            f"{version}, but the controller does not answer ({error})",
+            "sbatch does not take jobs",
+            "ask with `scontrol ping`; slurm.conf may name a controller that is away",
+        )
+    return ok(f"{version}{inside}; partitions: {', '.join(partitions.splitlines())}")
+
+
+def _say(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_S, check=True)
+    return done.stdout.strip()
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []

@@ -1,0 +1,188 @@
+"""Python, torch, torchrun, DeepSpeed, compilers and optional packages."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from launcher.doctor.finding import Finding, fail, ok, warn
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 11)
+OURS = "launcher.torchrun"
+DEEPSPEED_S = 12.0
+
+# In a process of its own: DeepSpeed prints while it is imported, and fixes its accelerator then.
+DEEPSPEED_PROBE = """
+import json, sys, torch, deepspeed
+from deepspeed.accelerator import get_accelerator
+able = {}
+for op in ("CPUAdamBuilder", "AsyncIOBuilder"):
+    builder = get_accelerator().create_op_builder(op)
+    able[builder.NAME] = bool(builder.is_compatible(verbose=False))
+print("\\nprobe " + json.dumps({"version": deepspeed.__version__, "able": able}))
+"""
+
+
+def python() -> Finding:
+    """The interpreter."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        return fail(version, "memscale does not start", f"use Python {wanted} or newer")
+    return ok(f"{version} in {sys.prefix}")
+
+
+def torchrun(search_path: str | None = None) -> Finding:
+    """Which `torchrun` a shell finds first."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    instead = f"{sys.executable} -m launcher run --nproc 4 ..."
+    activate = f"source {scripts / 'activate'}"
+    if not (scripts / "activate").exists():
+        activate = f"export PATH={scripts}:$PATH"
+    found = shutil.which("torchrun", path=search_path)
+    if found is None:
+        return warn("not on PATH", "`torchrun` does not start", f"{activate}, or {instead}")
+    if Path(found).parent.resolve() != scripts.resolve():
+        whose = "of another environment" if _is_ours(Path(found)) else "torch's own"
+        return warn(
+            f"{found} comes first, {whose}",
+            "`torchrun --nproc` is refused as ambiguous or runs in another environment",
+            f"{activate}, or {instead}",
+        )
+    if not _is_ours(Path(found)):
+        return warn(
+            f"{found} is torch's own: torch was installed after memscale",
+            "`torchrun --nproc` is refused as ambiguous",
+            f"reinstall memscale (pip install --force-reinstall --no-deps), or {instead}",
+        )
+    return ok(f"{found} (takes --nproc)")
+
+
+def deepspeed() -> Finding:
+    """Whether DeepSpeed can be imported, and which of its compiled ops could be built."""
+    version = _version("deepspeed")
+    if version is None:
+        return fail("not installed", "--zero 0 to 3 do not work", "pip install 'deepspeed>=0.19'")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", DEEPSPEED_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=DEEPSPEED_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return warn(
+            f"{version}, whose import takes more than {DEEPSPEED_S:.0f} s",
+            "runs with --zero start as slowly",
+            "try again on an idle machine; an environment on a network disk is slow every time",
+        )
+    answer = re.search(r"^probe (.*)$", done.stdout, re.MULTILINE)
+    if answer is None:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return fail(
+            f"{version} cannot be imported: {last}",
+            "--zero 0 to 3 do not work",
+            "reinstall DeepSpeed against this torch, or use --strategy fsdp",
+        )
+    able: dict[str, bool] = json.loads(answer[1])["able"]
+    words = [f"{op} {'can' if can else 'cannot'} be built" for op, can in able.items()]
+    return ok(f"{version}; {', '.join(words)} (ZeRO and CPU offload need neither)")
+
+
+def compilers() -> Finding:
+    """What builds DeepSpeed's ops, flash-attn from source and torch.compile's kernels."""
+    compiler = os.environ.get("CXX", "c++")
+    missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        missing.append("Python.h")
+    if missing:
+        return warn(
+            "missing: " + ", ".join(missing),
+            "DeepSpeed's ops (NVMe offload) and packages such as flash-attn cannot be built; "
+            "training without them works",
+            "install a C++ compiler, ninja and Python's headers, for example "
+            "apt install g++ ninja-build python3-dev",
+        )
+    words = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=5)
+    return ok(f"{words.stdout.splitlines()[0]}; ninja, Python.h{_nvcc()}")
+
+
+def stale_locks() -> Finding:
+    """Locks of builds that were killed: the next build of the op waits for them for ever."""
+    root = extensions_folder()
+    locks = [p for depth in ("*/lock", "*/*/lock") for p in root.glob(depth)]
+    held = _open_files() if locks else set()
+    stale = [path for path in locks if str(path.resolve()) not in held]
+    if stale:
+        return fail(
+            f"{len(stale)} stale in {root}: " + ", ".join(p.parent.name for p in stale),
+            "a run that needs one of these ops hangs while it starts, without a word",
+            "unless another machine is building there now: rm "
+            + " ".join(str(path) for path in stale),
+        )
+    return ok(f"none stale in {root}" + (f", {len(locks)} being built" if locks else ""))
+
+
+def extensions_folder() -> Path:
+    """Where torch builds extensions: $TORCH_EXTENSIONS_DIR, else torch_extensions in the cache."""
+    if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(chosen)
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "torch_extensions"
+
+
+def extras(packages: Mapping[str, str], extra: str) -> Finding:
+    """Optional packages: name -> what needs it."""
+    versions = {name: _version(name) for name in packages}
+    there = [f"{name} {version}" for name, version in versions.items() if version]
+    absent = [name for name, version in versions.items() if version is None]
+    found = ", ".join(there) if there else "none installed"
+    if not absent:
+        return ok(found)
+    needs = "; ".join(f"without {name}: {packages[name]}" for name in absent)
+    return Finding(
+        state="ok" if there else "n/a",
+        found=found,
+        consequence=needs,
+        fix=f"pip install 'memscale[{extra}]'",
+    )
+
+
+def _nvcc() -> str:
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return f"; CUDA toolkit in {CUDA_HOME}" if CUDA_HOME else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_ours(script: Path) -> bool:
+    return OURS in script.read_text(encoding="utf-8", errors="replace")
+
+
+def _open_files() -> set[str]:
+    """Files that processes of this user hold open; torch keeps a lock open while it builds."""
+    return set(_paths(psutil.process_iter()))
+
+
+def _paths(processes: Iterable[psutil.Process]) -> Iterable[str]:
+    for process in processes:
+        try:
+            yield from (file.path for file in process.open_files())
+        except (psutil.Error, OSError):  # somebody else's, or gone by now
+            continue

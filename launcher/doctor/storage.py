@@ -1,0 +1,141 @@
+"""Room for runs and the corpus cache; speed and suitability of a folder for NVMe offload."""
+
+import contextlib
+import ctypes.util
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from launcher.data.cache import default_cache_dir
+from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
+from launcher.sizes import gib
+
+GIB = 2**30
+LITTLE_DISK_BYTES = 5 * GIB
+LITTLE_NVME_BYTES = 20 * GIB
+TEST_BYTES = 256 * 2**20
+BLOCK_BYTES = 8 * 2**20
+LONGEST_S = 4.0  # per direction; a slow disk is known by then
+SLOW_BYTES_PER_S = 1e9
+
+
+def disk_space() -> Finding:
+    """Room where runs and tokenised corpora go."""
+    places = {"here": Path.cwd(), "corpus cache": nearest_existing(default_cache_dir())}
+    free = {name: shutil.disk_usage(path).free for name, path in places.items()}
+    found = ", ".join(f"{gib(size)} free ({name})" for name, size in free.items())
+    if min(free.values()) < LITTLE_DISK_BYTES:
+        return warn(
+            found,
+            "a checkpoint takes 12 bytes per parameter; saving may fail",
+            "free some space, or give --out and MEMSCALE_CACHE on another disk",
+        )
+    return ok(found)
+
+
+def nvme(folder: Path | None) -> Finding:
+    """Write and read 256 MiB past the page cache where that is possible."""
+    if folder is None:
+        return not_applicable("not tested; give --nvme-path FOLDER to measure a disk for offload")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return fail(
+            f"{folder} is not a folder that can be written",
+            "offload to it does not work",
+            f"mkdir -p {folder}, or choose another --nvme-path",
+        )
+    free, kind = shutil.disk_usage(folder).free, file_system(folder)
+    if free < 2 * TEST_BYTES:
+        return fail(
+            f"{folder}: {gib(free)} free", "no room for offload", "choose another --nvme-path"
+        )
+    write, read, direct = measure(folder)
+    found = (
+        f"{folder} ({kind}): {gib(free)} free, writes {write / 1e9:.2f} GB/s, reads "
+        f"{read / 1e9:.2f} GB/s" + ("" if direct else " (through the page cache)")
+    )
+    problems = []
+    if kind in ("tmpfs", "ramfs"):
+        problems.append("it is memory, not a disk: offload would save nothing")
+    elif kind.startswith(("nfs", "lustre", "cifs", "fuse")):
+        problems.append("it is a network file system, and every rank's steps wait for it")
+    elif min(write, read) < SLOW_BYTES_PER_S:
+        problems.append("each step moves about 12 bytes per offloaded parameter both ways")
+    if free < LITTLE_NVME_BYTES:
+        problems.append(
+            f"room for about {free / 16e9:.1f} billion parameters with their Adam states"
+        )
+    if ctypes.util.find_library("aio") is None:
+        problems.append("libaio is missing, which DeepSpeed's async_io needs")
+    if problems:
+        return warn(
+            found,
+            "; ".join(problems),
+            "choose a folder on a local NVMe disk; libaio: apt install libaio-dev",
+        )
+    return ok(found)
+
+
+def measure(folder: Path) -> tuple[float, float, bool]:
+    """(bytes/s written, bytes/s read, whether the page cache was bypassed)."""
+    handle, name = tempfile.mkstemp(prefix=".memscale-speed-", dir=folder)
+    os.close(handle)
+    block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as direct I/O wants it
+    block.write(os.urandom(BLOCK_BYTES))
+    try:
+        written, write_s, direct = _write(Path(name), block)
+        read, read_s = _read(Path(name), block, direct=direct, size=written)
+    finally:
+        os.unlink(name)
+    return written / write_s, read / read_s, direct
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system that holds `folder`, `unknown file system` when not listed."""
+    place = folder.resolve()
+    mounts = {
+        Path(p.mountpoint): p.fstype
+        for p in psutil.disk_partitions(all=True)
+        if place.is_relative_to(p.mountpoint)
+    }
+    return mounts[max(mounts, key=lambda m: len(m.parts))] if mounts else "unknown file system"
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the closest of its parents that is there."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+
+
+def _write(path: Path, block: mmap.mmap) -> tuple[int, float, bool]:
+    direct, descriptor = True, -1
+    if hasattr(os, "O_DIRECT"):
+        with contextlib.suppress(OSError):  # tmpfs and some overlays refuse it
+            descriptor = os.open(path, os.O_WRONLY | os.O_DIRECT)
+    if descriptor < 0:
+        direct, descriptor = False, os.open(path, os.O_WRONLY)
+    written, started_s = 0, time.monotonic()
+    try:
+        while written < TEST_BYTES and time.monotonic() < started_s + LONGEST_S:
+            written += os.write(descriptor, block)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return written, time.monotonic() - started_s, direct
+
+
+def _read(path: Path, block: mmap.mmap, *, direct: bool, size: int) -> tuple[int, float]:
+    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
+    if not direct and sys.platform == "linux":
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    done, started_s = 0, time.monotonic()
+    try:
+        while done < size and time.monotonic() < started_s + LONGEST_S:
+            done += os.readv(descriptor, [block])
+    finally:
+        os.close(descriptor)
+    return done, time.monotonic() - started_s

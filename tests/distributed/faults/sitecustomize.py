@@ -1,0 +1,23 @@
+"""On PYTHONPATH, breaks the optimizer of rank FAULT_RANK when it is called for the third time.
+
+The interpreter imports this by itself, so the command that is tested stays the real one.
+"""
+
+import os
+import time
+
+if os.environ.get("RANK") == os.environ["FAULT_RANK"]:  # the torchrun agent has no RANK
+    import torch
+
+    class BrokenAdamW(torch.optim.AdamW):
+        calls = 0
+
+        def step(self, closure=None):  # type: ignore[no-untyped-def]
+            self.calls += 1
+            if self.calls == 3:
+                if os.environ["FAULT"] == "raise":
+                    raise RuntimeError("the moments went missing")
+                time.sleep(3600)
+            return super().step(closure)
+
+    torch.optim.AdamW = BrokenAdamW  # type: ignore[misc]

@@ -1,0 +1,58 @@
+"""Starting ranks, and the small model and text that they train on."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"
+TIMEOUT_S = 900.0  # only ends what hangs; nothing asserts how long a run takes
+
+MODEL_FLAGS = (
+    "--layers=2",
+    "--d-model=64",
+    "--heads=4",
+    "--context=32",
+    "--vocab-size=260",
+    "--tokenizer=byte",
+    "--device=cpu",
+)
+
+
+def write_text(path: Path) -> Path:
+    """Some 100 kB of real text (one of the standard library's modules)."""
+    import argparse
+
+    assert argparse.__file__
+    path.write_text(Path(argparse.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, without what would make a child believe it is a rank."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {**ours, "OMP_NUM_THREADS": "1", **more}
+
+
+def torchrun(ranks: int, *command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    """`torchrun --nproc RANKS COMMAND`, to its end."""
+    return run([TORCHRUN, "--nproc", str(ranks), *command], **more)
+
+
+def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    """This interpreter with `command`, to its end."""
+    return run([sys.executable, *command], **more)
+
+
+def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(part) for part in command],
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )

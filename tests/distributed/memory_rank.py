@@ -1,0 +1,112 @@
+"""One rank of the process group that counts bytes, case after case.
+
+    torchrun --nproc 4 memory_rank.py TEXT DEEPSPEED_JSON RESULTS CASE...
+
+Rank 0 appends a JSON line per case: for each moment and rank, what `ledger()` says and what the
+interpreter really keeps alive.
+"""
+
+import gc
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import MODEL_FLAGS
+from memory_cases import CASES, INPUTS_BYTES, Case
+from parity_rank import release
+from torch.distributed.tensor import DTensor
+
+from launcher.data import GlobalBatches
+from launcher.preflight import prepare
+from launcher.strategies.engine import Engine
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, start
+
+
+def main() -> None:
+    text, deepspeed, results, *names = sys.argv[1:]
+    known = {case.name: case for case in CASES}
+    world = start("cpu", timeout_s=60, needs_group=True)
+    with Path(results).open("a", encoding="utf-8") as file:
+        for name in names:
+            result: dict[str, Any] = {"name": name}
+            try:
+                mine = run(known[name], text, deepspeed, world)
+                ranks: list[Any] = [None] * world.size
+                dist.all_gather_object(ranks, mine)
+                result["ranks"] = ranks
+            except Exception:
+                # The same mistake on every rank; the next case can still run.
+                result["error"] = traceback.format_exc()
+            if world.is_main:
+                file.write(json.dumps(result) + "\n")
+                file.flush()
+    leave(0, together=True)
+
+
+def run(case: Case, text: str, deepspeed: str, world: World) -> dict[str, Any]:
+    """One step, so that everything has been allocated, and then a look at each moment."""
+    arguments = [
+        *MODEL_FLAGS,
+        *case.flags,
+        f"--precision={case.precision}",
+        f"--data={text}",
+        "--micro-batch=1",
+        f"--global-batch={2 * world.size}",
+    ]
+    if "--zero=3" in case.flags:
+        arguments.append(f"--deepspeed={deepspeed}")
+    prepared = prepare(arguments, world_size=world.size, ranks_per_node=world.size)
+    resolved = prepared.resolved
+    gc.collect()
+    gc.freeze()  # what is there already is neither searched nor counted
+    engine = build_engine(prepared, world)
+    batches = GlobalBatches(
+        prepared.corpus.train, seq_len=resolved.seq_len, global_batch=resolved.global_batch, seed=0
+    )
+    seen = {}
+    for step in range(2):
+        rows = batches.rank_slice(step, rank=world.rank, world_size=world.size)
+        for number, (tokens, targets) in enumerate(to_device(rows, 1, world.device)):
+            loss = engine.forward(tokens, targets, last=number == 1)
+            engine.backward(loss)
+            del loss, tokens, targets
+            if step == 1:
+                seen["after_backward" if number else "accumulating"] = look(engine)
+        engine.step(1e-3)
+    seen["after_step"] = look(engine)
+    release(engine)
+    return {"parameters": resolved.model.parameter_count, **seen}
+
+
+def look(engine: Engine) -> dict[str, Any]:
+    """The ledger's device lines, and the bytes that are alive without asking the engine."""
+    for _ in range(50):
+        gc.collect()
+        lines = engine.ledger().device
+        alive = sum(live_storages().values())
+        if alive - lines.states_bytes <= INPUTS_BYTES:
+            break
+        time.sleep(0.1)  # gloo's own thread lets go of what it sent a moment after the call
+    return {"ledger": asdict(lines), "states_bytes": lines.states_bytes, "alive_bytes": alive}
+
+
+def live_storages() -> dict[int, int]:
+    """Address -> bytes of the storage of every tensor that the interpreter can reach."""
+    found = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and not issubclass(type(thing), DTensor):
+            storage = thing.untyped_storage()
+            if storage.device.type == "cpu" and storage.data_ptr():
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+if __name__ == "__main__":
+    main()

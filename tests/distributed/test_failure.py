@@ -1,0 +1,181 @@
+"""A run that cannot go on ends as a whole, says why once, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import HERE, MODEL_FLAGS, TORCHRUN, environment, torchrun, write_text
+
+ENDS_WITHIN_S = 60.0  # on a busy machine; a run that does not notice would take an hour
+FAILED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A training run in its loop: the torchrun agent and, by rank, its workers."""
+
+    agent: "subprocess.Popen[str]"
+    workers: list[psutil.Process]
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+def flags(text: Path, out: Path) -> list[str]:
+    return [
+        *MODEL_FLAGS,
+        f"--data={text}",
+        "--steps=1000000",
+        "--log-every=1",
+        "--no-tensorboard",
+        f"--out={out}",
+    ]
+
+
+@contextmanager
+def running(text: Path, out: Path, *more: str) -> Iterator[Started]:
+    """Two ranks that have taken their first steps."""
+    agent = subprocess.Popen(
+        [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags(text, out), *more],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    workers: list[psutil.Process] = []
+    try:
+        while not _has_stepped(out):
+            assert agent.poll() is None, agent.communicate()[1]
+            time.sleep(0.1)
+        children = psutil.Process(agent.pid).children(recursive=True)
+        workers = sorted(
+            (child for child in children if "RANK" in child.environ()),
+            key=lambda child: int(child.environ()["RANK"]),
+        )
+        assert len(workers) == 2
+        yield Started(agent=agent, workers=workers, out=out)
+    finally:
+        for process in (*workers, psutil.Process(agent.pid) if agent.poll() is None else None):
+            if process is not None and process.is_running():
+                process.kill()
+        agent.communicate()
+
+
+def _has_stepped(out: Path) -> bool:
+    path = out / "rank0.jsonl"
+    return path.exists() and '"kind": "step"' in path.read_text(encoding="utf-8")
+
+
+def status_of(out: Path) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads((out / "status.json").read_text(encoding="utf-8"))
+    return status
+
+
+def ended(run: Started) -> str:
+    """Wait until the agent and both workers are gone; what they wrote to stderr."""
+    _, errors = run.agent.communicate(timeout=ENDS_WITHIN_S)
+    _, alive = psutil.wait_procs(run.workers, timeout=ENDS_WITHIN_S)
+    assert not alive
+    return errors
+
+
+def broken_run(
+    text: Path, out: Path, *more: str, fault: str, rank: int
+) -> "subprocess.CompletedProcess[str]":
+    return torchrun(
+        2,
+        "-m",
+        "launcher.train",
+        *flags(text, out),
+        *more,
+        PYTHONPATH=os.pathsep.join([str(HERE / "faults"), *filter(None, sys.path)]),
+        FAULT=fault,
+        FAULT_RANK=str(rank),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sharding", "rank", "step"),
+    # DeepSpeed calls the optimizer once while it starts.
+    [("--strategy=ddp", 1, 3), ("--strategy=fsdp", 0, 3), ("--zero=2", 1, 2)],
+)
+def test_an_exception_on_one_rank(
+    sharding: str, rank: int, step: int, text: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = broken_run(text, out, sharding, fault="raise", rank=rank)
+    assert done.returncode == FAILED
+    assert done.stderr.count("RuntimeError: the moments went missing") == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert f"rank {rank} failed while in step of step {step}" in done.stderr
+    status = status_of(out)
+    assert (status["state"], status["rank"]) == ("failed", rank)
+    assert status["phase"] == f"step of step {step}"
+    assert status["reason"] == "RuntimeError: the moments went missing"
+    assert status["exit_code"] == FAILED
+
+
+def test_a_rank_that_hangs(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = broken_run(text, out, "--collective-timeout-s=5", fault="hang", rank=1)
+    assert done.returncode == FAILED
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    status = status_of(out)
+    assert (status["state"], status["rank"]) == ("failed", 0)
+    assert "of step" in status["phase"]
+    assert "imed out" in status["reason"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed(rank: int, text: Path, tmp_path: Path) -> None:
+    with running(text, tmp_path / "run") as run:
+        run.workers[rank].kill()
+        errors = ended(run)
+    assert run.agent.returncode == FAILED
+    status = status_of(run.out)
+    assert status["state"] == "failed"
+    assert status["rank"] == rank
+    assert "SIGKILL" in status["reason"]
+    assert "SIGKILL" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped(number: signal.Signals, text: Path, tmp_path: Path) -> None:
+    with running(text, tmp_path / "run") as run:
+        run.agent.send_signal(number)
+        errors = ended(run)
+    assert run.agent.returncode == FAILED
+    status = status_of(run.out)
+    assert status["state"] == "failed"
+    assert "stopped by SIG" in status["reason"]
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_reaches_the_workers_too(text: Path, tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole process group, not to the agent alone."""
+    with running(text, tmp_path / "run") as run:
+        for process in (*run.workers, run.agent):
+            process.send_signal(signal.SIGINT)
+        errors = ended(run)
+    assert run.agent.returncode == FAILED
+    assert status_of(run.out)["state"] == "failed"
+    assert "Traceback" not in errors
+
+
+def test_workers_do_not_outlive_a_killed_agent(text: Path, tmp_path: Path) -> None:
+    with running(text, tmp_path / "run") as run:
+        run.agent.kill()
+        ended(run)

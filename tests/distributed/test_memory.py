@@ -1,0 +1,176 @@
+"""Bytes that a rank holds, counted on four real ranks, against each strategy's exact arithmetic.
+
+Every dimension of the model divides by four, so nothing is padded. A byte count that is not
+explained is an error: what the interpreter keeps alive is searched without asking the engine.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import HERE, torchrun, write_text
+from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, Case
+
+from launcher.optim import parameter_groups
+from model.config import named
+from model.gpt import GPT
+
+MODEL = named("nano", layers=2, d_model=64, heads=4, context=32, vocab_size=260)
+P = MODEL.parameter_count
+BUCKET = MODEL.block_parameter_count  # elements of DeepSpeed's reduce bucket, as zero.py sets it
+STEP_COUNTERS_BYTES = 28 * 4  # at most one fp32 counter for each of the model's tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Bytes on one rank; `optimizer` includes DeepSpeed's fp32 master weights."""
+
+    params: int
+    grads: dict[str, int]
+    optimizer: int
+    bucket: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def counted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Case name -> what each rank reported, from one process group for all selected cases."""
+    folder = tmp_path_factory.mktemp("memory")
+    text = write_text(folder / "text.txt")
+    deepspeed = folder / "zero3.json"
+    # By default biases and norms stay whole on every rank; the arithmetic is about what does not.
+    section = {"stage": 3, "stage3_param_persistence_threshold": 0}
+    deepspeed.write_text(json.dumps({"zero_optimization": section}))
+    names = {
+        item.callspec.params["case"].name
+        for item in request.session.items
+        if item.path == Path(__file__) and hasattr(item, "callspec")
+    }
+    results = folder / "results.jsonl"
+    done = torchrun(RANKS, HERE / "memory_rank.py", text, deepspeed, results, *sorted(names))
+    assert done.returncode == 0, done.stderr
+    lines = results.read_text(encoding="utf-8").splitlines()
+    return {result["name"]: result for result in map(json.loads, lines)}
+
+
+def reports(counted: dict[str, Any], case: Case) -> list[dict[str, Any]]:
+    result = counted[case.name]
+    if "error" in result:
+        pytest.fail(f"{case.name} raised:\n{result['error']}")
+    assert len(result["ranks"]) == RANKS
+    return result["ranks"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_states_follow_the_arithmetic(case: Case, counted: dict[str, Any]) -> None:
+    for rank, report in enumerate(reports(counted, case)):
+        assert report["parameters"] == P
+        expected = expect(case, rank)
+        for moment in ("accumulating", "after_backward"):
+            ledger = report[moment]["ledger"]
+            where = f"rank {rank}, {moment}: {ledger}"
+            assert ledger["params_bytes"] == expected.params, where
+            assert ledger["grads_bytes"] == expected.grads[moment], where
+            assert ledger["buffers_bytes"] == expected.bucket[moment], where
+            counters = ledger["optimizer_bytes"] - expected.optimizer
+            assert 0 <= counters <= STEP_COUNTERS_BYTES, where
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_ledger_explains_every_live_tensor(case: Case, counted: dict[str, Any]) -> None:
+    for rank, report in enumerate(reports(counted, case)):
+        for moment in MOMENTS:
+            unexplained = report[moment]["alive_bytes"] - report[moment]["states_bytes"]
+            where = f"rank {rank}, {moment}: {report[moment]['ledger']}"
+            assert 0 <= unexplained <= INPUTS_BYTES, where
+
+
+def expect(case: Case, rank: int) -> Expected:
+    strategy = case.name.removesuffix("-accumulating-bf16").rsplit("-", 1)[0]
+    if strategy in ("ddp", "zero0"):  # both compute under autocast, on fp32 parameters
+        return _expected(params=4 * P, grads=4 * P, optimizer=8 * P)
+    if strategy.startswith("fsdp"):
+        group = RANKS // 2 if strategy == "fsdp-hybrid" else RANKS
+        shard = 4 * P // group
+        # Without communication in between, a window accumulates whole gradients.
+        window = shard if strategy == "fsdp-each" else 4 * P
+        return _expected(params=shard, grads=shard, accumulating=window, optimizer=8 * P // group)
+    return _expect_zero(strategy, case, rank)
+
+
+def _expect_zero(strategy: str, case: Case, rank: int) -> Expected:
+    element = 2 if case.precision == "bf16" else 4
+    in_fp32_apart = case.name.endswith("-bf16") and "accumulating" not in case.name
+    optimizer = 12 * P // RANKS  # fp32 master weights and Adam's two moments
+    if strategy == "zero3":
+        return _expected(
+            params=element * P // RANKS,
+            grads=(4 if in_fp32_apart else element) * P // RANKS,
+            optimizer=optimizer,
+            bucket=element * BUCKET,
+        )
+    if in_fp32_apart and strategy == "zero1":
+        # Whole fp32 gradients beside whole bf16 ones: more than DDP's, and all DeepSpeed offers.
+        return _expected(params=2 * P, grads=(4 + 2) * P, optimizer=optimizer)
+    if in_fp32_apart:
+        return _expected(params=2 * P, grads=4 * P // RANKS, optimizer=optimizer)
+    mine = element * _partition_elements(rank)
+    if strategy == "zero2":
+        return _expected(params=element * P, grads=mine, optimizer=optimizer)
+    return _expected(
+        params=element * P,
+        grads=mine,
+        accumulating=element * P,
+        optimizer=optimizer,
+        bucket_accumulating=element * BUCKET,
+    )
+
+
+def _expected(
+    *,
+    params: int,
+    grads: int,
+    optimizer: int,
+    accumulating: int | None = None,
+    bucket: int = 0,
+    bucket_accumulating: int | None = None,
+) -> Expected:
+    if accumulating is None:
+        accumulating = grads
+    if bucket_accumulating is None:
+        bucket_accumulating = bucket
+    return Expected(
+        params=params,
+        grads={"accumulating": accumulating, "after_backward": grads},
+        optimizer=optimizer,
+        bucket={"accumulating": bucket_accumulating, "after_backward": bucket},
+    )
+
+
+def _partition_elements(rank: int) -> int:
+    """Gradients that ZeRO-1 and 2 keep: parameters that lie in this rank's part of their group.
+
+    A part is a quarter of the group's elements laid end to end. DeepSpeed keeps whole the tensors
+    that a boundary cuts, so parts are a little more than a quarter.
+    """
+    with torch.device("meta"):
+        model = GPT(MODEL)
+    elements = 0
+    for group in parameter_groups(model, 0.1):
+        sizes = [parameter.numel() for parameter in group["params"]]  # type: ignore[attr-defined]
+        share = sum(sizes) // RANKS
+        start = 0
+        for size in sizes:
+            if start < (rank + 1) * share and start + size > rank * share:
+                elements += size
+            start += size
+    return elements
+
+
+def test_the_arithmetic_is_a_quarter_and_a_little() -> None:
+    parts = [_partition_elements(rank) for rank in range(RANKS)]
+    assert all(P // RANKS <= part < P for part in parts)

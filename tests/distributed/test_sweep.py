@@ -1,0 +1,198 @@
+"""Sweeps with real runs, real failures and real signals."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from harness import TIMEOUT_S, environment, python, write_text
+
+from launcher.compare.cell_process import run_to_end
+
+SWEEP = "import sys; from launcher.compare.sweep import main; sys.exit(main(sys.argv[1:]))"
+ENDLESS = 10_000_000
+
+
+def base(folder: Path) -> dict[str, Any]:
+    return {
+        **{"layers": 1, "d_model": 32, "heads": 2, "context": 16, "vocab_size": 260},
+        **{"tokenizer": "byte", "data": str(write_text(folder / "text.txt"))},
+        **{"device": "cpu", "steps": 4, "log_every": 1, "tensorboard": False},
+    }
+
+
+def write_grid(folder: Path, *cells: dict[str, Any]) -> Path:
+    path = folder / "grid.yaml"
+    path.write_text(yaml.safe_dump({"base": base(folder), "cells": list(cells)}))
+    return path
+
+
+def sweep(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return python("-c", SWEEP, *arguments)
+
+
+def rows(out: Path) -> dict[str, Any]:
+    return {row["name"]: row for row in json.loads((out / "sweep.json").read_text())["cells"]}
+
+
+def states(out: Path) -> dict[str, str]:
+    return {name: row["state"] for name, row in rows(out).items()}
+
+
+def processes_of(out: Path) -> list[list[str]]:
+    """Command lines of the processes that name this sweep's folder."""
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [command for command in commands if any(str(out) in part for part in command)]
+
+
+def tree(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_six_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    grid = write_grid(
+        tmp_path,
+        {"name": "good", "strategy": "single"},
+        {"name": "hungry", "strategy": "single", "memory_limit": "300MiB", "micro_batch": 20_000},
+        # Not even the ranks' meeting is over within a microsecond.
+        {"name": "broken", "strategy": "fsdp", "collective_timeout_s": 1e-6},
+        {"name": "endless", "strategy": "single", "steps": ENDLESS},
+        {"name": "contradictory", "strategy": "ddp", "offload_optimizer": "cpu"},
+        {"name": "later", "attention": "rocket", "unavailable": "needs a rocket"},
+    )
+    asked = ("--nproc=1", "--grid-file", grid, "--out", out)
+    done = sweep(*asked, "--timeout-minutes=0.5")
+    assert done.returncode == 0, done.stderr
+    assert processes_of(out) == []
+    assert states(out) == {
+        "good": "completed",
+        "hungry": "oom",
+        "broken": "failed",
+        "endless": "timeout",
+        "contradictory": "refused",
+        "later": "unavailable",
+    }
+    check_rows(out)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("6 cells: 1 completed, 1 oom, 1 failed, 1 timeout, 1 refused, 1 unavail")
+
+    # Again: only what is not done, with its earlier attempt kept. Nobody gets far in 3 s.
+    kept = {name: tree(out / "cells" / name) for name in ("good", "hungry")}
+    done = sweep(*asked, "--timeout-minutes=0.05")
+    assert done.returncode == 0, done.stderr
+    assert processes_of(out) == []
+    assert kept == {name: tree(out / "cells" / name) for name in kept}
+    assert sorted(path.name for path in (out / "logs").iterdir()) == [
+        *("broken.attempt1.txt", "broken.txt", "endless.attempt1.txt", "endless.txt"),
+        *("good.txt", "hungry.txt"),
+    ]
+    assert (out / "cells" / "endless.attempt1" / "config.yaml").exists()
+    assert "good: completed" in done.stdout
+    assert "(kept)" in done.stdout
+
+
+def check_rows(out: Path) -> None:
+    found = rows(out)
+    figures = found["good"]["figures"]
+    summary = json.loads((out / found["good"]["folder"] / "summary.json").read_text())
+    assert figures == {key: summary[key] for key in figures}
+    assert figures["tokens_per_s"] > 0
+    assert figures["peak_bytes"] > 0
+    assert found["hungry"]["figures"] is None
+    assert "DistNetworkError" in found["broken"]["reason"]
+    assert "--timeout-minutes" in found["endless"]["reason"]
+    assert found["endless"]["flags"]["steps"] == ENDLESS
+    assert found["contradictory"]["reason"].startswith("--offload-optimizer cpu needs")
+    assert found["later"]["reason"] == "needs a rocket"
+    for row in found.values():
+        ran = row["state"] not in ("refused", "unavailable")
+        assert (row["duration_s"] is not None) == ran
+        assert (out / row["log"]).exists() == ran
+
+
+def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    grid = write_grid(tmp_path, {"name": "endless", "strategy": "ddp", "steps": ENDLESS})
+    asked = [sys.executable, "-c", SWEEP, "--nproc=2", f"--grid-file={grid}", f"--out={out}"]
+    process = subprocess.Popen(asked, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        wait_for_first_step(process, out / "cells" / "endless" / "rank1.jsonl")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 5
+    assert processes_of(out) == []
+    assert states(out) == {"endless": "interrupted"}
+    assert f"continue with: python -m launcher sweep --out {out}" in output
+
+    refused = sweep(f"--out={out}", f"--grid-file={grid}", "--nproc=2", "--seed=4")
+    assert refused.returncode == 2
+    assert "endless has seed not set there and 4 here" in refused.stderr
+    refused = sweep(f"--out={out}", f"--grid-file={grid}", "--nproc=1")
+    assert "has --nproc 2, not 1" in refused.stderr
+
+    done = sweep(f"--out={out}", "--timeout-minutes=0.02")
+    assert done.returncode == 0, done.stderr
+    assert states(out) == {"endless": "timeout"}
+    assert (out / "cells" / "endless.attempt1").exists()
+
+
+def wait_for_first_step(process: "subprocess.Popen[str]", records: Path) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (records.exists() and '"kind": "step"' in records.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+def test_bad_input_starts_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    done = sweep("--nproc=2", "--grid", "strategy=ddp,zero5", f"--out={out}")
+    assert done.returncode == 2
+    assert done.stderr.startswith("memscale: --grid strategy=zero5: use one of")
+    assert len(done.stderr.splitlines()) == 1
+    missing = ("--grid=strategy=ddp", "--data=gone.txt", "--device=cpu", f"--out={out}")
+    done = sweep("--nproc=1", *missing)
+    assert (done.returncode, done.stderr.startswith("memscale: --data gone.txt")) == (2, True)
+    assert not out.exists()
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    done = sweep("--nproc=1", "--grid=strategy=ddp", "--device=cpu", f"--out={tmp_path}")
+    assert done.returncode == 2
+    assert "is not a sweep's folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions")
+def test_a_grandchild_that_ignores_sigterm_is_ended_too(tmp_path: Path) -> None:
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); "
+    stubborn += "time.sleep(600)"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-uc', {stubborn!r}, {str(tmp_path)!r}],"
+        " start_new_session=True, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    log = tmp_path / "log.txt"
+    ready = []
+
+    def tick() -> None:
+        if log.read_text() and not ready:
+            ready.append(processes_of(tmp_path))
+
+    ended = run_to_end([sys.executable, "-c", parent], log=log, timeout_s=5, tick=tick)
+    assert ended.exit_code is None
+    assert len(ready[0]) >= 1
+    assert processes_of(tmp_path) == []

@@ -1,0 +1,123 @@
+"""One rank that compares `--memory-trace` with counts that know nothing of it.
+
+    torchrun --nproc N trace_rank.py TEXT RESULTS
+
+The allocator's own events (torch.profiler) give the true height of a step's peak; saved-tensor
+hooks give what autograd really keeps for the backward.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import MODEL_FLAGS
+from parity_rank import release
+from torch.profiler import ProfilerActivity, profile
+
+from launcher.data import GlobalBatches
+from launcher.measure.memory import TracedMemory
+from launcher.preflight import prepare
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, start
+
+STRATEGIES = {
+    "ddp": ["--strategy=ddp"],
+    "fsdp": ["--strategy=fsdp"],
+    "zero0": ["--zero=0"],
+    "zero1": ["--zero=1"],
+    "zero2": ["--zero=2"],
+    "zero3": ["--zero=3"],
+}
+TRACED_STEP = 3
+
+
+def main() -> None:
+    text, results = sys.argv[1:]
+    world = start("cpu", timeout_s=60, needs_group=True)
+    with Path(results).open("a", encoding="utf-8") as file:
+        for name, flags in STRATEGIES.items():
+            ranks: list[Any] = [None] * world.size
+            dist.all_gather_object(ranks, compare(flags, text, world))
+            if world.is_main:
+                file.write(json.dumps({"name": name, "ranks": ranks}) + "\n")
+                file.flush()
+    leave(0, together=True)
+
+
+def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
+    arguments = [*MODEL_FLAGS, *flags, f"--data={text}", "--micro-batch=16"]
+    prepared = prepare(arguments, world_size=world.size, ranks_per_node=world.size)
+    resolved = prepared.resolved
+    memory = TracedMemory(world.device)
+    found: dict[str, Any] = {}
+    with memory.trace:
+        engine = build_engine(prepared, world)
+        memory.watch(engine)
+        batches = GlobalBatches(
+            prepared.corpus.train,
+            seq_len=resolved.seq_len,
+            global_batch=resolved.global_batch,
+            seed=0,
+        )
+        for step in range(1, TRACED_STEP + 1):
+            saved: dict[int, torch.UntypedStorage] = {}
+            recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            memory.begin_step(step)
+            before = memory.trace.current_bytes
+            with recorder:
+                with memory.phase("data"):
+                    rows = batches.rank_slice(step, rank=world.rank, world_size=world.size)
+                    ((tokens, targets),) = to_device(rows, 16, world.device)
+                with memory.phase("forward"), saved_tensors(saved):
+                    loss = engine.forward(tokens, targets, last=True)
+                # Sizes as they are now: FSDP has already freed the weights it had gathered.
+                held = engine.count_states().owners
+                saved_bytes = sum(s.nbytes() for key, s in saved.items() if key not in held)
+                saved.clear()
+                with memory.phase("backward"):
+                    engine.backward(loss)
+                with memory.phase("step"):
+                    engine.step(1e-3)
+            ledger = memory.end_step(step)
+            if step == TRACED_STEP:
+                assert ledger is not None
+                found = {
+                    "ledger": ledger.as_dict()["device"],
+                    "states_before_bytes": before,
+                    "true_peak_bytes": before + highest(recorder),
+                    "saved_bytes": saved_bytes,
+                }
+            del loss, tokens, targets
+    release(engine)
+    return found
+
+
+def saved_tensors(
+    found: dict[int, torch.UntypedStorage],
+) -> torch.autograd.graph.saved_tensors_hooks:
+    """Note the storage of everything that autograd keeps."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        found[storage._cdata] = storage
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def highest(recorder: profile) -> int:
+    """How far the allocator's events climb above where they began."""
+    level = top = 0
+    events = recorder.profiler.kineto_results.events()  # type: ignore[union-attr]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            top = max(top, level)
+    return top
+
+
+if __name__ == "__main__":
+    main()

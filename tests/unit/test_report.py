@@ -1,0 +1,285 @@
+"""`report`: what it says about runs, finished or not, and that it says it everywhere."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_folder import GIB, write_run
+
+from launcher.compare.report import main
+from launcher.compare.report_build import Report
+from launcher.compare.report_runs import find_runs, load_run
+from launcher.compare.report_text import escaped
+from launcher.errors import UserError
+
+LOSSES = [8 - 0.1 * step for step in range(20)]
+
+
+def report_of(*folders: Path, reference: str | None = None, budget: int = 24 * GIB) -> Report:
+    found = find_runs([str(folder) for folder in folders])
+    runs = [load_run(name, path) for name, path in found.items()]
+    return Report(runs, reference=reference, memory_budget_bytes=budget)
+
+
+def rows_of(report: Report) -> dict[str, dict[str, Any]]:
+    return {row["run"]: row for row in report.data["runs"]}
+
+
+def goals_of(report: Report) -> dict[str, str]:
+    return {goal["goal"]: goal["run"] for goal in report.data["settings"][0]["goals"]}
+
+
+def test_finds_runs_in_folders_and_globs_once_each(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "zero2", losses=LOSSES)
+    write_run(tmp_path / "b" / "zero2", losses=LOSSES)
+    write_run(tmp_path / "b" / "ddp", losses=LOSSES)
+    (tmp_path / "b" / "sweep.json").write_text("{}")
+    found = find_runs([str(tmp_path), str(tmp_path / "*" / "ddp")])
+    assert sorted(found) == ["a/zero2", "b/zero2", "ddp"]
+
+
+@pytest.mark.parametrize("runs", [["nowhere"], ["nowhere/*"], ["."], []])
+def test_nothing_to_report_is_one_sentence(
+    runs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(runs) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("memscale: ")
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--memory-budget", "much"], ["--reference", "nobody"], ["--surprise"], ["--out", "file"]],
+)
+def test_bad_flags_are_one_sentence(
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    write_run(tmp_path / "runs" / "ddp", losses=LOSSES)
+    assert main(["runs", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("memscale: ")
+    assert captured.err.count("\n") == 1
+    assert flags[-1].removeprefix("--") in captured.err
+
+
+def test_writes_all_files_and_regenerates_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "zero2", losses=LOSSES, strategy="zero2")
+    write_run(tmp_path / "oom", strategy="ddp", state="oom", reason="CUDA out of memory")
+    for _ in range(2):
+        assert main([str(tmp_path)]) == 0
+        printed = capsys.readouterr().out
+        assert "oom in backward of step 1, rank 1: CUDA out of memory" in printed
+        assert "fastest under 24 GiB" in printed
+        names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+        assert names == {"report.html", "report.csv", "report.md", "report.json"}
+    with open(tmp_path / "report.csv", newline="") as file:
+        table = {row["run"]: row for row in csv.DictReader(file)}
+    assert table["oom"]["state"] == "oom"
+    assert table["oom"]["tokens_per_s"] == "n/a"
+    assert float(table["zero2"]["tokens_per_s"]) == 4096.0
+    assert "FSDP shard grad op" in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["runs"][-1]["run"] == "oom"
+
+
+def test_a_run_without_a_summary_is_a_row_with_what_its_steps_say(tmp_path: Path) -> None:
+    write_run(tmp_path / "ddp", losses=LOSSES, state="failed", reason="NCCL", step_s=0.25)
+    row = rows_of(report_of(tmp_path))["ddp"]
+    assert row["tokens_per_s"] == pytest.approx(2048 / 0.25)
+    assert row["step_time_s"] == pytest.approx(0.25)
+    assert (row["perplexity"], row["test_loss"], row["position"]) == (None, None, None)
+    assert (row["state"], row["reason"]) == ("failed", "NCCL")
+
+
+def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:
+    cut = write_run(tmp_path / "cut", losses=LOSSES)
+    text = (cut / "rank0.jsonl").read_text()
+    steps_end = text.index('{"kind": "ledger"')
+    (cut / "rank0.jsonl").write_text(text[: steps_end - 40])
+    broken = write_run(tmp_path / "broken", losses=LOSSES)
+    (broken / "status.json").write_text('{"state": "compl')
+    (broken / "config.yaml").write_text("a: [")
+    (broken / "summary.json").write_text("[]")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.yaml").write_text("strategy: zero\nzero: 3\nmodel: nano\n")
+    rows = rows_of(report_of(tmp_path))
+    assert rows["cut"]["steps"] == 19
+    assert rows["cut"]["notes"] == ["rank0.jsonl: 1 unreadable step line(s) left out"]
+    assert rows["broken"]["state"] == "unknown"
+    assert len(rows["broken"]["notes"]) == 3
+    assert rows["bare"]["strategy"] == "zero3"
+    assert rows["bare"]["steps"] == 0
+
+
+def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
+    write_run(tmp_path / "gpu", losses=LOSSES, gpu=True)
+    write_run(tmp_path / "cpu", losses=LOSSES, ledgers=False)
+    write_run(tmp_path / "traced", losses=LOSSES)
+    rows = rows_of(report_of(tmp_path))
+    kinds = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
+    kinds += ("tracked_live_bytes", "resident_set_bytes")
+    figures = {name: [row[kind] for kind in kinds] for name, row in rows.items()}
+    assert figures["gpu"] == [GIB, 2 * GIB, 3 * GIB, None, None]
+    assert figures["cpu"] == [None, None, None, None, GIB]
+    assert figures["traced"] == [None, None, None, GIB, GIB]
+
+
+def test_goals_are_won_by_completed_runs_only(tmp_path: Path) -> None:
+    write_run(tmp_path / "small", losses=LOSSES, step_s=1.0, peak_bytes=GIB)
+    write_run(tmp_path / "fast", losses=LOSSES, step_s=0.1, peak_bytes=8 * GIB)
+    write_run(tmp_path / "middle", losses=LOSSES, step_s=0.5, peak_bytes=4 * GIB)
+    write_run(tmp_path / "dead", losses=LOSSES, step_s=0.01, state="oom", reason="oom")
+    report = report_of(tmp_path, budget=5 * GIB)
+    goals = goals_of(report)
+    assert goals["least memory"] == "small"
+    assert goals["fastest"] == "fast"
+    assert goals["fastest under 5 GiB"] == "middle"
+    assert report.data["runs"][-1]["run"] == "dead"
+    assert goals_of(report_of(tmp_path, budget=GIB // 2))["fastest under 0.5 GiB"] is None
+
+
+def test_budget_is_held_against_all_that_the_device_uses(tmp_path: Path) -> None:
+    write_run(tmp_path / "ddp", losses=LOSSES, gpu=True, peak_bytes=3 * GIB)
+    assert goals_of(report_of(tmp_path, budget=5 * GIB))["fastest under 5 GiB"] == "ddp"
+    assert goals_of(report_of(tmp_path, budget=4 * GIB))["fastest under 4 GiB"] is None
+
+
+def test_runs_of_another_model_compete_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "nano", losses=LOSSES)
+    write_run(tmp_path / "gpt2", losses=LOSSES, model="gpt2")
+    report = report_of(tmp_path)
+    assert len(report.data["settings"]) == 2
+    assert [row["position"] for row in report.data["runs"]] == [1, 1]
+    assert "setting" in report.data["columns"]
+
+
+def test_largest_difference_is_found_on_every_step(tmp_path: Path) -> None:
+    losses = [3.0 + 1 / step for step in range(1, 5001)]
+    other = [loss + 1e-6 for loss in losses]
+    other[3210] += 0.25
+    write_run(tmp_path / "single", losses=losses, strategy="single", ranks=1)
+    write_run(tmp_path / "fsdp", losses=other, strategy="fsdp")
+    report = report_of(tmp_path)
+    row = rows_of(report)["fsdp"]
+    assert row["loss_difference"] == pytest.approx(0.25, abs=1e-5)
+    assert (row["loss_difference_step"], row["reference"]) == (3211, "single")
+    assert rows_of(report)["single"]["loss_note"] == "reference"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 5e-4}, {"global_batch": 32}])
+def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str, Any]) -> None:
+    write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "ddp", losses=LOSSES, **change)
+    row = rows_of(report_of(tmp_path / "single", tmp_path / "ddp"))["ddp"]
+    assert row["loss_difference"] is None
+    assert row["loss_note"] == f"differs from single in {next(iter(change))}"
+
+
+def test_reference_can_be_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "zero2", losses=[loss + 1 for loss in LOSSES], strategy="zero2")
+    rows = rows_of(report_of(tmp_path, reference="zero2"))
+    assert rows["single"]["loss_difference"] == pytest.approx(1.0)
+    with pytest.raises(UserError, match=r"--reference zero3: .*single, zero2"):
+        report_of(tmp_path, reference="zero3")
+
+
+def test_losses_that_are_no_numbers_are_said_and_survive_json(tmp_path: Path) -> None:
+    write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "ddp", losses=[*LOSSES[:10], math.nan, math.inf, *LOSSES[12:]])
+    assert main([str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "report.json").read_text())
+    row = next(row for row in data["runs"] if row["run"] == "ddp")
+    assert row["loss_difference"] == 0
+    assert row["loss_note"] == "at 2 step(s) only one of the two losses is a number"
+
+
+def test_the_failing_ranks_ledger_is_in_the_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "oom", state="oom", reason="no memory", ledgers=False)
+    status = json.loads((folder / "status.json").read_text())
+    lines = {"params_bytes": 100, "temporary_bytes": 50, "activations_bytes": None}
+    status["detail"] = {"ledger": {"moment": "oom", "device": lines, "host": {}, "disk": {}}}
+    (folder / "status.json").write_text(json.dumps(status))
+    (entry,) = rows_of(report_of(tmp_path))["oom"]["ledgers"]
+    assert (entry["rank"], entry["moment"]) == (1, "oom")
+    assert entry["lines"] == {"params_bytes": 100, "temporary_bytes": 50}
+
+
+def test_the_study_is_beside_its_own_model_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "nano" / "ddp", losses=LOSSES)
+    assert report_of(tmp_path / "nano").data["study"] is None
+    write_run(tmp_path / "seed" / "ours", losses=LOSSES, gpu=True, model="seed-134m")
+    assert main([str(tmp_path / "seed")]) == 0
+    printed = capsys.readouterr().out
+    assert "NVIDIA A40, 48 GB (the study's)" in printed
+    assert "as listed by the study: 132.01, 131.68, 130.92, 135.24" in printed
+    rows = json.loads((tmp_path / "seed" / "report.json").read_text())["study"]["rows"]
+    assert [row["unit"] for row in rows] == ["GB", "GB", "GB", "GB", "GiB"]
+    assert (rows[4]["forward"], rows[4]["backward"], rows[4]["step"]) == (0.5, 1.0, None)
+
+
+def test_hostile_names_break_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [
+        "=cmd()",
+        "[red]x[/red]",
+        "a|b`c",
+        "\x1b[31mred\u202e",
+        "$x^2$",
+        "_hidden",
+        "</script>",
+    ]
+    for number, name in enumerate(names):
+        write_run(tmp_path / str(number) / name.replace("/", "\u2215"), losses=LOSSES)
+    (tmp_path / "6" / "failure").mkdir()
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "[red]x[" in printed
+    assert "\x1b" not in printed
+    with open(tmp_path / "report.csv", newline="") as file:
+        assert "'=cmd()" in [row["run"] for row in csv.DictReader(file)]
+    table = (tmp_path / "report.md").read_text().splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in table if line[:1] == "|"}) == 1
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("</script>") == 2
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+
+
+def test_markdown_shows_text_as_it_is() -> None:
+    assert escaped("a|b *c* <d>") == r"a\|b \*c\* \<d\>"
+
+
+def test_page_of_fifty_runs_is_small(tmp_path: Path) -> None:
+    losses = [3 + math.sin(step) for step in range(1500)]
+    write_run(tmp_path / "single", losses=losses, strategy="single", ranks=1)
+    for number in range(49):
+        write_run(tmp_path / f"ddp-{number}", losses=losses)
+    assert main([str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").stat().st_size < 6e6
+
+
+def test_plots_are_written_for_papers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: memscale[plots]")
+    write_run(tmp_path / "$\\frac{1$", losses=LOSSES)
+    write_run(tmp_path / "_hidden", losses=LOSSES, strategy="single", ranks=1)
+    assert main([str(tmp_path), "--png"]) == 0
+    for name in ("throughput_memory", "ledger", "step_time", "loss"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,112 @@
+"""The arithmetic under a report: fast reading of steps, thinning, the Pareto front."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+from report_folder import steps
+
+from launcher.compare import report_steps
+from launcher.compare.report_analysis import pareto
+from launcher.compare.report_columns import printable, shown
+from launcher.compare.report_steps import read_steps, thin
+from launcher.compare.report_timeline import BUCKETS, timeline
+from launcher.measure import journal
+from launcher.sizes import GIB
+
+
+def lines(losses: list[float]) -> list[str]:
+    return [json.dumps(record.as_dict()) for record in steps(losses, gpu=True)]
+
+
+def test_fast_reading_is_what_a_json_parser_reads() -> None:
+    rng = random.Random(0)
+    written = lines([rng.random() * 10 ** rng.randint(-8, 8) for _ in range(300)])
+    fast, damaged = read_steps("\n".join(written) + "\n")
+    # Another order of the keys is not what the fast way knows.
+    other = [json.dumps(dict(reversed(json.loads(line).items()))) for line in written]
+    other = ['{"kind": "step", ' + line[1:].replace(', "kind": "step"', "") for line in other]
+    slow, _ = read_steps("\n".join(other) + "\n")
+    assert fast is not None
+    assert slow is not None
+    assert damaged == 0
+    for name in ("step", "loss"):
+        assert np.array_equal(getattr(fast, name), getattr(slow, name))
+    assert (fast.phases_s, fast.tokens_per_s) == (slow.phases_s, slow.tokens_per_s)
+    assert fast.reserved_peak_bytes == slow.reserved_peak_bytes == 2 * GIB
+
+
+def test_warm_up_is_left_out_as_the_run_itself_does() -> None:
+    assert report_steps.WARMUP_STEPS == journal.WARMUP_STEPS
+    series, _ = read_steps("\n".join(lines([1.0] * 10)))
+    assert series is not None
+    assert series.step_time_s == pytest.approx(0.5)
+    assert series.first_step_s == pytest.approx(5.0)
+    assert series.phases_s is not None
+    assert sum(series.phases_s.values()) == pytest.approx(0.5)
+    short, _ = read_steps("\n".join(lines([1.0] * 2)))
+    assert short is not None
+    assert (short.step_time_s, short.tokens_per_s, short.phases_s) == (None, None, None)
+
+
+def test_a_repeated_step_counts_once_with_its_last_record() -> None:
+    series, _ = read_steps("\n".join(lines([5.0, 4.0, 3.0]) + lines([5.0, 4.5])[1:]))
+    assert series is not None
+    assert series.step.tolist() == [1, 2, 3]
+    assert series.loss.tolist() == [5.0, 4.5, 3.0]
+
+
+def test_no_step_is_no_series() -> None:
+    assert read_steps("") == (None, 0)
+    assert read_steps('{"kind": "step", "step": 1, "lo') == (None, 1)
+
+
+def test_thinning_keeps_extremes_ends_and_gaps() -> None:
+    y = np.sin(np.arange(10_000) / 300)
+    y[1234], y[8765], y[5000:5200] = 9.0, -9.0, math.nan
+    x, thinned = thin(np.arange(10_000), y, 500)
+    assert len(x) <= 502
+    assert (x[0], x[-1]) == (0, 9999)
+    assert thinned[x.index(1234)] == 9.0
+    assert thinned[x.index(8765)] == -9.0
+    assert None in thinned
+
+
+def test_pareto_front_is_what_nothing_dominates() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        points = {str(i): (rng.randint(1, 9), rng.randint(1, 9)) for i in range(12)}
+        front = pareto({name: (float(m), float(r)) for name, (m, r) in points.items()})
+        for name, (memory, rate) in points.items():
+            dominated = any(
+                m <= memory and r >= rate and (m, r) != (memory, rate) for m, r in points.values()
+            )
+            assert not (name in front and dominated)
+            same = {other for other, point in points.items() if point == points[name]}
+            assert dominated or front & same
+
+
+def test_a_timeline_keeps_memory_peaks_and_means_of_power() -> None:
+    samples = [
+        {"t_s": t / 10, "source": "nvml", "memory_used_bytes": 100 + (t == 777), "power_w": t % 2}
+        for t in range(2000)
+    ]
+    result = timeline(0, samples)
+    assert len(result.t_s) <= BUCKETS
+    assert max(v for v in result.readings["memory_used_bytes"] if v is not None) == 101
+    assert result.readings["power_w"][3] == pytest.approx(0.5, abs=0.05)
+    assert "temperature_c" not in result.readings
+
+
+def test_unknown_is_never_zero() -> None:
+    assert shown(None, "gib") == "n/a"
+    assert shown(math.nan, "loss") == "n/a"
+    assert shown(0, "gib") == "0.0000 GiB"
+    assert shown(3 * GIB, "gib") == "3.00 GiB"
+    assert shown(0.5, "seconds") == "0.500 s"
+
+
+def test_names_are_printable() -> None:
+    assert printable("a\x1b[31m\n\u202eb\udcff") == "a\ufffd[31m\ufffd\ufffdb\ufffd"
