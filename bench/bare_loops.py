@@ -3,7 +3,6 @@
 No records, no progress, no phases: what launcher.train is compared with in overhead.py.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.data import GlobalBatches
 from model.config import ModelConfig
 from model.gpt import GPT
 
@@ -24,9 +22,6 @@ Step = Callable[[Tensor, Tensor], None]
 class Setting:
     model: ModelConfig
     micro_batch: int
-    seq_len: int
-    rank: int
-    world_size: int
     bf16: bool
 
 
@@ -112,18 +107,6 @@ def _accelerate(setting: Setting) -> Step:
         optimizer.zero_grad()
 
     return step
-
-
-def run(step: Step, batches: GlobalBatches, setting: Setting, *, steps: int) -> list[float]:
-    """Seconds of each step, data included."""
-    durations = []
-    for index in range(steps):
-        start = time.perf_counter()
-        rows = batches.rank_slice(index, rank=setting.rank, world_size=setting.world_size)
-        sequences = torch.from_numpy(rows)
-        step(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
-        durations.append(time.perf_counter() - start)
-    return durations
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:

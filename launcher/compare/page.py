@@ -21,7 +21,8 @@ from launcher.compare.report_timeline import Timeline
 
 CURVE_POINTS = 500
 GAP_POINTS = 250
-# Together with the buckets of a timeline this keeps 50 runs of 8 ranks far below 6 MB.
+# Timelines in the page: 50 runs of 8 ranks stay below 6 MB, and more runs show fewer ranks.
+MOST_TIMELINES = 400
 MOST_RANKS = 8
 SCRIPTS = ("format.js", "chart.js", "table.js", "bars.js", "scatter.js", "lines.js", "page.js")
 
@@ -56,13 +57,14 @@ def _digest(text: str) -> str:
 def _page_data(report: Report) -> dict[str, Any]:
     columns = {column.key: column for column in COLUMNS}
     shown = [dataclasses.asdict(columns[key]) for key in report.data["columns"]]
+    ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.runs)))
     return {
         **report.data,
         "columns": shown,
         "curves": [_curve(run) for run in report.runs],
         "gaps": [_gap(report.differences.get(run.name)) for run in report.runs],
         "timelines": [
-            [clean(_timeline(timeline)) for timeline in run.timelines[:MOST_RANKS]]
+            [clean(_timeline(timeline)) for timeline in run.timelines[:ranks]]
             for run in report.runs
         ],
     }

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +28,7 @@ RUNS_PER_WORKER = 8  # fewer are read sooner than a process starts
 class ReportOptions:
     """Compare runs."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = field(default=())
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
     """Run folders, folders of run folders, or globs."""
     out: Path | None = None
     """Folder for report.html, .csv, .md and .json (the one folder given, else ./report)."""

@@ -11,8 +11,8 @@ from launcher.compare.report_runs import Run
 from launcher.compare.report_study import study_beside
 
 REPORT_VERSION = 1
-# Where the ledger of a rank is read, best first.
-_MOMENTS = ("oom", "peak", "after_backward", "now")
+# The moments that tell most about a rank, before any other.
+_MOMENTS = ("oom", "peak")
 # Not what a comparison is about, or shown in a column of its own.
 _NOT_A_SETTING = {
     *("out", "log_every", "tensorboard", "collective_timeout_s", "max_minutes", "eval_every"),
@@ -197,10 +197,7 @@ def _ledgers(run: Run) -> list[dict[str, Any]]:
     """For each rank its most telling ledger, and the predicted one, one entry per place."""
     chosen: dict[tuple[int, bool], Mapping[str, Any]] = {}
     for rank, ledger in run.ledgers:
-        moment = str(ledger.get("moment"))
-        if moment not in (*_MOMENTS, "predicted"):
-            continue
-        key = (rank, moment == "predicted")
+        key = (rank, ledger.get("moment") == "predicted")
         before = chosen.get(key)
         if before is None or _worth(ledger) >= _worth(before):
             chosen[key] = ledger

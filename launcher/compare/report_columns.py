@@ -95,7 +95,7 @@ def shown(value: Any, kind: Kind) -> str:
         return f"{value:,.0f} s" if value >= 99.95 else f"{value:#.3g} s"
     formats = {"count": ",d", "rate": ",.0f", "loss": ",.4g", "gap": ".1e", "percent": ".1%"}
     if kind == "loss" and value < 1e4:
-        return f"{value:.2f}" if value >= 100 else f"{value:.4f}"
+        return f"{value:.2f}" if value >= 10 else f"{value:.4f}"
     return format(value, formats[kind])
 
 

@@ -11,11 +11,25 @@ from launcher.sizes import GIB
 
 WIDTH_INCHES = 6.5  # a page's text width
 DPI = 200
-PHASES = ("data", "forward", "backward", "step", "other")
-LEDGER_LINES = (
-    *("params", "grads", "optimizer", "buffers", "activations", "temporary"),
-    *("allocator_slack", "context", "unexplained"),
-)
+# The page's colours: cool for what stays between steps, warm for what a step needs on top.
+LEDGER_COLOURS = {
+    "params": "#1d4f8c",
+    "grads": "#5b94d0",
+    "optimizer": "#2c8f86",
+    "buffers": "#9cc9c3",
+    "activations": "#dc8a3c",
+    "temporary": "#f0c987",
+    "allocator slack": "#d3d5d1",
+    "context": "#9aa0a4",
+    "unexplained": "#b0407d",
+}
+PHASE_COLOURS = {
+    "data": "#9cc9c3",
+    "forward": "#5b94d0",
+    "backward": "#1d4f8c",
+    "step": "#dc8a3c",
+    "other": "#d3d5d1",
+}
 
 
 def require_matplotlib() -> None:
@@ -79,32 +93,38 @@ def _throughput_memory(report: Report, figure: Any, axes: Any) -> bool:
 
 def _ledger(report: Report, figure: Any, axes: Any) -> bool:
     bars = [
-        (f"{row['run']}, rank {entry['rank']}", entry["lines"])
+        (f"{row['run']}, rank {entry['rank']} ({entry['moment']})", entry["lines"])
         for row in report.data["runs"]
         for entry in row["ledgers"]
         if entry["place"] == "device" and entry["moment"] != "predicted"
     ]
     parts = {
-        name.replace("_", " "): [lines.get(f"{name}_bytes", 0) / GIB for _, lines in bars]
-        for name in LEDGER_LINES
+        name: [lines.get(f"{name.replace(' ', '_')}_bytes", 0) / GIB for _, lines in bars]
+        for name in LEDGER_COLOURS
     }
     axes.set_xlabel("GiB")
-    return _stacked(figure, axes, [label for label, _ in bars], parts)
+    return _stacked(figure, axes, [label for label, _ in bars], parts, LEDGER_COLOURS)
 
 
 def _step_time(report: Report, figure: Any, axes: Any) -> bool:
     rows = [row for row in report.data["runs"] if row["phases_s"]]
-    parts = {name: [row["phases_s"][name] for row in rows] for name in PHASES}
+    parts = {name: [row["phases_s"][name] for row in rows] for name in PHASE_COLOURS}
     axes.set_xlabel("seconds per step")
-    return _stacked(figure, axes, [row["run"] for row in rows], parts)
+    return _stacked(figure, axes, [row["run"] for row in rows], parts, PHASE_COLOURS)
 
 
-def _stacked(figure: Any, axes: Any, labels: list[str], parts: dict[str, list[float]]) -> bool:
+def _stacked(
+    figure: Any,
+    axes: Any,
+    labels: list[str],
+    parts: dict[str, list[float]],
+    colours: dict[str, str],
+) -> bool:
     starts = [0.0] * len(labels)
     places = range(len(labels))
     for name, sizes in parts.items():
         if any(sizes):
-            axes.barh(places, sizes, left=starts, label=name, height=0.7)
+            axes.barh(places, sizes, left=starts, label=name, color=colours[name], height=0.7)
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     axes.set_yticks(places, list(map(_plain, labels)), fontsize=7)
     axes.invert_yaxis()

@@ -78,9 +78,15 @@ def read_steps(text: str) -> tuple[StepSeries | None, int]:
 
 
 def _floats(values: Sequence[str]) -> Floats:
-    # Parsing is what takes the time, and counts and bytes repeat themselves.
-    known = {value: math.nan if value == "null" else float(value) for value in set(values)}
-    return np.fromiter(map(known.__getitem__, values), float, len(values))
+    first = values[0]
+    # Parsing is what takes the time, and counts, bytes and unknowns mostly repeat themselves.
+    if values.count(first) == len(values):
+        return np.full(len(values), _float(first))
+    return np.fromiter(map(_float, values), float, len(values))
+
+
+def _float(text: str) -> float:
+    return math.nan if text == "null" else float(text)
 
 
 def _through_json(text: str) -> tuple[dict[str, Floats], int]:

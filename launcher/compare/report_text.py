@@ -13,6 +13,7 @@ from rich.text import Text
 from launcher.compare.report_columns import COLUMNS, Column, shown
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
+WHOLE_NAMES = 26  # longer names are folded
 LOG_WIDTH = 180  # where there is no terminal to ask
 STUDY_COLUMNS = (
     ("run", "run"),
@@ -59,9 +60,11 @@ def print_report(data: dict[str, Any]) -> None:
 def _rich_table(data: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     columns = brief_columns(data)
+    longest = max(len(row["run"]) for row in data["runs"])
     for column in columns:
         table.add_column(
             Text(column.title),
+            min_width=min(longest, WHOLE_NAMES) if column.key == "run" else None,
             justify="left" if column.kind == "text" else "right",
             overflow="fold",
         )
@@ -103,9 +106,11 @@ def study_cells(data: dict[str, Any]) -> list[list[str]]:
         peaks = [row[phase] for phase in ("forward", "backward", "step")]
         memory = [shown(peak, "loss") if peak is None else f"{peak:.1f}" for peak in peaks]
         memory = [text if text == "n/a" else f"{text} {row['unit']}" for text in memory]
-        rest = [shown(row["step_time_s"], "seconds"), shown(row["batch"], "count")]
-        largest = shown(row["largest_batch"], "count")
-        rows.append([row["run"], row["measured_on"], *memory, *rest, largest])
+        batches = [shown(row[key], "count") for key in ("batch", "largest_batch")]
+        time = shown(row["step_time_s"], "seconds")
+        if row["unit"] == "GB":
+            time = f"{row['step_time_s']:.2f} s"  # no more digits than the study prints
+        rows.append([row["run"], row["measured_on"], *memory, time, *batches])
     return rows
 
 

@@ -29,6 +29,8 @@ _MEMO_BYTES = 256 << 20
 
 _READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".txt": read_text,
+    ".md": read_text,
+    ".md": read_text,
     ".jsonl": read_jsonl,
     ".parquet": read_parquet,
 }

@@ -12,7 +12,6 @@ import torch
 class MemoryReading:
     """Bytes since the last reset. On a CPU only `used_bytes` (resident set) is known."""
 
-    allocated_peak_bytes: int | None
     reserved_peak_bytes: int | None
     used_bytes: int | None
     capacity_bytes: int | None
@@ -23,23 +22,19 @@ def read_memory(device: torch.device) -> MemoryReading:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return MemoryReading(
-            allocated_peak_bytes=torch.cuda.max_memory_allocated(device),
             reserved_peak_bytes=torch.cuda.max_memory_reserved(device),
             used_bytes=total - free,
             capacity_bytes=total,
         )
     return MemoryReading(
-        allocated_peak_bytes=None,
         reserved_peak_bytes=None,
         used_bytes=_process().memory_info().rss,
         capacity_bytes=psutil.virtual_memory().total,
     )
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Highest use so far: allocated bytes on a GPU, resident set on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+def peak_rss_bytes() -> int:
+    """Highest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -35,6 +35,7 @@ class _Pending:
     grad_norm: Tensor | float
     applied: bool
     lr: float
+    peak_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,15 +93,29 @@ class Journal:
         self._write(run)
 
     def step(
-        self, step: int, *, loss: Tensor, grad_norm: Tensor | float, applied: bool, lr: float
+        self,
+        step: int,
+        *,
+        loss: Tensor,
+        grad_norm: Tensor | float,
+        applied: bool,
+        lr: float,
+        peak_bytes: int | None = None,
     ) -> None:
         """Note an ended step; write and show at logged steps.
 
-        `loss` is this rank's mean over its micro-batches.
+        `loss` is this rank's mean over its micro-batches, `peak_bytes` its allocated peak.
         """
         self._clock.end_step()
         self._pending.append(
-            _Pending(step=step, loss=loss, grad_norm=grad_norm, applied=applied, lr=lr)
+            _Pending(
+                step=step,
+                loss=loss,
+                grad_norm=grad_norm,
+                applied=applied,
+                lr=lr,
+                peak_bytes=peak_bytes,
+            )
         )
         if step == 1 or step % self._log_every == 0 or step == self._run.steps:
             self.flush()
@@ -208,7 +223,7 @@ class Journal:
             forward_s=spent.forward_s,
             backward_s=spent.backward_s,
             step_s=spent.step_s,
-            allocated_peak_bytes=memory.allocated_peak_bytes,
+            allocated_peak_bytes=pending.peak_bytes,
             reserved_peak_bytes=memory.reserved_peak_bytes,
             device_used_bytes=memory.used_bytes,
         )

@@ -38,6 +38,9 @@ class MemoryMeter(Protocol):
     def end_step(self, step: int) -> Ledger | None:
         """A step is over; the ledger at its peak, for the steps that have one."""
 
+    def step_peak_bytes(self) -> int | None:
+        """Highest bytes in the step that has just ended."""
+
     def peaks(self) -> dict[tuple[str, str], int]:
         """(period, phase) -> highest bytes."""
 
@@ -50,9 +53,11 @@ class _Peaks:
 
     def __init__(self) -> None:
         self.period = "init"
+        self.step = 0
         self.values: dict[tuple[str, str], int] = {}
 
     def note(self, phase: str, value: int) -> None:
+        self.step = max(self.step, value)
         key = (self.period, phase)
         self.values[key] = max(value, self.values.get(key, 0))
 
@@ -89,9 +94,13 @@ class TracedMemory:
         self._engine = engine
 
     def begin_step(self, step: int) -> None:
+        self._peaks.step = 0
         self._recording = step in LEDGER_STEPS
         if self._recording:
             self.trace.record()
+
+    def step_peak_bytes(self) -> int | None:
+        return self._peaks.step
 
     def end_step(self, step: int) -> Ledger | None:
         if not self._recording:
@@ -145,7 +154,6 @@ class CudaMemory:
         self._context_bytes: int | None = None
         self._recording = False
         self._sampled = True
-        self._step_peak = 0
         self._before_forward = 0
         self._left_by_forward = 0
         self._in_forward = StorageCount()
@@ -173,7 +181,6 @@ class CudaMemory:
         finally:
             peak = torch.cuda.max_memory_allocated(self._device)
             self._peaks.note(name, peak)
-            self._step_peak = max(self._step_peak, peak)
             if name == "forward" and self._recording:
                 allocated = torch.cuda.memory_allocated(self._device)
                 self._left_by_forward = allocated - self._before_forward
@@ -186,7 +193,11 @@ class CudaMemory:
         # Reading the allocator's statistics takes tens of microseconds: often enough is enough.
         self._sampled = step <= 10 or step % 10 == 0
         self._recording = step in LEDGER_STEPS
-        self._step_peak = 0
+        self._peaks.step = 0
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def step_peak_bytes(self) -> int | None:
+        return max(self._peaks.step, torch.cuda.max_memory_allocated(self._device))
 
     def end_step(self, step: int) -> Ledger | None:
         if not self._recording:
@@ -205,7 +216,7 @@ class CudaMemory:
         return self._count().ledger(self._device)
 
     def _lines(self, states: LedgerLines, activations: int) -> LedgerLines:
-        on_top = self._step_peak - states.states_bytes + states.grads_bytes - activations
+        on_top = self._peaks.step - states.states_bytes + states.grads_bytes - activations
         grads = min(states.grads_bytes, max(0, on_top))
         free, total = torch.cuda.mem_get_info(self._device)
         used = total - free
@@ -216,7 +227,7 @@ class CudaMemory:
             grads_bytes=grads,
             activations_bytes=activations,
             temporary_bytes=on_top - grads,
-            allocator_slack_bytes=reserved - self._step_peak,
+            allocator_slack_bytes=reserved - self._peaks.step,
             context_bytes=context,
             used_bytes=used,
             unexplained_bytes=None if context is None else used - reserved - context,
@@ -242,6 +253,9 @@ class UnknownMemory:
         pass
 
     def end_step(self, step: int) -> Ledger | None:
+        return None
+
+    def step_peak_bytes(self) -> int | None:
         return None
 
     def peaks(self) -> dict[tuple[str, str], int]:

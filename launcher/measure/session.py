@@ -133,7 +133,12 @@ class Session:
         """Note an ended step; `loss` is this rank's mean over its micro-batches."""
         ledger = self.memory.end_step(self.step)
         self.journal.step(
-            self.step, loss=loss, grad_norm=result.grad_norm, applied=result.applied, lr=lr
+            self.step,
+            loss=loss,
+            grad_norm=result.grad_norm,
+            applied=result.applied,
+            lr=lr,
+            peak_bytes=self.memory.step_peak_bytes(),
         )
         if ledger is not None:
             self.journal.write(ledger)

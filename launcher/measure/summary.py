@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.measure.device_memory import peak_bytes
+from launcher.measure.device_memory import peak_rss_bytes
 from launcher.measure.journal import WARMUP_STEPS, Journal
 from launcher.measure.memory import MemoryMeter
 from launcher.measure.phases import PHASES, PhaseTimes
@@ -62,17 +62,18 @@ def summarize(
 ) -> Summary:
     """Gather what every rank has to say (all ranks call this)."""
     tokens_per_s = journal.tokens_per_s()
+    on_gpu = world.device.type == "cuda"
+    live_peak_bytes = max(memory.peaks().values(), default=None)
     mine = {
         "rank": world.rank,
-        "peak_bytes": peak_bytes(world.device),
-        "traced_peak_bytes": max(memory.peaks().values(), default=None),
+        "peak_bytes": live_peak_bytes if on_gpu else peak_rss_bytes(),
+        "traced_peak_bytes": live_peak_bytes,
         "tokens_per_s": tokens_per_s,
         "training_power_w": training_power_w,
         "samples": None if samples is None else asdict(samples),
     }
     ranks = _gather(mine, world)
     worst = max(ranks, key=lambda rank: rank["peak_bytes"])
-    on_gpu = world.device.type == "cuda"
     return Summary(
         values={
             "strategy": run.strategy,

@@ -1,7 +1,6 @@
 """`--memory-trace` against the allocator's own events and against saved-tensor hooks."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

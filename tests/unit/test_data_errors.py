@@ -53,13 +53,13 @@ def test_unsupported_suffix(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b")
     message = refusal(tmp_path / "table.csv")
     assert "'.csv'" in message
-    assert ".txt, .jsonl, .parquet" in message
+    assert ".txt, .md, .jsonl, .parquet" in message
 
 
 def test_folder_without_text(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG")
-    assert "folder holds no text: no .txt, .jsonl, .parquet" in refusal(tmp_path / "folder")
+    assert "folder holds no text: no .txt, .md, .jsonl, .parquet" in refusal(tmp_path / "folder")
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ const FORMATS = {
   rate: (value) => grouped(value),
   seconds: (value) => (value >= 99.95 ? grouped(value) : value.toPrecision(3)) + " s",
   gib: (value) => (value / GIB).toFixed(value >= GIB / 10 || value === 0 ? 2 : 4) + " GiB",
-  loss: (value) => (value >= 1e4 ? value.toExponential(2) : value.toFixed(value >= 100 ? 2 : 4)),
+  loss: (value) => (value >= 1e4 ? value.toExponential(2) : value.toFixed(value >= 10 ? 2 : 4)),
   gap: (value) => (value === 0 ? "0" : value.toExponential(1)),
   percent: (value) => (100 * value).toFixed(1) + "%",
 };

@@ -33,8 +33,8 @@ const PHASES = {
 const MOMENTS = {
   peak: "at its peak",
   oom: "when memory ran out",
+  held: "between steps",
   now: "between steps",
-  after_backward: "after a backward",
   predicted: "predicted",
 };
 
@@ -140,7 +140,7 @@ function runLegend() {
 }
 
 function ledgerRows(everyRank) {
-  const mixed = new Set(runs.flatMap((run) => run.ledgers.map((entry) => entry.moment))).size > 1;
+  const mixed = new Set(runs.flatMap((run) => run.ledgers.map((entry) => MOMENTS[entry.moment]))).size > 1;
   return runs.flatMap((run) => {
     const size = (entry) => Object.entries(entry.lines).reduce((sum, [k, v]) => sum + (k in LINES ? v : 0), 0);
     let entries = run.ledgers;
@@ -167,7 +167,7 @@ function ledgerSection() {
   const title = "Where the memory is";
   const every = ledgerRows(true);
   if (every.length === 0) return section(title, "n/a: no run wrote a ledger.", []);
-  const moments = [...new Set(runs.flatMap((run) => run.ledgers.map((entry) => entry.moment)))];
+  const moments = runs.flatMap((run) => run.ledgers.map((entry) => MOMENTS[entry.moment] ?? entry.moment));
   const largest = Math.max(...every.map((row) => row.parts.reduce((sum, [, v]) => sum + v, 0)));
   const [unit, name] = largest > GIB / 4 ? [GIB, "GiB"] : [2 ** 20, "MiB"];
   const text = (bytes) => `${(bytes / unit).toFixed(bytes / unit >= 100 ? 0 : bytes / unit >= 10 ? 1 : 2)} ${name}`;
@@ -178,7 +178,7 @@ function ledgerSection() {
   const toggle = checkbox("every rank", (on) => chart.set(draw(on ? every : worst)));
   toggle.firstChild.checked = startAll;
   const used = new Set(every.flatMap((row) => row.parts.filter(([, v]) => v > 0).map(([key]) => key)));
-  const told = moments.map((moment) => MOMENTS[moment] ?? moment).join(" or ");
+  const told = [...new Set(moments)].join(" or ");
   return section(title,
     `Every byte of a rank by what it is for, ${told}. What is held between steps is in blue and green, what a step needs on top in orange.`,
     every.length > worst.length ? [toggle] : [], barLegend(LINES, used), chart.host);
@@ -296,7 +296,8 @@ function studySection() {
   const study = data.study;
   const peak = (row, key) => (row[key] === null ? "n/a" : `${row[key].toFixed(1)} ${row.unit}`);
   const rows = study.rows.map((row) => [row.run, row.measured_on, peak(row, "forward"), peak(row, "backward"),
-    peak(row, "step"), shown(row.step_time_s, "seconds"), shown(row.batch, "count"), shown(row.largest_batch, "count")]);
+    peak(row, "step"),
+    row.unit === "GB" ? `${row.step_time_s.toFixed(2)} s` : shown(row.step_time_s, "seconds"), shown(row.batch, "count"), shown(row.largest_batch, "count")]);
   const titles = ["run", "measured on", "forward", "backward", "step", "s/step", "batch", "largest batch"];
   const table = plainTable(titles, rows, [2, 3, 4, 5, 6, 7], (i) => (study.rows[i].unit === "GB" ? "study" : ""));
   return section("Beside the published study", study.caption, [], table,
