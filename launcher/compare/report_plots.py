@@ -14,6 +14,7 @@ DPI = 200
 # The page's colours: cool for what stays between steps, warm for what a step needs on top.
 LEDGER_COLOURS = {
     "params": "#1d4f8c",
+    "master": "#6a4c93",
     "grads": "#5b94d0",
     "optimizer": "#2c8f86",
     "buffers": "#9cc9c3",

@@ -145,12 +145,13 @@ class GpuRecord(Record):
 class LedgerLines:
     """Bytes in one place (device, host or disk), each storage counted once.
 
-    `optimizer_bytes` includes fp32 master weights where an engine keeps them beside the
-    parameters it computes with; `buffers_bytes` are communication buffers that stay. Lines that
+    `master_bytes` are fp32 master weights where an engine keeps them beside the parameters it
+    computes with (DeepSpeed does, in fp32 too); `buffers_bytes` are communication buffers that stay. Lines that
     nobody measured are None.
     """
 
     params_bytes: int = 0
+    master_bytes: int = 0
     grads_bytes: int = 0
     optimizer_bytes: int = 0
     buffers_bytes: int = 0
@@ -163,8 +164,9 @@ class LedgerLines:
 
     @property
     def states_bytes(self) -> int:
-        """What lives between steps: parameters, gradients, optimizer states, buffers."""
-        return self.params_bytes + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
+        """What can live between steps: weights, gradients, optimizer states, buffers."""
+        weights = self.params_bytes + self.master_bytes
+        return weights + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

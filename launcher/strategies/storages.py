@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger, LedgerLines
 
-CATEGORIES = ("params", "grads", "optimizer", "buffers")
+CATEGORIES = ("params", "master", "grads", "optimizer", "buffers")
 
 
 class StorageCount:

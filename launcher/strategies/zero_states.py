@@ -32,10 +32,10 @@ def count_states(engine: Any, count: StorageCount) -> None:
     parameters = list(engine.module.parameters())
     count.add("optimizer", _tensors(list(inner.state.values())))
     for name in MASTER_WEIGHTS:
-        count.add("optimizer", _tensors(getattr(outer, name, None)))
+        count.add("master", _tensors(getattr(outer, name, None)))
     for parameter in parameters:
         mapping = getattr(parameter, "_hp_mapping", None)
-        count.add("optimizer", _tensors(getattr(mapping, "hp_fragment", None)))
+        count.add("master", _tensors(getattr(mapping, "hp_fragment", None)))
     for name in GRADIENTS:
         count.add("grads", _tensors(getattr(outer, name, None)))
     for parameter in parameters:

@@ -26,9 +26,10 @@ STEP_COUNTERS_BYTES = 28 * 4  # at most one fp32 counter for each of the model's
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Bytes on one rank; `optimizer` includes DeepSpeed's fp32 master weights."""
+    """Bytes on one rank."""
 
     params: int
+    master: int
     grads: dict[str, int]
     optimizer: int
     bucket: dict[str, int]
@@ -74,6 +75,7 @@ def test_states_follow_the_arithmetic(case: Case, counted: dict[str, Any]) -> No
             ledger = report[moment]["ledger"]
             where = f"rank {rank}, {moment}: {ledger}"
             assert ledger["params_bytes"] == expected.params, where
+            assert ledger["master_bytes"] == expected.master, where
             assert ledger["grads_bytes"] == expected.grads[moment], where
             assert ledger["buffers_bytes"] == expected.bucket[moment], where
             counters = ledger["optimizer_bytes"] - expected.optimizer
@@ -105,27 +107,27 @@ def expect(case: Case, rank: int) -> Expected:
 def _expect_zero(strategy: str, case: Case, rank: int) -> Expected:
     element = 2 if case.precision == "bf16" else 4
     in_fp32_apart = case.name.endswith("-bf16") and "accumulating" not in case.name
-    optimizer = 12 * P // RANKS  # fp32 master weights and Adam's two moments
+    states = {"master": 4 * P // RANKS, "optimizer": 8 * P // RANKS}
     if strategy == "zero3":
         return _expected(
             params=element * P // RANKS,
             grads=(4 if in_fp32_apart else element) * P // RANKS,
-            optimizer=optimizer,
+            **states,
             bucket=element * BUCKET,
         )
     if in_fp32_apart and strategy == "zero1":
         # Whole fp32 gradients beside whole bf16 ones: more than DDP's, and all DeepSpeed offers.
-        return _expected(params=2 * P, grads=(4 + 2) * P, optimizer=optimizer)
+        return _expected(params=2 * P, grads=(4 + 2) * P, **states)
     if in_fp32_apart:
-        return _expected(params=2 * P, grads=4 * P // RANKS, optimizer=optimizer)
+        return _expected(params=2 * P, grads=4 * P // RANKS, **states)
     mine = element * _partition_elements(rank)
     if strategy == "zero2":
-        return _expected(params=element * P, grads=mine, optimizer=optimizer)
+        return _expected(params=element * P, grads=mine, **states)
     return _expected(
         params=element * P,
         grads=mine,
         accumulating=element * P,
-        optimizer=optimizer,
+        **states,
         bucket_accumulating=element * BUCKET,
     )
 
@@ -135,6 +137,7 @@ def _expected(
     params: int,
     grads: int,
     optimizer: int,
+    master: int = 0,
     accumulating: int | None = None,
     bucket: int = 0,
     bucket_accumulating: int | None = None,
@@ -147,6 +150,7 @@ def _expected(
         params=params,
         grads={"accumulating": accumulating, "after_backward": grads},
         optimizer=optimizer,
+        master=master,
         bucket={"accumulating": bucket_accumulating, "after_backward": bucket},
     )
 

@@ -14,6 +14,7 @@ const MEMORY = {
 };
 const LINES = {
   params_bytes: ["parameters", "params"],
+  master_bytes: ["master weights", "master"],
   grads_bytes: ["gradients", "grads"],
   optimizer_bytes: ["optimizer states", "optimizer"],
   buffers_bytes: ["communication buffers", "buffers"],

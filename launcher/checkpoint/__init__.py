@@ -1,0 +1,20 @@
+"""One portable checkpoint for every strategy: written by any, read by any, on any number of ranks.
+
+A checkpoint is a folder `step-00000010`: one safetensors file per rank that wrote it, holding
+ranges of flattened fp32 tensors, and `index.json`, which says what lies where, with checksums.
+"""
+
+from launcher.checkpoint.checkpointer import Checkpointer, Loaded
+from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.saving import Saved, SaveError
+from launcher.checkpoint.store import CheckpointFolder
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointFolder",
+    "Checkpointer",
+    "DamagedCheckpoint",
+    "Loaded",
+    "SaveError",
+    "Saved",
+]

@@ -1,0 +1,201 @@
+"""Save and load an engine's training state, whatever the strategy on either side.
+
+Not built on torch.distributed.checkpoint: its metadata is a pickle, which runs whatever somebody
+has put into it before any check could look at it, and it has no checksums. What it would add, a
+plan of who reads what, is a few comparisons once everything is a flat range.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from launcher.checkpoint.files import RangeReader
+from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.ranks import Ranks
+from launcher.checkpoint.rng import generator_states, restore_generators
+from launcher.checkpoint.saving import Saved, Snapshot, write_checkpoint
+from launcher.checkpoint.store import CheckpointFolder, candidates
+from launcher.errors import UserError
+from launcher.strategies.engine import Engine
+from launcher.strategies.engine_shards import training_state
+from launcher.strategies.flat_shards import Shard, TrainingState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What an engine was filled from."""
+
+    checkpoint: Checkpoint
+    passed_over: tuple[str, ...]
+    """Newer checkpoints that were refused, each with its reason."""
+    rng_restored: bool
+    """Whether dropout goes on exactly; another number of ranks draws other masks."""
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of one run. All ranks make the same calls.
+
+    Args:
+        folder: `checkpoints/` of the run; on a disk that all ranks see.
+        keep: how many checkpoints stay; None = all.
+        asynchronous: `save` copies this rank's ranges into host memory (pinned, where there is a
+            GPU; kept for the next save) and returns, a thread writes them. Otherwise `save`
+            writes straight from the engine's memory and needs only a few MiB.
+        timeout_s: how long ranks wait for each other; a save takes at most this.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int | None = None,
+        asynchronous: bool = False,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self.folder = CheckpointFolder(folder)
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self._ranks = Ranks(timeout_s=timeout_s)
+        self._staging: torch.Tensor | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Saved] | None = None
+
+    def save(self, step: int, engine: Engine, extra: Mapping[str, Any]) -> Saved | None:
+        """Save the state after optimizer step `step`; `extra` (of the main rank) is JSON.
+
+        An asynchronous save returns None, and `poll` or `wait` tells how it went; `wait` must
+        have been called before the next.
+
+        Raises:
+            SaveError: on every rank, when one rank failed (not enough room, most often).
+        """
+        assert self._pending is None, "wait for the save before this one"
+        started_s = time.monotonic()
+        state = training_state(engine)
+        shards: Iterable[Shard] = state.saved()
+        snapshot = Snapshot(
+            step=step,
+            shards=self._stage(list(shards)) if self._asynchronous else shards,
+            shapes=dict(state.shapes),
+            kinds=list(state.kinds),
+            counters=state.counters(),
+            extra=extra,
+            rng=generator_states(),
+            started_s=started_s,
+        )
+        if not self._asynchronous:
+            return self._write(snapshot)
+        self._pending = self._writer.submit(self._write, snapshot)
+        return None
+
+    def wait(self) -> Saved | None:
+        """Until the asynchronous save is on disk; None where there is none.
+
+        Raises:
+            SaveError: it failed; on every rank.
+        """
+        pending, self._pending = self._pending, None
+        return None if pending is None else pending.result()
+
+    def poll(self) -> Saved | None:
+        """Like `wait`, without waiting: None as long as the save still runs."""
+        finished = self._pending is not None and self._pending.done()
+        return self.wait() if finished else None
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of this run."""
+        return self.folder.latest()
+
+    def load(self, source: Path | Literal["auto"], engine: Engine) -> Loaded | None:
+        """Fill a freshly built engine, each rank reading only what it holds, and the generators.
+
+        `auto` takes the newest intact checkpoint of this run, or None when it has none; a run
+        folder stands for its newest intact one. One checkpoint's path stands for itself.
+
+        Raises:
+            DamagedCheckpoint: none is intact. The engine may be half filled: do not train it.
+            UserError: nothing there, or it holds another model.
+        """
+        damages: list[str] = []
+        state = training_state(engine)
+        for path in self._candidates(source):
+            checkpoint, problem = _fill(path, state)
+            found = [p for p in self._ranks.gather(problem) if p is not None]
+            agreed = self._ranks.broadcast(found[:1])
+            if agreed and not isinstance(agreed[0], DamagedCheckpoint):
+                raise agreed[0]
+            if agreed:
+                damages.append(str(agreed[0]))
+                continue
+            assert checkpoint is not None
+            state.finish_load(checkpoint.counters)
+            restored = restore_generators(
+                checkpoint.rng,
+                rank=self._ranks.rank,
+                world_size=self._ranks.size,
+                step=checkpoint.step,
+            )
+            return Loaded(checkpoint=checkpoint, passed_over=tuple(damages), rng_restored=restored)
+        if damages:
+            raise DamagedCheckpoint(damages[0])
+        return None
+
+    def _candidates(self, source: Path | Literal["auto"]) -> list[Path]:
+        """The main rank's list, so that all ranks try the same ones."""
+        found: list[Path] | UserError | None = None
+        if self._ranks.is_main:
+            try:
+                found = self.folder.list()[::-1] if source == "auto" else candidates(source)
+            except UserError as error:
+                found = error
+        agreed: list[Path] | UserError = self._ranks.broadcast(found)
+        if isinstance(agreed, UserError):
+            raise agreed
+        return agreed
+
+    def _stage(self, shards: list[Shard]) -> list[Shard]:
+        """Copies of the ranges in one host buffer."""
+        elements = sum(shard.data.numel() for shard in shards)
+        on_gpu = any(shard.data.is_cuda for shard in shards)
+        if self._staging is None or self._staging.numel() != elements:
+            self._staging = torch.empty(elements, dtype=torch.float32, pin_memory=on_gpu)
+        staged = []
+        begin = 0
+        for shard in shards:
+            data = self._staging[begin : begin + shard.data.numel()]
+            begin += shard.data.numel()
+            data.copy_(shard.data, non_blocking=True)
+            staged.append(
+                Shard(
+                    name=shard.name,
+                    kind=shard.kind,
+                    shape=shard.shape,
+                    start=shard.start,
+                    data=data,
+                )
+            )
+        if on_gpu:
+            torch.cuda.synchronize()
+        return staged
+
+    def _write(self, snapshot: Snapshot) -> Saved:
+        return write_checkpoint(snapshot, self.folder, self._ranks, keep=self._keep)
+
+
+def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserError | None]:
+    """Read this rank's ranges; an error is returned, for all ranks to hear of it."""
+    try:
+        checkpoint = Checkpoint.open(path)
+        checkpoint.check_model(state.shapes, state.kinds, list(state.counters()))
+        with RangeReader(checkpoint) as reader:
+            for shard in state.loaded():
+                if shard.data.numel() > 0:
+                    reader.read_into(shard)
+    except UserError as error:
+        return None, error
+    return checkpoint, None

@@ -1,0 +1,174 @@
+"""Rank files: safetensors, written and read in pieces of a few MiB, each with a checksum."""
+
+import bisect
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.index import (
+    CHUNK_ELEMENTS,
+    ELEMENT_BYTES,
+    Checkpoint,
+    Range,
+    RankFile,
+    damaged,
+)
+from launcher.strategies.flat_shards import Shard
+
+
+def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
+    """Write the ranges into one safetensors file, on disk when this returns.
+
+    Host tensors are written from where they are; from a device one chunk at a time is copied.
+
+    Raises:
+        OSError: no room, or the folder is gone.
+    """
+    shards = [shard for shard in shards if shard.data.numel() > 0]
+    header = _header(shards)
+    offset_bytes = len(header)
+    ranges = []
+    with path.open("xb") as file:
+        file.write(header)
+        for shard in shards:
+            checksums = []
+            for chunk in _chunks(shard.data):
+                raw = _bytes(chunk.to("cpu", torch.float32))
+                file.write(raw)
+                checksums.append(zlib.crc32(raw))
+            ranges.append(
+                Range(
+                    name=shard.name,
+                    kind=shard.kind,
+                    start=shard.start,
+                    numel=shard.data.numel(),
+                    offset_bytes=offset_bytes,
+                    checksums=checksums,
+                )
+            )
+            offset_bytes += ELEMENT_BYTES * shard.data.numel()
+        file.flush()
+        os.fsync(file.fileno())
+    return RankFile(
+        name=path.name,
+        size_bytes=offset_bytes,
+        header_bytes=len(header),
+        header_checksum=zlib.crc32(header),
+        ranges=ranges,
+    )
+
+
+class RangeReader:
+    """Reads any range of any tensor of a checkpoint, checking every byte that it uses."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._path = checkpoint.path
+        self._found: dict[tuple[str, str], list[tuple[int, RankFile, Range]]] = {}
+        for file in checkpoint.files:
+            for entry in file.ranges:
+                found = self._found.setdefault((entry.name, entry.kind), [])
+                found.append((entry.start, file, entry))
+        for found in self._found.values():
+            found.sort(key=lambda item: item[0])
+        self._descriptors: dict[str, int] = {}
+        self._buffer = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill `shard.data`, of any type on any device, with its range.
+
+        Raises:
+            DamagedCheckpoint: the bytes are not the ones that were written.
+        """
+        found = self._found[shard.name, shard.kind]
+        first = bisect.bisect_right(found, shard.start, key=lambda item: item[0]) - 1
+        for start, file, entry in found[first:]:
+            if start >= shard.stop:
+                break
+            for number, checksum in enumerate(entry.checksums):
+                skipped = number * CHUNK_ELEMENTS
+                begin = start + skipped
+                end = start + min(entry.numel, skipped + CHUNK_ELEMENTS)
+                low, high = max(begin, shard.start), min(end, shard.stop)
+                if low < high:
+                    offset_bytes = entry.offset_bytes + ELEMENT_BYTES * skipped
+                    chunk = self._read(file, offset_bytes, end - begin)
+                    if zlib.crc32(_bytes(chunk)) != checksum:
+                        what = f"holds other bytes than were written for {shard.name}"
+                        raise damaged(self._path, file.name, f"{what} ({shard.kind})")
+                    target = shard.data[low - shard.start : high - shard.start]
+                    target.copy_(chunk[low - begin : high - begin])
+
+    def _read(self, file: RankFile, offset_bytes: int, elements: int) -> Tensor:
+        chunk = self._buffer[:elements]
+        self._fill(file, offset_bytes, _bytes(chunk))
+        return chunk
+
+    def _fill(self, file: RankFile, offset_bytes: int, target: memoryview) -> None:
+        done = 0
+        try:
+            descriptor = self._open(file)
+            while done < len(target):
+                count = os.preadv(descriptor, [target[done:]], offset_bytes + done)
+                if count == 0:
+                    raise damaged(self._path, file.name, "ends too early")
+                done += count
+        except OSError as error:
+            raise damaged(self._path, file.name, f"cannot be read ({error.strerror})") from None
+
+    def _open(self, file: RankFile) -> int:
+        if file.name not in self._descriptors:
+            self._descriptors[file.name] = os.open(self._path / file.name, os.O_RDONLY)
+            # The index says where tensors are; the header is for other readers, yet ours to check.
+            header = bytearray(file.header_bytes)
+            self._fill(file, 0, memoryview(header))
+            if zlib.crc32(header) != file.header_checksum:
+                raise damaged(self._path, file.name, "has another header than was written")
+        return self._descriptors[file.name]
+
+
+def _chunks(data: Tensor) -> Iterator[Tensor]:
+    for begin in range(0, data.numel(), CHUNK_ELEMENTS):
+        yield data[begin : begin + CHUNK_ELEMENTS]
+
+
+def _bytes(chunk: Tensor) -> memoryview:
+    """The memory of a host tensor."""
+    array: np.ndarray[Any, Any] = chunk.numpy()
+    return array.data.cast("B")
+
+
+def _header(shards: list[Shard]) -> bytes:
+    """The safetensors header: 8 bytes of length, then JSON, padded so that the data is aligned."""
+    entries: dict[str, object] = {"__metadata__": {"format": "memscale-checkpoint"}}
+    begin = 0
+    for shard in shards:
+        end = begin + ELEMENT_BYTES * shard.data.numel()
+        entries[f"{shard.name}:{shard.kind}:{shard.start}"] = {
+            "dtype": "F32",
+            "shape": [shard.data.numel()],
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

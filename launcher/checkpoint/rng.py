@@ -1,0 +1,42 @@
+"""Random number generators across a resume: dropout goes on where it was."""
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def generator_states() -> dict[str, str]:
+    """Device type -> base64 of the state of torch's generator on this rank."""
+    states = {"cpu": _encode(torch.get_rng_state())}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = _encode(torch.cuda.get_rng_state())
+    return states
+
+
+def restore_generators(
+    saved: Sequence[Mapping[str, str]], *, rank: int, world_size: int, step: int
+) -> bool:
+    """Put this rank's generators back; False where there is nothing to put back.
+
+    Other hardware or another number of ranks has no such states. Then every rank starts a
+    sequence of its own, other than the one it had at step 0.
+    """
+    here = generator_states()
+    if len(saved) != world_size or saved[rank].keys() != here.keys():
+        torch.manual_seed((torch.initial_seed() + step * 1_000_003) % 2**63)
+        return False
+    torch.set_rng_state(_decode(saved[rank]["cpu"]))
+    if "cuda" in here:
+        torch.cuda.set_rng_state(_decode(saved[rank]["cuda"]))
+    return True
+
+
+def _encode(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

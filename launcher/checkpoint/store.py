@@ -1,0 +1,132 @@
+"""The folder of a run's checkpoints: what is complete, how one appears, and how old ones go."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from launcher.checkpoint.index import INDEX_NAME
+from launcher.errors import UserError
+
+_NAME = re.compile(r"step-\d{8,}")
+_LATEST = "latest"
+_UNFINISHED = (".saving-*", ".deleting-*", f".{_LATEST}-*")
+
+
+class CheckpointFolder:
+    """`checkpoints/` of one run. A step's folder is there complete, or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def list(self) -> list[Path]:
+        """The published checkpoints, oldest step first; complete, unless damaged later."""
+        try:
+            entries = list(self.path.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_step)
+
+    def latest(self) -> Path | None:
+        """The checkpoint of the highest step."""
+        return next(reversed(self.list()), None)
+
+    def begin(self, step: int) -> Path:
+        """A new, empty folder to write into, that nobody takes for a checkpoint.
+
+        Removes what interrupted saves have left behind.
+
+        Raises:
+            OSError: cannot be made.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for pattern in _UNFINISHED:
+            for leftover in self.path.glob(pattern):
+                if leftover.is_dir():
+                    shutil.rmtree(leftover)
+                else:
+                    leftover.unlink()
+        # A name of its own: ranks of an earlier attempt may still be writing into theirs.
+        temporary = self.path / f".saving-{step_name(step)}-{secrets.token_hex(4)}"
+        temporary.mkdir()
+        return temporary
+
+    def publish(self, temporary: Path, step: int) -> Path:
+        """Give a written folder its name, durably, and point `latest` to it.
+
+        Raises:
+            OSError: the file system refuses.
+        """
+        final = self.path / step_name(step)
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync(temporary)
+        if final.exists():
+            # Only a run that went back and came to the same step again gets here.
+            self._remove(final)
+        # Written before the folder gets its name: from then on nothing needs room any more.
+        pointer = self.path / f".{_LATEST}-{secrets.token_hex(4)}"
+        pointer.write_text(final.name + "\n", encoding="utf-8")
+        temporary.rename(final)
+        pointer.replace(self.path / _LATEST)
+        _sync(self.path)
+        return final
+
+    def discard(self, temporary: Path) -> None:
+        """Free the room that a failed save has taken."""
+        with contextlib.suppress(OSError):  # the failure itself is what gets reported
+            shutil.rmtree(temporary)
+
+    def prune(self, keep: int, *, step: int) -> None:
+        """Remove all but the `keep` newest checkpoints up to `step`; `keep` is at least 1.
+
+        Later ones belong to a run that went back to an earlier checkpoint: not ours to remove.
+        """
+        past = [path for path in self.list() if _step(path) <= step]
+        for old in past[:-keep]:
+            self._remove(old)
+
+    def _remove(self, path: Path) -> None:
+        # Renamed first, so that an interrupted removal leaves nothing that looks complete.
+        doomed = path.with_name(f".deleting-{path.name}-{secrets.token_hex(4)}")
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def step_name(step: int) -> str:
+    """The folder name of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def candidates(source: Path) -> list[Path]:
+    """The checkpoints that `source` stands for, best first.
+
+    `source` is one checkpoint, a run folder, or a run's folder of checkpoints.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (source / INDEX_NAME).exists() or _NAME.fullmatch(source.name):
+        return [source]
+    for folder in (source / "checkpoints", source):
+        if found := CheckpointFolder(folder).list():
+            return found[::-1]
+    what = "holds no checkpoint" if source.exists() else "does not exist"
+    raise UserError(
+        f"--resume {source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "
+        "or a run folder that has one"
+    )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

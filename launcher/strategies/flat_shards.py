@@ -1,0 +1,120 @@
+"""The training state of an engine as contiguous ranges of flattened tensors.
+
+Every way of sharding used here gives each rank such ranges, so one checkpoint serves them all:
+what differs is only which ranges a rank holds. Nothing is gathered.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+PARAM = "param"
+"""The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A range of one flattened tensor of the training state.
+
+    `data` is a 1-D view of live memory, elements [start, start + len(data)) of the tensor of
+    `shape` that the model calls `name`; it is read to save and written to load.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    data: Tensor
+
+    @property
+    def stop(self) -> int:
+        """End of the range, exclusive."""
+        return self.start + self.data.numel()
+
+
+class TrainingState(Protocol):
+    """What a checkpoint needs from an engine. Built between two steps, used at once."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Full shape of every parameter of the model; tied parameters once."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """`PARAM` and the optimizer's (`exp_avg`, `exp_avg_sq`), the same for every parameter."""
+
+    def saved(self) -> Iterator[Shard]:
+        """What this rank writes: over all ranks, every element of every kind exactly once."""
+
+    def loaded(self) -> Iterator[Shard]:
+        """What this rank fills to hold its part of the state again."""
+
+    def counters(self) -> dict[str, float]:
+        """The optimizer's own step counters, the same for every parameter."""
+
+    def finish_load(self, counters: Mapping[str, float]) -> None:
+        """Set the counters, and whatever follows from the filled ranges."""
+
+
+def create_states(
+    optimizer: torch.optim.Optimizer,
+    tensors_of_groups: Sequence[tuple[dict[str, Any], Sequence[Tensor]]],
+) -> None:
+    """Make the states that torch's optimizers create in their first step; nothing else changes.
+
+    A step with zero gradients at learning rate 0 moves no parameter. One tensor at a time, so
+    that one gradient's memory is enough. Counters stay at 0, as in an optimizer that never ran.
+    """
+    kept = [(group, group["params"], group["lr"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group.update(params=[], lr=0.0)
+    try:
+        for group, tensors in tensors_of_groups:
+            for tensor in tensors:
+                if optimizer.state.get(tensor):
+                    continue
+                group["params"], gradient = [tensor], tensor.grad
+                tensor.grad = torch.zeros_like(tensor)
+                optimizer.step()
+                tensor.grad = gradient
+                set_counters(optimizer.state[tensor], dict.fromkeys(counters(optimizer, tensor), 0))
+            group["params"] = []
+    finally:
+        for group, params, lr in kept:
+            group.update(params=params, lr=lr)
+
+
+def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:
+    """Names of the states that have one element for each of the parameter's."""
+    state = optimizer.state[tensor]
+    return [k for k, v in state.items() if isinstance(v, Tensor) and v.shape == tensor.shape]
+
+
+def counters(optimizer: torch.optim.Optimizer, tensor: Tensor) -> dict[str, float]:
+    """The scalar states of one parameter."""
+    state, kinds = optimizer.state[tensor], state_kinds(optimizer, tensor)
+    return {name: float(value) for name, value in state.items() if name not in kinds}
+
+
+def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:
+    """Write scalar states in place, keeping their types."""
+    for name, value in values.items():
+        if isinstance(state[name], Tensor):
+            state[name].fill_(value)
+        else:
+            state[name] = type(state[name])(value)
+
+
+def even_part(total: int, index: int, parts: int) -> tuple[int, int]:
+    """[begin, end) of part `index` when `total` elements are split over `parts` as evenly as
+    possible."""
+    return total * index // parts, total * (index + 1) // parts
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements of a tensor of `shape`."""
+    return math.prod(shape)

@@ -1,0 +1,146 @@
+"""One rank of a process group that saves, or loads, one case after the other.
+
+    torchrun --nproc 2 checkpoint_rank.py save|load|both|die TEXT FOLDER CASE...
+
+`save` trains each case, saving on the way, into FOLDER/CASE; `load` lets each case continue from
+every checkpoint of its family; `both` does one after the other; `die` saves
+and then loses its last rank in the middle of the next save. Rank 0 appends a JSON line for
+each to FOLDER/results.jsonl.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+import zlib
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from checkpoint_cases import AFTER, BEFORE, BY_NAME, CASES, Case
+
+from launcher.checkpoint import Checkpointer
+from launcher.data import GlobalBatches
+from launcher.optim import learning_rate
+from launcher.preflight import Prepared, prepare
+from launcher.strategies.engine import Engine
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, ranks_from_environment, start
+
+
+def main() -> None:
+    mode, text, folder, *names = sys.argv[1:]
+    world = start("cpu", timeout_s=60, needs_group=True)
+    acts = {"save": (save,), "load": (load,), "both": (save, load), "die": (save, die)}[mode]
+    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
+        for act, name in product(acts, names):
+            for result in act(BY_NAME[name], text, Path(folder), world):
+                if world.is_main:
+                    file.write(json.dumps({"name": name, **result}) + "\n")
+                    file.flush()
+    leave(0, together=True)
+
+
+def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+    """Train, save, train on while the save runs."""
+    with built(case, text, world) as (prepared, engine):
+        checkpointer = Checkpointer(folder / case.name, asynchronous=case.asynchronous)
+        before = steps(prepared, world, engine, range(1, BEFORE + 1))
+        saved = checkpointer.save(BEFORE, engine, {"strategy": case.name})
+        after = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        saved = checkpointer.wait() or saved
+        assert saved is not None
+        yield {
+            "from": None,
+            "before": before,
+            "after": after,
+            "size_bytes": saved.size_bytes,
+            "parameters": prepared.resolved.model.parameter_count,
+        }
+
+
+def load(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+    """Into a fresh engine first, then into the same engine again, whatever it has become."""
+    with built(case, text, world) as (prepared, engine):
+        checkpointer = Checkpointer(folder / "unused")
+        for other in CASES:
+            if other.family == case.family and (folder / other.name).exists():
+                loaded = checkpointer.load(folder / other.name, engine)
+                assert loaded is not None
+                assert loaded.passed_over == ()
+                first = loaded.checkpoint.step + 1
+                yield {
+                    "from": loaded.checkpoint.extra["strategy"],
+                    "after": steps(prepared, world, engine, range(first, first + AFTER)),
+                    "rng_restored": loaded.rng_restored,
+                }
+
+
+def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+    """SIGKILL on the last rank when it has written some of its second save."""
+    with built(case, text, world) as (prepared, engine):
+        checkpointer = Checkpointer(folder / case.name, asynchronous=True)
+        steps(prepared, world, engine, range(1, 3))
+        if world.rank == world.size - 1:
+            zlib.crc32 = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        checkpointer.save(2 * BEFORE, engine, {})
+        checkpointer.wait()
+        yield {"from": "survived"}
+
+
+class built:
+    """A fresh engine, dropped at the end together with DeepSpeed's hooks and buffers."""
+
+    def __init__(self, case: Case, text: str, world: World) -> None:
+        size, local_size = ranks_from_environment()
+        self.prepared = prepare(case.arguments(text), world_size=size, ranks_per_node=local_size)
+        torch.manual_seed(self.prepared.resolved.config.loop.seed + world.rank)
+        self.engine = build_engine(self.prepared, world)
+
+    def __enter__(self) -> tuple[Prepared, Engine]:
+        return self.prepared, self.engine
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is not None:
+            traceback.print_exception(error)
+        deepspeed_engine = getattr(self.engine, "_engine", None)
+        if deepspeed_engine is not None:
+            deepspeed_engine.destroy()
+        del self.engine
+        gc.collect()
+
+
+def steps(prepared: Prepared, world: World, engine: Engine, numbers: range) -> dict[str, Any]:
+    """Losses (mean over the global batch) and gradient norms of the numbered steps."""
+    resolved = prepared.resolved
+    config = resolved.config
+    batches = GlobalBatches(
+        prepared.corpus.train,
+        seq_len=resolved.seq_len,
+        global_batch=resolved.global_batch,
+        seed=config.loop.seed,
+    )
+    losses, norms = [], []
+    for step in numbers:
+        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
+        micro_batches = to_device(rows, config.data.micro_batch, world.device)
+        loss_sum = torch.zeros(())
+        for number, (tokens, targets) in enumerate(micro_batches, start=1):
+            loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
+            loss_sum += loss.detach()
+            engine.backward(loss)
+        result = engine.step(learning_rate(step, config.optim, resolved.steps))
+        losses.append(loss_sum / resolved.accumulation)
+        norms.append(float(result.grad_norm))
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    return {"losses": (mean / world.size).tolist(), "norms": norms}
+
+
+if __name__ == "__main__":
+    main()
