@@ -39,7 +39,7 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
         flags = _checked_flags(flags)
     given = {token.split("=")[0] for token in flags if token.startswith("--")}
     from_file = _flags_of_file(file, given) if file else []
-    with _one_sentence():
+    with one_sentence():
         return tyro.cli(
             RunConfig,
             args=[*from_file, *flags],
@@ -240,7 +240,7 @@ def _is_number(text: str, kind: type[int] | type[float]) -> bool:
 
 
 @contextlib.contextmanager
-def _one_sentence() -> Iterator[None]:
+def one_sentence() -> Iterator[None]:
     """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
     captured = io.StringIO()
     try:

@@ -172,6 +172,15 @@ class LoopChoice:
     eval_every: int | None = None
     """Validation loss every so many steps (over 32 batches); the test split is always read at the
     end, whole."""
+    save_every: int | None = None
+    """Write a checkpoint every so many steps, and at the end."""
+    keep: int | None = None
+    """How many checkpoints stay (all when not given)."""
+    stop_after: int | None = None
+    """End after this step, saving; --steps stays the schedule's length."""
+    resume: Path | None = None
+    """Go on from a checkpoint, or from a run folder's newest intact one; any strategy and any
+    number of processes goes on from any other."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
@@ -183,6 +192,7 @@ class LoopChoice:
 
     def __post_init__(self) -> None:
         _positive(self, "steps", "epochs", "max_minutes", "eval_every")
+        _positive(self, "save_every", "keep", "stop_after")
         _positive(self, "collective_timeout_s")
         if self.steps is not None and self.epochs is not None:
             raise UserError(

@@ -12,10 +12,14 @@ from pathlib import Path
 import torch
 
 from launcher.arguments import parse_run_config
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
+from launcher.errors import UserError
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.strategies.deepspeed_config import build_config
 from launcher.world import choose_device
+from model.gpt import GPT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
     check_run_folder(config.loop.out or default_run_folder(resolved))
+    if config.loop.resume is not None:
+        _check_checkpoint(config.loop.resume, resolved)
     if config.sharding.deepspeed is not None:
         _check_with_deepspeed(resolved, world_size)
     corpus = open_corpus(
@@ -53,6 +59,26 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         resolved=Resolved(config=config, model=resolved.model, accumulation=resolved.accumulation),
         corpus=corpus,
     )
+
+
+def _check_checkpoint(source: Path, resolved: Resolved) -> None:
+    """The newest one that `source` stands for is of this model, and training is not over."""
+    newest = candidates(source)[0]
+    try:
+        checkpoint = Checkpoint.open(newest)
+    except DamagedCheckpoint:
+        if newest == source:
+            raise
+        return  # loading says which one is damaged, and takes the one before
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in GPT(resolved.model).named_parameters()}
+    checkpoint.check_model(shapes, checkpoint.kinds, list(checkpoint.counters))
+    steps = resolved.config.loop.steps
+    if steps is not None and checkpoint.step >= steps:
+        raise UserError(
+            f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
+            f"{steps}: give more steps"
+        )
 
 
 def _check_with_deepspeed(resolved: Resolved, world_size: int) -> None:

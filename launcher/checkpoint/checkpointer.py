@@ -22,7 +22,6 @@ from launcher.checkpoint.saving import Saved, Snapshot, write_checkpoint
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.errors import UserError
 from launcher.strategies.engine import Engine
-from launcher.strategies.engine_shards import training_state
 from launcher.strategies.flat_shards import Shard, TrainingState
 
 
@@ -76,7 +75,7 @@ class Checkpointer:
         """
         assert self._pending is None, "wait for the save before this one"
         started_s = time.monotonic()
-        state = training_state(engine)
+        state = engine.training_state()
         shards: Iterable[Shard] = state.saved()
         snapshot = Snapshot(
             step=step,
@@ -122,7 +121,7 @@ class Checkpointer:
             UserError: nothing there, or it holds another model.
         """
         damages: list[str] = []
-        state = training_state(engine)
+        state = engine.training_state()
         for path in self._candidates(source):
             checkpoint, problem = _fill(path, state)
             found = [p for p in self._ranks.gather(problem) if p is not None]

@@ -60,6 +60,7 @@ def _page_data(report: Report) -> dict[str, Any]:
     ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.runs)))
     return {
         **report.data,
+        "runs": [{**row, "differs": row["differs_brief"]} for row in report.data["runs"]],
         "columns": shown,
         "curves": [_curve(run) for run in report.runs],
         "gaps": [_gap(report.differences.get(run.name)) for run in report.runs],

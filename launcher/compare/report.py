@@ -12,11 +12,12 @@ from typing import Annotated
 
 import tyro
 
-from launcher.arguments import _one_sentence as one_sentence
+from launcher.arguments import one_sentence
 from launcher.compare.page import page_html
 from launcher.compare.report_build import Report
-from launcher.compare.report_runs import Run, find_runs, load_run
-from launcher.compare.report_text import csv_text, markdown_text, print_report
+from launcher.compare.report_find import FoundRun, find_runs
+from launcher.compare.report_runs import Run, load_run
+from launcher.compare.report_text import csv_text, markdown_text, print_report, print_table
 from launcher.errors import ExitCode, UserError
 from launcher.sizes import parse_bytes
 
@@ -74,6 +75,31 @@ def write_report(options: ReportOptions) -> None:
         memory_budget_bytes=budget_bytes,
     )
     out = _out_folder(options)
+    names = _write_files(report, out)
+    if options.png:
+        names += report_plots.write_plots(report, out)
+    print_report(report.data)
+    print(f"written to {out}: {', '.join(names)}")
+
+
+def report_sweep(sweep: Path) -> None:
+    """Write the report of a sweep into its `report` folder, print the table and where the page is.
+
+    Raises:
+        UserError: no cell to report, or files that cannot be written.
+    """
+    report = Report(
+        load_runs(find_runs([str(sweep)])),
+        reference=None,
+        memory_budget_bytes=DEFAULT_BUDGET_BYTES,
+    )
+    out = _made(sweep / "report")
+    _write_files(report, out)
+    print_table(report.data)
+    print(f"report: {out / 'report.html'}", flush=True)
+
+
+def _write_files(report: Report, out: Path) -> list[str]:
     files = {
         "report.csv": csv_text(report.data),
         "report.md": markdown_text(report.data),
@@ -82,31 +108,29 @@ def write_report(options: ReportOptions) -> None:
     }
     for name, text in files.items():
         _write(out / name, text)
-    names = list(files)
-    if options.png:
-        names += report_plots.write_plots(report, out)
-    print_report(report.data)
-    print(f"written to {out}: {', '.join(names)}")
+    return list(files)
 
 
-def load_runs(folders: dict[str, Path]) -> list[Run]:
+def load_runs(found: dict[str, FoundRun]) -> list[Run]:
     """Read all runs, on every core where there are many."""
-    workers = min(len(os.sched_getaffinity(0)), len(folders) // RUNS_PER_WORKER)
+    workers = min(len(os.sched_getaffinity(0)), len(found) // RUNS_PER_WORKER)
     if workers < 2:
-        return [load_run(name, path) for name, path in folders.items()]
+        return [load_run(name, run) for name, run in found.items()]
     # Not fork: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return list(pool.map(load_run, folders, folders.values(), chunksize=4))
+        return list(pool.map(load_run, found, found.values(), chunksize=4))
 
 
 def _out_folder(options: ReportOptions) -> Path:
     if options.out is not None:
-        out = options.out
-    elif len(options.runs) == 1 and os.path.isdir(options.runs[0]):
-        out = Path(options.runs[0])
-    else:
-        out = Path("report")
+        return _made(options.out)
+    if len(options.runs) == 1 and os.path.isdir(options.runs[0]):
+        return _made(Path(options.runs[0]))
+    return _made(Path("report"))
+
+
+def _made(out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,10 +3,12 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 from launcher.compare import report_analysis as analysis
 from launcher.compare.report_columns import COLUMNS, printable
+from launcher.compare.report_find import telling_tails
 from launcher.compare.report_runs import Run
 from launcher.compare.report_study import study_beside
 
@@ -36,20 +38,22 @@ class Report:
         self.figures = {run.name: analysis.figures(run) for run in runs}
         self.references = analysis.choose_references(runs, reference)
         self.differences = _differences(runs, self.references)
-        settings = {run.name: analysis.setting(run) for run in runs}
+        # A run that says nothing about itself (a cell that never started) competes with nobody.
+        settings = {run.name: analysis.setting(run) for run in runs if run.record.get("model")}
         order = list(dict.fromkeys(settings.values()))
         self.runs = sorted(
             runs,
             key=lambda run: (
-                order.index(settings[run.name]),
+                order.index(settings[run.name]) if run.name in settings else len(order),
                 not run.completed,
                 -(self.figures[run.name].tokens_per_s or 0),
             ),
         )
         self.groups = {
-            setting: [run for run in self.runs if settings[run.name] == setting]
+            setting: [run for run in self.runs if settings.get(run.name) == setting]
             for setting in order
         }
+        self.ungrouped = [run for run in self.runs if run.name not in settings]
         self.data = clean(self._data(memory_budget_bytes))
 
     def _data(self, budget_bytes: int) -> dict[str, Any]:
@@ -64,15 +68,15 @@ class Report:
             for kind in analysis.MEMORY_KINDS
         }
         rows = []
-        for setting, group in self.groups.items():
+        for setting, group in [*self.groups.items(), (None, self.ungrouped)]:
             for position, run in enumerate(group, start=1):
-                row = self._row(run, position if run.completed else None)
+                row = self._row(run, position if setting and run.completed else None)
                 row["setting"] = setting
-                row["differs"] = differs[run.name]
+                row |= differs[run.name]
                 row["pareto"] = [kind for kind, names in fronts.items() if run.name in names]
                 rows.append(row)
         keys = [c.key for c in COLUMNS if c.always or any(r[c.key] is not None for r in rows)]
-        if len(self.groups) == 1:
+        if len(self.groups) == 1 and "setting" in keys:
             keys.remove("setting")
         return {
             "report_version": REPORT_VERSION,
@@ -100,7 +104,7 @@ class Report:
         return {
             "position": position,
             "run": run.name,
-            "path": str(run.path),
+            "path": None if run.path is None else str(run.path),
             **{name: record.get(name) for name in _OF_RECORD},
             "state": run.state,
             "tokens_per_s": known.tokens_per_s,
@@ -115,7 +119,7 @@ class Report:
             "loss_difference_step": difference.at_step if difference else None,
             "reference": difference.reference if difference else None,
             "loss_note": self._loss_note(run),
-            "steps": len(steps.step) if steps else 0,
+            "steps": len(steps.step) if steps else None if run.path is None else 0,
             "first_step_s": steps.first_step_s if steps else None,
             "duration_s": run.summary.get("duration_s"),
             "where": _where(run),
@@ -159,16 +163,35 @@ def _differences(
     return differences
 
 
-def differing(runs: Sequence[Run]) -> dict[str, str | None]:
-    """For each run the settings in which not all runs agree, as `lr 0.001, window 64`."""
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in _NOT_A_SETTING)
-    several = [key for key in keys if len({str(run.config.get(key)) for run in runs}) > 1]
-    told = {}
-    for run in runs:
-        values = {key: run.config.get(key) for key in several}
-        parts = [f"{key} {value}" for key, value in values.items() if value not in _UNSAID]
-        told[run.name] = ", ".join(parts) or None
-    return told
+def differing(runs: Sequence[Run]) -> dict[str, dict[str, str | None]]:
+    """For each run the settings in which not all runs agree, as `lr 0.001, window 64`.
+
+    `differs` has them as they are, `differs_brief` has paths cut down to what tells them apart.
+    """
+    known = [run for run in runs if run.config]
+    keys = dict.fromkeys(key for run in known for key in run.config if key not in _NOT_A_SETTING)
+    told: dict[str, list[tuple[str, str]]] = {run.name: [] for run in runs}
+    for key in keys:
+        values = {run.name: run.config.get(key) for run in known}
+        if len(set(map(str, values.values()))) == 1:
+            continue
+        paths = {Path(value) for value in values.values() if _is_path(value)}
+        tails = telling_tails(paths)
+        for name, value in values.items():
+            if value not in _UNSAID:
+                brief = tails[Path(value)] if _is_path(value) else value
+                told[name].append((f"{key} {value}", f"{key} {brief}"))
+    return {
+        name: {
+            "differs": ", ".join(whole for whole, _ in parts) or None,
+            "differs_brief": ", ".join(brief for _, brief in parts) or None,
+        }
+        for name, parts in told.items()
+    }
+
+
+def _is_path(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and "/" in value and not value.startswith("hf:")
 
 
 def environments(runs: Sequence[Run]) -> list[str]:

@@ -86,7 +86,8 @@ def _throughput_memory(report: Report, figure: Any, axes: Any) -> bool:
             for row in rows
             if kind in row["pareto"] and row["setting"] == setting
         )
-        axes.step(*zip(*front, strict=True), "--", color="0.6", where="post", zorder=0)
+        if front:
+            axes.step(*zip(*front, strict=True), "--", color="0.6", where="post", zorder=0)
     axes.set_xlabel(f"{MEMORY_KINDS[kind]}, highest rank (GiB)")
     axes.set_ylabel("tokens/s, all ranks")
     return bool(rows)

@@ -1,8 +1,6 @@
-"""Finds run folders and reads one into memory; whatever is missing or damaged is None and noted."""
+"""Reads one run folder into memory; whatever is missing or damaged is None and noted."""
 
-import glob
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +9,10 @@ from typing import Any
 
 import yaml
 
+from launcher.compare.report_find import FoundRun
 from launcher.compare.report_steps import STEP_PREFIX, StepSeries, read_steps
 from launcher.compare.report_timeline import Timeline, timeline
-from launcher.errors import UserError
 
-MARKS = ("config.yaml", "status.json", "rank0.jsonl")
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 
 
@@ -23,11 +20,12 @@ _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 class Run:
     """One run folder. `record` is its `run` record, or what the config says in its place.
 
+    A cell of a sweep that has no folder is a run of which only the state and reason are known.
     `ledgers` are (rank, ledger record), `phases` the phase records of all ranks, both as written.
     """
 
     name: str
-    path: Path
+    path: Path | None
     state: str
     phase: str | None
     reason: str | None
@@ -53,63 +51,15 @@ class Run:
         return str(self.record.get("device", "")).startswith("cuda")
 
 
-def find_runs(patterns: Sequence[str]) -> dict[str, Path]:
-    """Run folders by a unique name: given ones, those inside given folders, those a glob matches.
-
-    Raises:
-        UserError: nothing there, or no run in it.
-    """
-    folders: dict[Path, Path] = {}
-    for pattern in patterns:
-        matched = [Path(pattern)] if os.path.exists(pattern) else _glob(pattern)
-        found = [folder for path in matched for folder in _folders_in(path)]
-        if not found:
-            raise UserError(
-                f"{pattern}: no run in it (a run folder holds {MARKS[0]} and {MARKS[2]}): give a "
-                "run folder or a folder of run folders"
-            )
-        folders.update({folder.resolve(): folder for folder in found})
-    return _named(list(folders))
-
-
-def _glob(pattern: str) -> list[Path]:
-    matched = sorted(map(Path, glob.glob(pattern, recursive=True)))
-    if not matched:
-        raise UserError(f"{pattern}: there is no such folder; give run folders, or check the path")
-    return matched
-
-
-def _folders_in(path: Path) -> list[Path]:
-    found = []
-    for folder, inside, files in os.walk(path):
-        inside.sort()
-        if any(mark in files for mark in MARKS):
-            found.append(Path(folder))
-            inside.clear()  # what a run keeps inside (checkpoints) is not another run
-    return found
-
-
-def _named(folders: list[Path]) -> dict[str, Path]:
-    """The shortest tail of the path that tells each folder from the others."""
-    names: dict[str, Path] = {}
-    for folder in folders:
-        parts = folder.parts
-        for length in range(1, len(parts) + 1):
-            tail = parts[-length:]
-            if sum(other.parts[-length:] == tail for other in folders) == 1:
-                break
-        names["/".join(tail)] = folder
-    return names
-
-
-def load_run(name: str, path: Path) -> Run:
-    """Read a run folder."""
-    notes: list[str] = []
+def load_run(name: str, found: FoundRun) -> Run:
+    """Read a run folder, and let its sweep say how it ended where the folder cannot know."""
+    path, cell, notes = found.path, found.cell, list(found.notes)
+    has_folder = path.is_dir()
     status = _mapping(path / "status.json", notes)
     config = _mapping(path / "config.yaml", notes)
     records: list[tuple[int, dict[str, Any]]] = []
     steps: StepSeries | None = None
-    for rank, file in sorted(_rank_files(path)):
+    for rank, file in sorted(_rank_files(path)) if has_folder else []:
         text = _text(file, notes)
         records += [(rank, record) for record in _other_records(text, file.name, notes)]
         if rank == 0:
@@ -120,10 +70,13 @@ def load_run(name: str, path: Path) -> Run:
     reason = status.get("reason")
     if reason is None and status.get("state") not in (None, "completed", "running"):
         reason = _mapping(path / "failure.json", notes).get("message")
+    state = str(status.get("state", "unknown"))
+    if cell is not None and cell.overrules(state):
+        state, reason = cell.state, cell.reason or reason
     return Run(
         name=name,
-        path=path,
-        state=str(status.get("state", "unknown")),
+        path=path if has_folder else None,
+        state=state,
         phase=status.get("phase"),
         reason=None if reason is None else str(reason),
         failed_rank=status.get("rank"),

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.measure.records import StepRecord
+from launcher.measure.records import WARMUP_STEPS, StepRecord
 
 Floats = NDArray[np.float64]
 
-WARMUP_STEPS = 2  # as the run itself leaves out of its rate (measure/journal.py)
 PHASES = ("data", "forward", "backward", "step")
 STEP_PREFIX = b'{"kind": "step", '
 _KEPT = (

@@ -13,6 +13,7 @@ from rich.text import Text
 from launcher.compare.report_columns import COLUMNS, Column, shown
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
+_STATES |= {"timeout": "red", "interrupted": "yellow"}
 WHOLE_NAMES = 26  # longer names are folded
 LOG_WIDTH = 180  # where there is no terminal to ask
 STUDY_COLUMNS = (
@@ -34,13 +35,11 @@ def brief_columns(data: dict[str, Any]) -> list[Column]:
 
 def print_report(data: dict[str, Any]) -> None:
     """Print the table, why runs failed, what is best, and the study where it belongs."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=LOG_WIDTH, file=sys.stdout)
+    console = _console()
     console.print(_rich_table(data))
     for row in data["runs"]:
         if row["reason"]:
-            told = f"{row['run']}: {row['state']} in {row['where']}: {row['reason']}"
+            told = f"{row['run']}: {_ending(row)}: {row['reason']}"
             console.print(Text(told), soft_wrap=True)
         for note in row["notes"]:
             console.print(Text(f"{row['run']}: {note}"), soft_wrap=True)
@@ -55,6 +54,22 @@ def print_report(data: dict[str, Any]) -> None:
         console.print(table)
         console.print(Text(data["study"]["caption"]), soft_wrap=True)
         console.print(Text(data["study"]["perplexities"]), soft_wrap=True)
+
+
+def print_table(data: dict[str, Any]) -> None:
+    """Print the table alone."""
+    _console().print(_rich_table(data))
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, width=LOG_WIDTH, file=sys.stdout)
+
+
+def _ending(row: dict[str, Any]) -> str:
+    return f"{row['state']} in {row['where']}" if row["where"] else str(row["state"])
 
 
 def _rich_table(data: dict[str, Any]) -> Table:
@@ -82,9 +97,10 @@ def _rich_table(data: dict[str, Any]) -> Table:
 def _cell(row: dict[str, Any], column: Column) -> str:
     if column.key == "loss_difference" and row["loss_note"] == "reference":
         return "reference"
-    if column.key in ("position", "differs") and row[column.key] is None:
+    value = row["differs_brief" if column.key == "differs" else column.key]
+    if column.key in ("position", "differs") and value is None:
         return ""  # there is nothing to say, rather than nothing known
-    return shown(row[column.key], column.kind)
+    return shown(value, column.kind)
 
 
 def goal_lines(data: dict[str, Any]) -> list[str]:
@@ -137,8 +153,7 @@ def markdown_text(data: dict[str, Any]) -> str:
     parts = [_markdown_table([c.title for c in columns], _markdown_rows(data, columns))]
     parts.append("\n".join(f"- {escaped(line)}" for line in goal_lines(data)))
     failures = [
-        f"- {escaped(row['run'])}: {escaped(row['state'])} in {escaped(str(row['where']))}: "
-        f"{escaped(row['reason'])}"
+        f"- {escaped(row['run'])}: {escaped(_ending(row))}: {escaped(row['reason'])}"
         for row in data["runs"]
         if row["reason"]
     ]

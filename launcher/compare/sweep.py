@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from launcher.compare.cell_process import run_to_end
 from launcher.compare.grid import Cell, cells_of, flags_given, open_corpora
 from launcher.compare.grid_source import SHIPPED, Grid, Values, flags_of, parse_axes, read_grid_file
+from launcher.compare.report import report_sweep
 from launcher.compare.sweep_display import SweepDisplay, outcome
 from launcher.compare.sweep_folder import Row, SweepFolder, rows_of
 from launcher.errors import ExitCode, UserError
@@ -174,6 +175,7 @@ class _Sweep:
         self._timeout_s = timeout_s
         self._arguments = arguments
         self._display = SweepDisplay(rows, folder)
+        self._has_run = False
 
     def run(self) -> int:
         """Bring every row to an end; an exit code."""
@@ -188,6 +190,8 @@ class _Sweep:
                 self._write()
                 for row in self._rows:
                     self._one(row)
+            if self._has_run:
+                self._report()
         except Interrupted as stopped:
             self._display.line(
                 f"memscale: {stopped}; what is done is kept, continue with: "
@@ -209,6 +213,7 @@ class _Sweep:
         row.state, row.reason, row.duration_s, row.figures = "running", None, None, None
         self._write()
         self._display.started(row)
+        self._has_run = True
         started_s = time.monotonic()
         try:
             ended = run_to_end(
@@ -231,6 +236,13 @@ class _Sweep:
 
     def _write(self) -> None:
         self._folder.write(self._rows, nproc=self._nproc, arguments=self._arguments)
+
+    def _report(self) -> None:
+        try:
+            report_sweep(self._folder.path)
+        except Exception as error:  # the cells are done, whatever a report makes of them
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            self._display.line(f"memscale: no report could be made of this sweep: {reason}")
 
     def _close(self) -> None:
         for row in self._rows:

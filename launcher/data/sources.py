@@ -30,7 +30,6 @@ _MEMO_BYTES = 256 << 20
 _READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".txt": read_text,
     ".md": read_text,
-    ".md": read_text,
     ".jsonl": read_jsonl,
     ".parquet": read_parquet,
 }

@@ -20,12 +20,18 @@ from launcher.measure.console import RunConsole, percent, step_line
 from launcher.measure.device_memory import MemoryReading, read_memory
 from launcher.measure.flops import peak_flops_per_s
 from launcher.measure.phases import PhaseClock, PhaseTimes
-from launcher.measure.records import EvalRecord, EventRecord, Record, RunRecord, StepRecord
+from launcher.measure.records import (
+    WARMUP_STEPS,
+    EvalRecord,
+    EventRecord,
+    Record,
+    RunRecord,
+    StepRecord,
+)
 from launcher.sizes import GIB, gib
 from launcher.world import World
 
 STRAGGLES_FROM = 1.5  # times the median of the other ranks
-WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +123,7 @@ class Journal:
                 peak_bytes=peak_bytes,
             )
         )
-        if step == 1 or step % self._log_every == 0 or step == self._run.steps:
+        if not self.phase_times or step % self._log_every == 0 or step == self._run.steps:
             self.flush()
         self._console.progress("training", step, self._run.steps)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 SCHEMA_VERSION = 1
+WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +147,8 @@ class LedgerLines:
     """Bytes in one place (device, host or disk), each storage counted once.
 
     `master_bytes` are fp32 master weights where an engine keeps them beside the parameters it
-    computes with (DeepSpeed does, in fp32 too); `buffers_bytes` are communication buffers that stay. Lines that
-    nobody measured are None.
+    computes with (DeepSpeed does, in fp32 too); `buffers_bytes` are communication buffers that
+    stay. Lines that nobody measured are None.
     """
 
     params_bytes: int = 0

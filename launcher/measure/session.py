@@ -15,15 +15,16 @@ from torch import Tensor
 from launcher.measure.console import RunConsole
 from launcher.measure.folder import RunFolder
 from launcher.measure.gpu_readings import EnergyReading
-from launcher.measure.journal import WARMUP_STEPS, Journal
+from launcher.measure.journal import Journal
 from launcher.measure.limit import limit_memory
 from launcher.measure.memory import TracedMemory, memory_meter
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.phases import PhaseClock
-from launcher.measure.records import EvalRecord, RunRecord
+from launcher.measure.records import WARMUP_STEPS, EvalRecord, RunRecord
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.measure.summary import phase_records, summarize
 from launcher.preflight import Prepared, default_run_folder
+from launcher.saves import Saves
 from launcher.sizes import parse_bytes
 from launcher.strategies.engine import Engine, StepResult
 from launcher.world import World
@@ -67,6 +68,7 @@ class Session:
                 rest_every_s=max(1.0, measure.sample_every_s),
             )
         self._engine: Engine | None = None
+        self._saves = Saves(prepared.resolved, world, self.folder.path, self.journal, self.console)
         self._energy_before = self._energy_after = self._energy()
         self._stack = contextlib.ExitStack()
 
@@ -102,24 +104,31 @@ class Session:
             self.folder.write_status("running", phase=part)
 
     def watch(self, engine: Engine) -> None:
-        """The engine is built: its states have names in the ledger from now on."""
+        """The engine is built: give it the state to resume from, and its bytes their names."""
         self._engine = engine
         self.memory.watch(engine)
+        self.step = self._saves.resume(engine)
 
     def steps(self) -> Iterator[int]:
-        """Count the steps of the schedule, from 1, until it or the time is over."""
-        for step in range(1, self.record.steps + 1):
+        """Count the steps of the schedule until it, the time, or `--stop-after` is reached."""
+        assert self._engine is not None
+        stop = self._config.loop.stop_after or self.record.steps
+        first = self.step + 1
+        for step in range(first, min(stop, self.record.steps) + 1):
             self.step = step
-            self.memory.period("first_step" if step == 1 else "steady")
-            self.memory.begin_step(step)
-            if step == WARMUP_STEPS + 1:
+            self.memory.period("first_step" if step == first else "steady")
+            self.memory.begin_step(step - first + 1)
+            if step == first + WARMUP_STEPS:
                 self._energy_before = self._energy()
             yield step
+            if self._saves.after_step(step, self._engine):
+                self.clock.restart()
             if self.journal.out_of_time:
                 break
+        self.journal.flush()
+        self._saves.finish()
         self._energy_after = self._energy()
         self.memory.period("evaluation")
-        assert self._engine is not None
         self.journal.write(self._engine.ledger())
 
     @contextlib.contextmanager

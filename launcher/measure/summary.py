@@ -8,10 +8,10 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.measure.device_memory import peak_rss_bytes
-from launcher.measure.journal import WARMUP_STEPS, Journal
+from launcher.measure.journal import Journal
 from launcher.measure.memory import MemoryMeter
 from launcher.measure.phases import PHASES, PhaseTimes
-from launcher.measure.records import EvalRecord, PhaseRecord, RunRecord
+from launcher.measure.records import WARMUP_STEPS, EvalRecord, PhaseRecord, RunRecord
 from launcher.measure.sampler import SamplerSummary
 from launcher.sizes import gib
 from launcher.world import World

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from launcher.config import RunConfig
 from launcher.measure.records import Ledger
+from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.storages import StorageCount
 from launcher.world import World
 from model.config import ModelConfig
@@ -48,6 +49,9 @@ class Engine(Protocol):
 
     def count_states(self) -> StorageCount:
         """The storages of training state this rank holds right now."""
+
+    def training_state(self) -> TrainingState:
+        """What a checkpoint holds of this rank, as ranges of flattened fp32 tensors."""
 
     def ledger(self) -> Ledger:
         """Their bytes, by category and place."""

@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger
 from launcher.strategies.engine import StepResult
+from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.native_shards import NativeState
 from launcher.strategies.storages import StorageCount, optimizer_tensors
 
 
@@ -85,6 +87,9 @@ class NativeEngine:
         count.add("grads", self._hidden_gradients())
         count.add("optimizer", optimizer_tensors(self._optimizer))
         return count
+
+    def training_state(self) -> TrainingState:
+        return NativeState(self._module, self._optimizer)
 
     def ledger(self) -> Ledger:
         return self.count_states().ledger(self._device)

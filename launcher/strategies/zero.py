@@ -15,8 +15,10 @@ from launcher.errors import UserError
 from launcher.measure.records import Ledger
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.engine import Engine, Recipe, StepResult
+from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.materialize import fill_flat_slice, materialize_whole
 from launcher.strategies.storages import StorageCount
+from launcher.strategies.zero_shards import zero_state
 from launcher.strategies.zero_states import count_states
 
 
@@ -85,6 +87,9 @@ class ZeroEngine:
         count = StorageCount()
         count_states(self._engine, count)
         return count
+
+    def training_state(self) -> TrainingState:
+        return zero_state(self._engine)
 
     def ledger(self) -> Ledger:
         return self.count_states().ledger(self._device)

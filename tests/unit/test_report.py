@@ -11,7 +11,8 @@ from report_folder import GIB, write_run
 
 from launcher.compare.report import main
 from launcher.compare.report_build import Report
-from launcher.compare.report_runs import find_runs, load_run
+from launcher.compare.report_find import find_runs
+from launcher.compare.report_runs import load_run
 from launcher.compare.report_text import escaped
 from launcher.errors import UserError
 
@@ -20,7 +21,7 @@ LOSSES = [8 - 0.1 * step for step in range(20)]
 
 def report_of(*folders: Path, reference: str | None = None, budget: int = 24 * GIB) -> Report:
     found = find_runs([str(folder) for folder in folders])
-    runs = [load_run(name, path) for name, path in found.items()]
+    runs = [load_run(name, run) for name, run in found.items()]
     return Report(runs, reference=reference, memory_budget_bytes=budget)
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from report_folder import steps
 
-from launcher.compare import report_steps
 from launcher.compare.report_analysis import pareto
 from launcher.compare.report_columns import printable, shown
 from launcher.compare.report_steps import read_steps, thin
 from launcher.compare.report_timeline import BUCKETS, timeline
-from launcher.measure import journal
 from launcher.sizes import GIB
 
 
@@ -39,7 +37,6 @@ def test_fast_reading_is_what_a_json_parser_reads() -> None:
 
 
 def test_warm_up_is_left_out_as_the_run_itself_does() -> None:
-    assert report_steps.WARMUP_STEPS == journal.WARMUP_STEPS
     series, _ = read_steps("\n".join(lines([1.0] * 10)))
     assert series is not None
     assert series.step_time_s == pytest.approx(0.5)

@@ -1,0 +1,70 @@
+"""The command line's way of going on: another strategy, another number of processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import MODEL_FLAGS, torchrun, write_text
+
+STEPS = 12
+
+
+def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]]:
+    done = torchrun(
+        ranks,
+        "-m",
+        "launcher.train",
+        *MODEL_FLAGS,
+        f"--data={text}",
+        f"--steps={STEPS}",
+        "--global-batch=8",
+        "--no-tensorboard",
+        f"--out={out}",
+        *flags,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    whole = train(1, tmp_path / "whole", text, "--micro-batch=8")
+    first = train(
+        2, tmp_path / "a", text, "--micro-batch=4", "--zero=2", "--stop-after=5", "--save-every=2"
+    )
+    assert [record["step"] for record in first] == [1, 2, 3, 4, 5]
+    saved = sorted(path.name for path in (tmp_path / "a" / "checkpoints").glob("step-*"))
+    assert saved == ["step-00000002", "step-00000004", "step-00000005"]
+    then = train(
+        4,
+        tmp_path / "b",
+        text,
+        "--micro-batch=2",
+        "--strategy=fsdp",
+        f"--resume={tmp_path / 'a'}",
+    )
+    assert [record["step"] for record in then] == list(range(6, STEPS + 1))
+    for expected, found in zip(whole, [*first, *then], strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
+        assert found["lr"] == expected["lr"]
+
+
+def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
+    done = torchrun(
+        1,
+        "-m",
+        "launcher.train",
+        *MODEL_FLAGS,
+        "--d-ff=96",
+        f"--data={text}",
+        f"--resume={tmp_path / 'a'}",
+        f"--out={tmp_path / 'b'}",
+    )
+    assert done.returncode == 2
+    assert "model flags" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "b").exists()
