@@ -22,13 +22,14 @@ demo: install
 	    --log-every 50 --out $(DEMO)/zero2
 	$(BIN)/memscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
 	    --tokenizer byte --vocab-size 257 --layers 2 --d-model 128 --context 64 --micro-batch 4 \
-	    --lr 3e-3 --steps 20 --memory-trace --data LICENSE --out $(DEMO)/sharding
-	$(BIN)/memscale report $(DEMO)/zero2 $(DEMO)/sharding --out $(DEMO)/report
+	    --lr 3e-3 --steps 20 --memory-trace --data README.md --out $(DEMO)/sharding
+	@echo "the page: $(DEMO)/sharding/report/report.html"
 
 # Slurm and a browser come from Debian's packages where this is root and apt exists; without them
 # their tests are skipped and say so.
 test: install
-	tests/install_system_packages.sh
+	sh tests/slurm/install.sh
+	sh tests/browser/install.sh
 	$(BIN)/python -m pytest -q
 
 check: install

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.optim import parameter_groups
 from model.config import ModelConfig
 from model.gpt import GPT
 
@@ -110,4 +111,5 @@ def _accelerate(setting: Setting) -> Step:
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    # The usual two groups: no decay for biases and norms.
+    return torch.optim.AdamW(parameter_groups(module, 0.1), lr=1e-3, fused=True)

@@ -8,6 +8,7 @@ VERBS = {
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
     "sweep": ("launcher.compare.sweep", "train every cell of a grid, one after the other"),
     "report": ("launcher.compare.report", "compare runs: a table, a page, CSV, Markdown, JSON"),
+    "submit": ("launcher.submit", "check a training run and hand it to Slurm"),
     "doctor": ("launcher.doctor", "check this machine and say what will not work"),
 }
 

@@ -30,8 +30,9 @@ class Ending:
         self.session: Session | None = None
 
     def watches(self, session: Session) -> None:
-        """From now on failures are recorded in the session's folder."""
+        """From now on failures are recorded in the session's folder, and SIGUSR1 saves and ends."""
         self.session = session
+        signal.signal(signal.SIGUSR1, lambda number, frame: session.request_stop())
 
 
 def refuse(error: UserError) -> NoReturn:

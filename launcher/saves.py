@@ -26,20 +26,15 @@ class Saves:
         self._loop = resolved.config.loop
         self._journal = journal
         self._console = console
+        self._folder = folder / "checkpoints"
+        self._asynchronous = world.device.type == "cuda"
         self._checkpointer: Checkpointer | None = None
-        if self._loop.save_every or self._loop.stop_after or self._loop.resume:
-            self._checkpointer = Checkpointer(
-                folder / "checkpoints",
-                keep=self._loop.keep,
-                asynchronous=world.device.type == "cuda",
-            )
 
     def resume(self, engine: Engine) -> int:
         """Fill a fresh engine from `--resume`; the step that it had reached, 0 without."""
         if self._loop.resume is None:
             return 0
-        assert self._checkpointer is not None
-        loaded = self._checkpointer.load(self._loop.resume, engine)
+        loaded = self._opened().load(self._loop.resume, engine)
         assert loaded is not None
         for reason in loaded.passed_over:
             self._console.line(f"passed over: {reason}")
@@ -50,22 +45,33 @@ class Saves:
 
     def after_step(self, step: int, engine: Engine) -> bool:
         """Save where the schedule of saves, or the end of training, says so; whether it did."""
-        if self._checkpointer is None:
+        if self._checkpointer is not None:
+            self._report(self._checkpointer.poll)
+        every = self._loop.save_every
+        last = step == self._loop.stop_after or (every and step == self._resolved.steps)
+        if not last and (every is None or step % every):
             return False
-        self._report(self._checkpointer.poll)
-        last = step in (self._loop.stop_after, self._resolved.steps)
-        due = self._loop.save_every is not None and step % self._loop.save_every == 0
-        if due or last:
-            self.finish()
-            extra = {"config": self._resolved.config.flat(), "steps": self._resolved.steps}
-            checkpointer = self._checkpointer
-            self._report(lambda: checkpointer.save(step, engine, extra))
-        return due or last
+        self.save(step, engine)
+        return True
+
+    def save(self, step: int, engine: Engine) -> None:
+        """Save now; on a GPU writing goes on in the background."""
+        self.finish()
+        extra = {"config": self._resolved.config.flat(), "steps": self._resolved.steps}
+        self._report(lambda: self._opened().save(step, engine, extra))
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
         if self._checkpointer is not None:
             self._report(self._checkpointer.wait)
+
+    def _opened(self) -> Checkpointer:
+        # Opening is collective: it happens where all ranks save or load.
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(
+                self._folder, keep=self._loop.keep, asynchronous=self._asynchronous
+            )
+        return self._checkpointer
 
     def _report(self, save: Callable[[], Saved | None]) -> None:
         try:

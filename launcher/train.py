@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)
         train(prepared, world, session)
-    leave(ExitCode.DONE, together=True)
+    leave(ExitCode.PREEMPTED if session.preempted else ExitCode.DONE, together=True)
 
 
 def train(prepared: Prepared, world: World, session: Session) -> None:
@@ -85,6 +85,9 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
                 measure(corpus.validation, name="validation", step=step, max_batches=32)
             )
 
+    if session.preempted:
+        session.finish_preempted()
+        return
     session.enter("test")
     test = measure(corpus.test, name="test", step=step, progress=session.progress("testing"))
     session.finish(test)

@@ -97,6 +97,8 @@ def leave(code: int, *, together: bool) -> NoReturn:
     """
     if together and dist.is_initialized():
         dist.barrier()
+        # The agent ends the others when the first leaves with a code: all is said by now.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -95,7 +95,8 @@ class Journal:
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self.phase_times: list[PhaseTimes] = []
-        self.out_of_time = False
+        self.stop_requested = False  # by a signal to this rank
+        self.stop_agreed = False  # by all ranks, at a logged step
         self._write(run)
 
     def step(
@@ -188,19 +189,23 @@ class Journal:
         return self._tokens_per_step * len(steady) / sum(times.duration_s for times in steady)
 
     @property
+    def out_of_time(self) -> bool:
+        """Whether `--max-minutes` are over on this rank's clock."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    @property
     def _tokens_per_step(self) -> int:
         return self._run.global_batch * self._run.seq_len
 
     def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], "_Ranks"]:
         """Mean losses, and each rank's time and memory, in one all-reduce.
 
-        The same trip settles whether time is up, which all ranks must agree on.
+        The same trip settles whether training stops here, which all ranks must agree on.
         """
         size, rank = self._world.size, self._world.rank
         losses = torch.stack([p.loss.float() for p in self._pending])
-        over = self._deadline is not None and time.monotonic() > self._deadline
         rest = losses.new_zeros(1 + 2 * size)
-        rest[0] = float(over and self._world.is_main)
+        rest[0] = float(self.stop_requested or (self.out_of_time and self._world.is_main))
         rest[1 + rank] = alone_s
         rest[1 + size + rank] = used_bytes / GIB
         message = torch.cat([losses, rest])
@@ -208,7 +213,7 @@ class Journal:
             dist.all_reduce(message)
         values = message.tolist()
         count = len(self._pending)
-        self.out_of_time = values[count] > 0
+        self.stop_agreed = values[count] > 0
         ranks = _Ranks(
             alone_s=values[count + 1 : count + 1 + size], used_gib=values[count + 1 + size :]
         )

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.errors import ExitCode
 from launcher.measure.console import RunConsole
 from launcher.measure.folder import RunFolder
 from launcher.measure.gpu_readings import EnergyReading
@@ -40,6 +41,7 @@ class Session:
         self._config = prepared.resolved.config
         self._started_s = time.monotonic()
         self.where = "start"
+        self.preempted = False
         self.step = 0
         self.console = RunConsole(enabled=world.is_main)
         self.folder = RunFolder(_agree_on_folder(prepared, world))
@@ -123,9 +125,12 @@ class Session:
             yield step
             if self._saves.after_step(step, self._engine):
                 self.clock.restart()
-            if self.journal.out_of_time:
+            if self.journal.stop_agreed:
                 break
         self.journal.flush()
+        self.preempted = self.journal.stop_agreed and not self.journal.out_of_time
+        if self.preempted:
+            self._saves.save(self.step, self._engine)
         self._saves.finish()
         self._energy_after = self._energy()
         self.memory.period("evaluation")
@@ -152,6 +157,10 @@ class Session:
         if ledger is not None:
             self.journal.write(ledger)
 
+    def request_stop(self) -> None:
+        """A signal asks this rank to save and end; all ranks do so at the next logged step."""
+        self.journal.stop_requested = True
+
     def evaluated(self, record: EvalRecord) -> None:
         """Note an evaluation between steps."""
         self.journal.evaluated(record)
@@ -160,6 +169,19 @@ class Session:
     def progress(self, name: str) -> Callable[[int, int], None]:
         """A (done, total) callback that moves a bar."""
         return lambda done, total: self.console.progress(name, done, total)
+
+    def finish_preempted(self) -> None:
+        """Say that the run is saved and can go on."""
+        if self._world.is_main:
+            self.folder.write_status(
+                "preempted",
+                phase=f"step {self.step}",
+                reason="asked to stop by SIGUSR1",
+                exit_code=ExitCode.PREEMPTED,
+            )
+            self.console.line(
+                f"preempted after step {self.step}: go on with --resume {self.folder.path}"
+            )
 
     def finish(self, test: EvalRecord) -> None:
         """Write the last records and, on the main rank, the summary."""
@@ -179,7 +201,7 @@ class Session:
         )
         if self._world.is_main:
             self.folder.write_summary(dict(summary.values))
-            self.folder.write_status("completed", phase="end", exit_code=0)
+            self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
             for line in summary.lines(self.folder.path):
                 self.console.line(line)
 

@@ -1,11 +1,14 @@
 """The command line's way of going on: another strategy, another number of processes."""
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from harness import MODEL_FLAGS, torchrun, write_text
+from harness import MODEL_FLAGS, TORCHRUN, environment, torchrun, write_text
 
 STEPS = 12
 
@@ -49,6 +52,30 @@ def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
     for expected, found in zip(whole, [*first, *then], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
         assert found["lr"] == expected["lr"]
+
+
+def test_usr1_saves_and_ends_as_preempted(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    flags = [*MODEL_FLAGS, f"--data={text}", "--global-batch=8", "--micro-batch=4", "--zero=1"]
+    flags += ["--log-every=1", "--no-tensorboard", "--steps=5000"]
+    out = tmp_path / "run"
+    command = [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags, f"--out={out}"]
+    with subprocess.Popen(
+        list(map(str, command)), env=environment(), stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        for line in agent.stdout:
+            if line.startswith("step: 3 "):
+                break
+        for worker in psutil.Process(agent.pid).children():
+            worker.send_signal(signal.SIGUSR1)
+        assert agent.stdout.read().count("preempted after step") == 1
+        assert agent.wait() == 5
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "preempted"
+    lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [record["step"] for record in map(json.loads, lines) if record["kind"] == "step"]
+    assert [path.name for path in (out / "checkpoints").glob("step-*")] == [f"step-{steps[-1]:08d}"]
 
 
 def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""`memscale submit` as far as it goes without Slurm: what it refuses, and the script it fills."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.submit import SCRIPTS, main
+
+SMALL = ("--model=nano", "--micro-batch=2")
+CPU = ("--gpus-per-node=0", "--dry-run", "--")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def printed_script(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def test_the_script_gets_the_options_and_an_interpreter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ("--nodes=2", "--gpus-per-node=4", "--partition", "a100", "--job-name", "a b")
+    script = printed_script(capsys, *options, "--dry-run", "--", *SMALL, "--zero", "3")
+    directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives[-1] == (
+        "#SBATCH --nodes=2 --gpus-per-node=4 --ntasks-per-node=1 --output=slurm-%j.out "
+        "--partition a100 --job-name 'a b'"
+    )
+    assert "python=python\n" not in script
+    assert "srun" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_one_gpu_has_a_script_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed_script(capsys, "--dry-run", "--", *SMALL)
+    template = (SCRIPTS / "single_gpu.sbatch").read_text(encoding="utf-8")
+    assert script.splitlines()[-1] == template.splitlines()[-1]
+    assert "srun" not in script
+
+
+def test_flags_reach_the_script_untouched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / 'it\'s "my" $HOME `file`.txt'
+    data.write_text("text")
+    flags = [*SMALL, "--device", "cpu", "--data", str(data)]
+    script = printed_script(capsys, *CPU, *flags)
+    (line,) = [line for line in script.splitlines() if line.startswith("set --")]
+    shown = subprocess.run(
+        ["bash", "-c", line + "\nprintf '%s\\0' \"$@\""], capture_output=True, check=True
+    ).stdout.decode()
+    assert shown.split("\0")[:-1] == flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nodes", "2", "--zero", "3"), "write -- before the flags of launcher.train"),
+        (("--nodes=0", "--"), "--nodes 0 must be 1 or more"),
+        (("--nodes=many", "--"), "-N/--nodes: invalid int value: 'many'"),
+        (("--gpus-per-node=-1", "--"), "--gpus-per-node -1 must be 0 or more"),
+        (("--ranks-per-node=2", "--"), "--ranks-per-node 2 is for jobs without GPUs"),
+        (("--gres=gpu:2", "--"), "--gres=gpu:2 is decided by the batch script"),
+        (("--gpus-per-node=0", "--"), "add --device cpu behind the --"),
+        (("--", "--device=cpu"), "would leave the GPUs of --gpus-per-node 1 idle"),
+        (("--", "--zreo=3"), "unknown flag --zreo: did you mean --zero?"),
+        (("--", "--data=no.txt"), "--data no.txt does not exist"),
+        (("--", "--out=."), "--out .: already exists"),
+        (("--output=no/log.txt", "--"), "--output no/log.txt: no cannot be written to"),
+        (
+            ("--nodes=3", "--gpus-per-node=2", "--", "--micro-batch=2", "--global-batch=16"),
+            "--global-batch 16 is not a multiple of micro-batch 2 x 6 ranks = 12",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("memscale: ")
+    assert said in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_sbatch_nothing_is_submitted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert main(("--", *SMALL)) == 2
+    assert "there is no sbatch on PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "single_gpu.sbatch"])
+def test_a_script_started_by_hand_says_what_it_is(name: str) -> None:
+    done = subprocess.run(
+        ["bash", str(SCRIPTS / name)],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "memscale: this is a batch script: start it with sbatch\n"
