@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch
-
 from launcher.errors import ExitCode, UserError
-from launcher.measure.folder import RunFolder
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
+from launcher.measure.memory import dump_snapshot
 from launcher.measure.session import Session
 from launcher.sizes import gib
 from launcher.world import World, leave
@@ -75,7 +73,7 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         detail: dict[str, Any] = {}
         if out_of_memory:
             detail = session.failure_details() | {"requested_bytes": requested_bytes(error)}
-            detail["snapshot"] = _memory_snapshot(folder, world)
+            detail["snapshot"] = dump_snapshot(folder.path, world)
             _say_out_of_memory(world, where, detail)
         elif isinstance(error, Interrupted):
             reason = str(error)
@@ -105,12 +103,3 @@ def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None
         held = {k: v for k, v in ledger["device"].items() if v}
         lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
         print(f"memscale: at that moment: {lines}", file=sys.stderr)
-
-
-def _memory_snapshot(folder: RunFolder, world: World) -> str | None:
-    """Keep the GPU allocator's state for torch's memory viewer (pytorch.org/memory_viz)."""
-    if world.device.type != "cuda":
-        return None
-    path = folder.path / f"memory_snapshot_rank{world.rank}.pickle"
-    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-    return str(path)

@@ -93,6 +93,8 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS
     config = config.replace(steps=steps, device=device_type)
+    if config.measure.memory_snapshot and device_type == "cpu":
+        raise UserError("--memory-snapshot records a GPU's allocator: on a CPU use --memory-trace")
     if config.sharding.strategy == "zero":
         # Built once more by the engine; here it only has to be without contradictions.
         deepspeed_config.build_config(

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,6 +17,7 @@ from launcher.measure.live_trace import LiveTrace
 from launcher.measure.records import Ledger, LedgerLines
 from launcher.strategies.engine import Engine
 from launcher.strategies.storages import StorageCount
+from launcher.world import World
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
 
@@ -263,6 +265,15 @@ class UnknownMemory:
 
     def now(self) -> Ledger | None:
         return None
+
+
+def dump_snapshot(folder: Path, world: World) -> str | None:
+    """Keep the GPU allocator's state for torch's memory viewer (pytorch.org/memory_viz)."""
+    if world.device.type != "cuda":
+        return None
+    path = folder / f"memory_snapshot_rank{world.rank}.pickle"
+    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    return str(path)
 
 
 def memory_meter(device: torch.device, *, trace: bool) -> MemoryMeter:

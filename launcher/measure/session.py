@@ -18,7 +18,7 @@ from launcher.measure.folder import RunFolder
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.journal import Journal
 from launcher.measure.limit import limit_memory
-from launcher.measure.memory import TracedMemory, memory_meter
+from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, RunRecord
@@ -81,7 +81,7 @@ class Session:
             self._stack.enter_context(self.memory.trace)
         if self.sampler is not None:
             self.sampler.start()
-        if measure.memory_snapshot and self._world.device.type == "cuda":
+        if measure.memory_snapshot:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
             limit_memory(parse_bytes(measure.memory_limit, "--memory-limit"), self._world.device)
@@ -186,6 +186,8 @@ class Session:
     def finish(self, test: EvalRecord) -> None:
         """Write the last records and, on the main rank, the summary."""
         self.journal.evaluated(test)
+        if self._config.measure.memory_snapshot:
+            dump_snapshot(self.folder.path, self._world)
         for record in phase_records(self.journal.phase_times, self.memory.peaks()):
             self.journal.write(record)
         samples = None if self.sampler is None else self.sampler.stop()

@@ -114,6 +114,9 @@ CASES = {
         "--offload-optimizer cpu --zero 0", "--offload-optimizer cpu", "--zero 1, 2 or 3, not 0"
     ),
     "offload under ddp": case("--offload-optimizer cpu", "cpu", "fsdp or --zero, not ddp"),
+    "snapshot on a CPU": case("--memory-snapshot", "--memory-snapshot", "use --memory-trace"),
+    "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
+    "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
     "nvme offload": case(
         "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "use cpu"
     ),

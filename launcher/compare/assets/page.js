@@ -99,7 +99,7 @@ function tableSection() {
   const control = checkbox("all columns", (on) => { all = on; table.redraw(); });
   const failed = runs.filter((run) => run.reason || run.notes.length);
   const failures = html("ul", { className: "failures" }, ...failed.flatMap((run) => [
-    ...(run.reason ? [`${run.state}, ${run.where ?? "phase unknown"}: ${run.reason}`] : []), ...run.notes,
+    ...(run.reason ? [`${run.state}${run.where ? ` in ${run.where}` : ""}: ${run.reason}`] : []), ...run.notes,
   ].map((text) => html("li", {}, html("b", { text: run.run }), document.createTextNode(` \u2014 ${text}`)))));
   return section("Runs",
     "Ranked by throughput; a click on a heading sorts by it. 1 GiB is 2\u00b3\u2070 bytes; n/a was not measured.",
