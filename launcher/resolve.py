@@ -167,14 +167,18 @@ def _adopt_deepspeed_file(config: RunConfig) -> RunConfig:
             f"--deepspeed {sharding.deepspeed} needs --strategy zero, not {sharding.strategy}"
         )
     found = deepspeed_config.sharding_of_file(sharding.deepspeed)
-    if sharding.zero not in (None, found["zero"]):
+    if "zero" not in found and sharding.zero is None:
+        raise UserError(
+            f"--deepspeed {sharding.deepspeed}: says no zero_optimization.stage: give --zero too"
+        )
+    if sharding.zero not in (None, found.get("zero", sharding.zero)):
         raise UserError(
             f"--deepspeed {sharding.deepspeed}: zero_optimization.stage is {found['zero']}, but "
             f"--zero is {sharding.zero}: make them the same"
         )
     for name in ("offload_optimizer", "offload_param"):
         ours = getattr(sharding, name)
-        if ours not in ("none", found[name]):
+        if ours not in ("none", found.get(name, ours)):
             raise UserError(
                 f"--deepspeed {sharding.deepspeed}: zero_optimization.{name}.device is "
                 f"{found[name]}, but --{name.replace('_', '-')} is {ours}: make them the same"

@@ -44,24 +44,29 @@ def read_file(path: Path) -> JsonObject:
 def sharding_of_file(path: Path) -> dict[str, Any]:
     """The sharding a file asks for, as RunConfig fields: zero, offload_optimizer, offload_param.
 
+    What the file does not say, or leaves "auto", is not in the result: the flags decide it.
+
     Raises:
         UserError: a stage or offload device that does not exist.
     """
     zero = _section(read_file(path), "zero_optimization", path)
-    stage = zero.get("stage", 0)
-    if stage == AUTO or stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+    found: dict[str, Any] = {}
+    stage = zero.get("stage", AUTO)
+    if stage != AUTO and (stage not in (0, 1, 2, 3) or isinstance(stage, bool)):
         raise UserError(
             f"--deepspeed {path}: zero_optimization.stage is {stage!r}, but must be 0, 1, 2 or 3"
         )
-    found: dict[str, Any] = {"zero": stage}
+    if stage != AUTO:
+        found["zero"] = stage
     for name in ("offload_optimizer", "offload_param"):
-        device = _section(zero, name, path).get("device", "none")
-        if device not in ("none", "cpu", "nvme"):
+        device = _section(zero, name, path).get("device", AUTO)
+        if device not in (AUTO, "none", "cpu", "nvme"):
             raise UserError(
                 f"--deepspeed {path}: zero_optimization.{name}.device is {device!r}, "
                 "but must be none, cpu or nvme"
             )
-        found[name] = device
+        if device != AUTO:
+            found[name] = device
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.arguments import parse_run_config
 from launcher.config import RunConfig, ShardingChoice
 from launcher.errors import UserError
 from launcher.resolve import Resolved, resolve
@@ -207,6 +208,21 @@ def test_no_auto_reaches_deepspeed(path: Path) -> None:
     assert found["train_micro_batch_size_per_gpu"] == 8
     kept = {key: value for key, value in content["zero_optimization"].items() if value != "auto"}
     assert {key: found["zero_optimization"][key] for key in kept} == kept
+
+
+@pytest.mark.parametrize("section", [{}, {"stage": "auto"}, {"reduce_bucket_size": 1000}])
+def test_a_file_without_a_stage_leaves_it_to_the_flag(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": section}))
+    flags = ["--deepspeed", str(path)]
+    with pytest.raises(UserError, match="give --zero too"):
+        resolve(parse_run_config(flags), world_size=2, device_type="cpu")
+    flags += ["--zero", "2", "--offload-optimizer", "cpu"]
+    resolved = resolve(parse_run_config(flags), world_size=2, device_type="cpu")
+    assert resolved.config.sharding.zero == 2
+    assert resolved.config.sharding.offload_optimizer == "cpu"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
