@@ -118,7 +118,16 @@ def slurm() -> Finding:
     """Whether jobs can be submitted from here, or this is one."""
     if shutil.which("sbatch") is None:
         return not_applicable("sbatch is not on PATH: no Slurm here")
-    version = _say("sbatch", "--version")
+    try:
+        version = _say("sbatch", "--version")
+    except subprocess.CalledProcessError as error:
+        # Installed without a slurm.conf, it cannot even tell its version.
+        why = (error.stderr.strip().splitlines() or [str(error)])[-1]
+        return warn(
+            f"sbatch is here but does not work: {why}",
+            "jobs cannot be submitted from here",
+            "point SLURM_CONF at the cluster's slurm.conf, if this belongs to one",
+        )
     job = os.environ.get("SLURM_JOB_ID")
     inside = f"; inside job {job}" if job else ""
     try:

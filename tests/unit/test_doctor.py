@@ -258,3 +258,14 @@ def test_disk_for_offload_is_measured_and_left_clean(tmp_path: Path) -> None:
     assert missing.state == "fail"
     assert f"mkdir -p {tmp_path / 'missing'}" in str(missing.fix)
     assert storage.nvme(None).state == "n/a"
+
+
+def test_slurm_installed_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "sbatch"
+    tool.write_text("#!/bin/sh\necho 'sbatch: fatal: no configuration source' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = host.slurm()
+    assert found.state == "warn"
+    assert "no configuration source" in found.found
+    assert "SLURM_CONF" in str(found.fix)
