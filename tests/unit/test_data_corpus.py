@@ -148,7 +148,7 @@ def test_txt_jsonl_and_parquet_hold_the_same_corpus(tmp_path: Path, records: lis
         path = folder / f"{number // 50}" / f"{number:03}.TXT"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    (folder / "notes.md").write_text("not read")
+    (folder / "notes.rst").write_text("not read")
     (folder / ".hidden.txt").write_text("not read")
     opened = [open_small(data, tmp_path / "cache") for data in (jsonl, parquet, folder)]
     assert len({corpus.fingerprint for corpus in opened}) == 1
