@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 # one table, one page.
 demo: install
 	$(BIN)/torchrun --nproc 2 -m launcher.train --zero 2 --device cpu --tokenizer byte \
-	    --vocab-size 257 --layers 4 --d-model 128 --micro-batch 4 --lr 3e-3 --steps 400 \
+	    --vocab-size 257 --layers 4 --d-model 128 --micro-batch 4 --lr 3e-3 --steps 600 \
 	    --log-every 50 --out $(DEMO)/zero2
 	$(BIN)/memscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
 	    --tokenizer byte --vocab-size 257 --layers 2 --d-model 128 --context 64 --micro-batch 4 \

@@ -247,7 +247,8 @@ class Journal:
         memory: MemoryReading,
         ranks: "_Ranks",
     ) -> None:
-        straggler = ranks.straggler()
+        steady = len(self.phase_times) > WARMUP_STEPS
+        straggler = ranks.straggler() if steady else None
         if straggler is not None:
             slower = f"{straggler.times_median:.2f} x the median of data + forward"
             self.event("straggler", last.step, rank=straggler.rank, slower=slower)
