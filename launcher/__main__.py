@@ -22,6 +22,9 @@ def main() -> None:
     if verb not in VERBS:
         print(f"memscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
+    if verb == "train" and {"-h", "--help"} & set(arguments):
+        # The flags can be listed without the seconds that importing torch takes.
+        importlib.import_module("launcher.arguments").parse_run_config(arguments)
     sys.exit(importlib.import_module(VERBS[verb][0]).main(arguments))
 
 
