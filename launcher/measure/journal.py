@@ -96,7 +96,9 @@ class Journal:
         self._samples: collections.deque[Record] = collections.deque()
         self.phase_times: list[PhaseTimes] = []
         self.stop_requested = False  # by a signal to this rank
-        self.stop_agreed = False  # by all ranks, at a logged step
+        # Agreed by all ranks at a logged step; their own clocks and signals may differ.
+        self.time_is_up = False
+        self.preempted = False
         self._write(run)
 
     def step(
@@ -189,11 +191,6 @@ class Journal:
         return self._tokens_per_step * len(steady) / sum(times.duration_s for times in steady)
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether `--max-minutes` are over on this rank's clock."""
-        return self._deadline is not None and time.monotonic() > self._deadline
-
-    @property
     def _tokens_per_step(self) -> int:
         return self._run.global_batch * self._run.seq_len
 
@@ -204,18 +201,20 @@ class Journal:
         """
         size, rank = self._world.size, self._world.rank
         losses = torch.stack([p.loss.float() for p in self._pending])
-        rest = losses.new_zeros(1 + 2 * size)
-        rest[0] = float(self.stop_requested or (self.out_of_time and self._world.is_main))
-        rest[1 + rank] = alone_s
-        rest[1 + size + rank] = used_bytes / GIB
+        over = self._deadline is not None and time.monotonic() > self._deadline
+        rest = losses.new_zeros(2 + 2 * size)
+        rest[0] = float(over and self._world.is_main)
+        rest[1] = float(self.stop_requested)
+        rest[2 + rank] = alone_s
+        rest[2 + size + rank] = used_bytes / GIB
         message = torch.cat([losses, rest])
         if size > 1:
             dist.all_reduce(message)
         values = message.tolist()
         count = len(self._pending)
-        self.stop_agreed = values[count] > 0
+        self.time_is_up, self.preempted = values[count] > 0, values[count + 1] > 0
         ranks = _Ranks(
-            alone_s=values[count + 1 : count + 1 + size], used_gib=values[count + 1 + size :]
+            alone_s=values[count + 2 : count + 2 + size], used_gib=values[count + 2 + size :]
         )
         return [loss / size for loss in values[:count]], ranks
 

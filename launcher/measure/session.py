@@ -125,10 +125,10 @@ class Session:
             yield step
             if self._saves.after_step(step, self._engine):
                 self.clock.restart()
-            if self.journal.stop_agreed:
+            if self.journal.time_is_up or self.journal.preempted:
                 break
         self.journal.flush()
-        self.preempted = self.journal.stop_agreed and not self.journal.out_of_time
+        self.preempted = self.journal.preempted
         if self.preempted:
             self._saves.save(self.step, self._engine)
         self._saves.finish()

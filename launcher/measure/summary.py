@@ -80,7 +80,7 @@ def summarize(
             "model": run.model,
             "world_size": run.world_size,
             "steps": len(journal.phase_times),
-            "stopped_by": "max_minutes" if journal.stop_agreed else "steps",
+            "stopped_by": "max_minutes" if journal.time_is_up else "steps",
             "test_loss": test.loss,
             "perplexity": test.perplexity,
             "test_tokens": test.tokens,

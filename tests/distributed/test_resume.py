@@ -78,6 +78,17 @@ def test_usr1_saves_and_ends_as_preempted(tmp_path: Path) -> None:
     assert [path.name for path in (out / "checkpoints").glob("step-*")] == [f"step-{steps[-1]:08d}"]
 
 
+def test_max_minutes_ends_all_ranks_alike(tmp_path: Path) -> None:
+    text = write_text(tmp_path / "text.txt")
+    flags = [*MODEL_FLAGS, f"--data={text}", "--micro-batch=4", "--steps=100000", "--log-every=1"]
+    flags += ["--no-tensorboard", "--max-minutes=0.05", f"--out={tmp_path / 'run'}"]
+    done = torchrun(2, "-m", "launcher.train", *flags)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_by"] == "max_minutes"
+    assert 0 < summary["steps"] < 100000
+
+
 def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
     train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
