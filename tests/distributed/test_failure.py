@@ -179,3 +179,5 @@ def test_workers_do_not_outlive_a_killed_agent(text: Path, tmp_path: Path) -> No
     with running(text, tmp_path / "run") as run:
         run.agent.kill()
         ended(run)
+    assert run.agent.returncode == -signal.SIGKILL
+    assert not any(worker.is_running() for worker in run.workers)
