@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from launcher.checkpoint import Checkpointer, Saved, SaveError
 from launcher.measure.console import RunConsole
@@ -29,6 +30,7 @@ class Saves:
         self._folder = folder / "checkpoints"
         self._asynchronous = world.device.type == "cuda"
         self._checkpointer: Checkpointer | None = None
+        self._saved_step: int | None = None
 
     def resume(self, engine: Engine) -> int:
         """Fill a fresh engine from `--resume`; the step that it had reached, 0 without."""
@@ -57,8 +59,18 @@ class Saves:
     def save(self, step: int, engine: Engine) -> None:
         """Save now; on a GPU writing goes on in the background."""
         self.finish()
-        extra = {"config": self._resolved.config.flat(), "steps": self._resolved.steps}
-        self._report(lambda: self._opened().save(step, engine, extra))
+        self._report(lambda: self._opened().save(step, engine, self._extra()))
+
+    def save_for_good(self, step: int, engine: Engine) -> None:
+        """Save what the run ends with, unless it is on disk already.
+
+        Raises:
+            SaveError: on every rank; then there is nothing to go on from.
+        """
+        self.finish()
+        if self._saved_step != step:
+            saved = self._opened().save(step, engine, self._extra()) or self._opened().wait()
+            self._tell(saved)
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
@@ -80,7 +92,14 @@ class Saves:
             self._console.line(f"could not save: {error}")
             self._journal.event("save_failed", reason=str(error))
             return
+        self._tell(saved)
+
+    def _extra(self) -> dict[str, Any]:
+        return {"config": self._resolved.config.flat(), "steps": self._resolved.steps}
+
+    def _tell(self, saved: Saved | None) -> None:
         if saved is not None:
+            self._saved_step = saved.step
             self._console.line(
                 f"saved {saved.path} ({gib(saved.size_bytes)} in {saved.duration_s:.1f} s)"
             )

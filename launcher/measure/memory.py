@@ -215,7 +215,12 @@ class CudaMemory:
         return self._peaks.values
 
     def now(self) -> Ledger | None:
-        return self._count().ledger(self._device)
+        states = self._count().ledger(self._device)
+        allocated = torch.cuda.memory_allocated(self._device)
+        rest = allocated - states.device.states_bytes
+        return replace(
+            states, device=replace(states.device, temporary_bytes=rest, used_bytes=allocated)
+        )
 
     def _lines(self, states: LedgerLines, activations: int) -> LedgerLines:
         on_top = self._peaks.step - states.states_bytes + states.grads_bytes - activations

@@ -130,7 +130,7 @@ class Session:
         self.journal.flush()
         self.preempted = self.journal.preempted
         if self.preempted:
-            self._saves.save(self.step, self._engine)
+            self._saves.save_for_good(self.step, self._engine)
         self._saves.finish()
         self._energy_after = self._energy()
         self.memory.period("evaluation")

@@ -54,10 +54,11 @@ def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
         assert found["lr"] == expected["lr"]
 
 
-def test_usr1_saves_and_ends_as_preempted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--save-every=1"]], ids=["", "saved-anyway"])
+def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> None:
     text = write_text(tmp_path / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--global-batch=8", "--micro-batch=4", "--zero=1"]
-    flags += ["--log-every=1", "--no-tensorboard", "--steps=5000"]
+    flags += ["--log-every=1", "--no-tensorboard", "--steps=5000", "--keep=1", *more]
     out = tmp_path / "run"
     command = [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags, f"--out={out}"]
     with subprocess.Popen(
