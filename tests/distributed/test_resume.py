@@ -1,6 +1,7 @@
 """The command line's way of going on: another strategy, another number of processes."""
 
 import json
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -54,15 +55,24 @@ def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
         assert found["lr"] == expected["lr"]
 
 
-@pytest.mark.parametrize("more", [[], ["--save-every=1"]], ids=["", "saved-anyway"])
-def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> None:
-    text = write_text(tmp_path / "text.txt")
+def stopped_by_usr1(out: Path, *more: str, file_size_bytes: int | None = None) -> tuple[int, str]:
+    """Exit code and console of a 2-process run that gets SIGUSR1 after its third step."""
+    text = write_text(out.parent / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--global-batch=8", "--micro-batch=4", "--zero=1"]
     flags += ["--log-every=1", "--no-tensorboard", "--steps=5000", "--keep=1", *more]
-    out = tmp_path / "run"
     command = [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags, f"--out={out}"]
+
+    def limit() -> None:
+        if file_size_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size_bytes, file_size_bytes))
+
     with subprocess.Popen(
-        list(map(str, command)), env=environment(), stdout=subprocess.PIPE, text=True
+        list(map(str, command)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limit,
     ) as agent:
         assert agent.stdout is not None
         for line in agent.stdout:
@@ -70,13 +80,32 @@ def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> No
                 break
         for worker in psutil.Process(agent.pid).children():
             worker.send_signal(signal.SIGUSR1)
-        assert agent.stdout.read().count("preempted after step") == 1
-        assert agent.wait() == 5
+        shown = agent.stdout.read()
+        return agent.wait(), shown
+
+
+@pytest.mark.parametrize("more", [[], ["--save-every=1"]], ids=["", "saved-anyway"])
+def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> None:
+    out = tmp_path / "run"
+    code, shown = stopped_by_usr1(out, *more)
+    assert code == 5
+    assert shown.count("preempted after step") == 1
     status = json.loads((out / "status.json").read_text())
     assert status["state"] == "preempted"
     lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [record["step"] for record in map(json.loads, lines) if record["kind"] == "step"]
-    assert [path.name for path in (out / "checkpoints").glob("step-*")] == [f"step-{steps[-1]:08d}"]
+    saved = [path.name for path in (out / "checkpoints").glob("step-*")]
+    assert saved == [f"step-{steps[-1]:08d}"]
+
+
+def test_a_preemption_that_could_not_save_is_a_failure(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, shown = stopped_by_usr1(out, file_size_bytes=300_000)  # a share is larger than that
+    assert code == 4
+    assert "preempted" not in shown
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert not list((out / "checkpoints").glob("step-*"))
 
 
 def test_max_minutes_ends_all_ranks_alike(tmp_path: Path) -> None:
