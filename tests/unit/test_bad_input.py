@@ -148,9 +148,16 @@ CASES = {
         {"zero_optimization": {"stage": 2}}, "stage is 2", "--zero is 3", argv="--zero 3"
     ),
     "DeepSpeed micro-batch against the flag": deepspeed_case(
-        {"train_micro_batch_size_per_gpu": 4}, "is 4", "--micro-batch makes it 8", '"auto"'
+        {"train_micro_batch_size_per_gpu": 4},
+        *("is 4", "--micro-batch makes it 8", '"auto"'),
+        argv="--zero 2",
     ),
-    "DeepSpeed fp16": deepspeed_case({"fp16": {"enabled": True}}, "fp16.enabled", "--precision"),
+    "DeepSpeed fp16": deepspeed_case(
+        {"fp16": {"enabled": True}}, "fp16.enabled", "--precision", argv="--zero 2"
+    ),
+    "DeepSpeed file without a stage": deepspeed_case(
+        {}, "says no zero_optimization.stage", "give --zero"
+    ),
     "DeepSpeed nvme": case(
         "--deepspeed ds.json",
         *("--offload-param nvme", "use cpu"),
