@@ -1,0 +1,1 @@
+"""Models in and out: `memscale export` and `memscale import`, in the form transformers reads."""

@@ -1,0 +1,337 @@
+"""Export and import: the same tensors, the same loss and the same token ids as transformers."""
+
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from launcher.checkpoint import Checkpoint, Checkpointer
+from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
+from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
+from launcher.exchange import export, import_
+from launcher.measure.live_trace import LiveTrace
+from launcher.strategies.native import NativeEngine
+from model.config import ModelConfig
+from model.gpt import GPT
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
+SHAPE = {"vocab_size": 300, "context": 32, "layers": 2, "heads": 2, "d_model": 16}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "untied": {"tied": False, "attention_bias": False, "mlp_bias": False, "d_ff": 24},
+    "relu": {"activation": "relu", "attention_bias": False, "dropout": 0.1},
+}
+
+
+def trained(folder: Path, **changes: Any) -> NativeEngine:
+    """A run folder with a checkpoint after 3 steps, and the engine that it was saved from."""
+    settings = {**SHAPE, **changes}
+    torch.manual_seed(0)
+    engine = new_engine(ModelConfig(**settings))
+    for tokens in torch.randint(300, (3, 2, 33)):
+        loss = engine.forward(tokens[:, :-1], tokens[:, 1:], last=True)
+        engine.backward(loss)
+        engine.step(1e-2)
+    extra = {"config": {"model": "nano", "tokenizer": "bpe", **settings}}
+    Checkpointer(folder / "checkpoints").save(3, engine, extra)
+    return engine
+
+
+def new_engine(config: ModelConfig) -> NativeEngine:
+    module = GPT(config)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, fused=True)
+    return NativeEngine(module, optimizer, accumulation=1, clip=0.0, device=torch.device("cpu"))
+
+
+def run(*arguments: object) -> int:
+    verb, *rest = map(str, arguments)
+    return {"export": export.main, "import": import_.main}[verb](rest)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What is said to bad input: one line, exit code 2."""
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("memscale: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with its tokenizer; not to be changed."""
+    folder = tmp_path_factory.mktemp("run")
+    trained(folder)
+    train_bpe([TEXT], 300).save(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture
+def exported(finished: Path, tmp_path: Path) -> Path:
+    assert run("export", finished, "--out", tmp_path / "hf") == 0
+    return tmp_path / "hf"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_and_a_resumed_import_have_our_loss(variant: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    engine = trained(tmp_path / "run", **VARIANTS[variant])
+    hf = tmp_path / "hf"
+    assert run("export", tmp_path / "run", "--out", hf, "--tokenizer", "byte") == 0
+    theirs, report = transformers.GPT2LMHeadModel.from_pretrained(hf, output_loading_info=True)
+    assert not any(report.values())
+    assert (theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (256, 256)
+    tokens = torch.from_numpy(np.asarray(ByteEncoder().encode([TEXT])[0][:320], np.int64))
+    tokens = tokens.view(10, 32)
+    with torch.no_grad():
+        expected = float(theirs.eval()(tokens, labels=tokens).loss)
+    assert loss_of(engine, tokens) == pytest.approx(expected, abs=1e-5)
+
+    assert run("import", hf, "--out", tmp_path / "imported") == 0
+    settings = yaml.safe_load((tmp_path / "imported" / "config.yaml").read_text())
+    assert settings.pop("tokenizer") == str(tmp_path / "imported" / "tokenizer.json")
+    assert settings.pop("model") == "gpt2"
+    assert settings["dropout"] == VARIANTS[variant].get("dropout", 0.0)
+    fresh = new_engine(ModelConfig(**settings))
+    loaded = Checkpointer(tmp_path / "imported" / "checkpoints").load("auto", fresh)
+    assert loaded is not None
+    assert loaded.checkpoint.step == 0
+    assert loss_of(fresh, tokens) == pytest.approx(expected, abs=1e-5)
+    for state in fresh._optimizer.state.values():
+        assert not any(value.any() for value in state.values())
+
+
+def loss_of(engine: NativeEngine, tokens: torch.Tensor) -> float:
+    """Without dropout; the mean over all targets."""
+    with torch.no_grad():
+        return float(engine._module.eval()(tokens[:, :-1], tokens[:, 1:].contiguous()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_there_and_back_every_bit_is_the_same(variant: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run", **VARIANTS[variant])
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run("export", tmp_path / "run", "--out", first, "--tokenizer", "none") == 0
+    assert run("import", first, "--out", tmp_path / "imported") == 0
+    assert run("export", tmp_path / "imported", "--out", second, "--tokenizer", "none") == 0
+    before, after = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert json.loads((first / "config.json").read_text())["eos_token_id"] is None
+    assert not (first / "tokenizer.json").exists()
+
+
+def test_the_tokenizer_gives_the_same_ids(exported: Path, finished: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = load_encoder(str(finished / "tokenizer.json"))
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    assert theirs(TEXT)["input_ids"] == ours.encode([TEXT])[0]
+    assert theirs.decode(theirs(TEXT)["input_ids"]) == TEXT
+    assert (theirs.eos_token_id, theirs.model_max_length) == (ours.end_of_text, 32)
+
+
+def test_the_byte_tokenizer_gives_the_same_ids(finished: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert run("export", finished, "--out", tmp_path / "hf", "--tokenizer", "byte") == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = TEXT.removesuffix("<|endoftext|>")
+    assert theirs(text)["input_ids"] == list(text.encode())
+    assert theirs.eos_token_id == 256
+
+
+def test_bare_weights_have_our_names(finished: Path, tmp_path: Path) -> None:
+    arguments = ("export", finished / "checkpoints" / "step-00000003", "--format", "safetensors")
+    assert run(*arguments, "--out", tmp_path / "fp32") == 0
+    assert run(*arguments, "--out", tmp_path / "bf16", "--dtype", "bf16") == 0
+    module = GPT(ModelConfig(**SHAPE))
+    stored = load_file(tmp_path / "fp32" / "model.safetensors")
+    module.load_state_dict(stored | {"head.weight": stored["wte.weight"]})
+    assert module(torch.zeros(1, 4, dtype=torch.int64)).isfinite().all()
+    rounded = load_file(tmp_path / "bf16" / "model.safetensors")
+    assert all(torch.equal(rounded[name], stored[name].bfloat16()) for name in stored)
+
+
+def test_what_transformers_itself_has_saved_can_be_imported(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 300, "n_positions": 32}
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
+    theirs.bfloat16().save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    theirs.transformer.float().save_pretrained(tmp_path / "decoder")  # names without a prefix
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    weights = load_file(tmp_path / "decoder" / "model.safetensors")
+    # The hub's gpt2 keeps its masks, and old versions kept the tied head too.
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
+    weights["lm_head.weight"] = weights["wte.weight"].clone()
+    save_file(weights, tmp_path / "decoder" / "model.safetensors", metadata={"format": "pt"})
+    exports = []
+    for name in ("sharded", "decoder"):
+        assert run("import", tmp_path / name, "--out", tmp_path / f"{name}-run") == 0
+        settings = yaml.safe_load((tmp_path / f"{name}-run" / "config.yaml").read_text())
+        assert settings["dropout"] == 0.1
+        assert "tokenizer" not in settings
+        out = tmp_path / f"{name}-out"
+        assert run("export", tmp_path / f"{name}-run", "--out", out, "--tokenizer=none") == 0
+        exports.append(load_file(out / "model.safetensors"))
+    expected = theirs.state_dict()
+    for weights in exports:
+        assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"activation_function": "silu"}, "activation_function is 'silu'"),
+        ({"activation_function": ["gelu"]}, "activation_function is ['gelu']"),
+        ({"attn_pdrop": 0.2}, "attn_pdrop 0.2 differ"),
+        ({"n_layer": "two"}, "n_layer is 'two', but must be a whole number"),
+        ({"n_head": 3}, "3 heads do not divide d_model 16"),
+        ({"n_layer": 3}, "has no tensor transformer.h.2.ln_1.weight"),
+        ({"n_layer": 1}, "transformer.h.1.attn.c_attn.bias belongs to no GPT-2"),
+        ({"vocab_size": 301}, "transformer.wte.weight is [300, 16], but config.json makes it [301"),
+        ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
+    ],
+)
+def test_a_config_that_is_not_ours_is_refused(
+    changes: dict[str, Any], said: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_json(exported / "config.json", **changes)
+    out = exported.parent / "run"
+    assert said in refusal(capsys, "import", exported, "--out", out)
+    assert list(exported.parent.iterdir()) == [exported]
+
+
+def only_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch unpickled'\ntR.")
+
+
+def cut_off(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def untied_in_truth(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["transformer.wte.weight"] + 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def integers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.ln_f.bias"] = weights["transformer.ln_f.bias"].to(torch.int8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def index(*names: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weight_map = {str(number): name for number, name in enumerate(names)}
+        text = json.dumps({"weight_map": weight_map})
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (only_a_pickle, "pytorch_model.bin: is a pickle"),
+        (cut_off, "model.safetensors: cannot be read as safetensors"),
+        (untied_in_truth, "lm_head.weight differs from transformer.wte.weight"),
+        (integers, "transformer.ln_f.bias is stored as I8"),
+        (index("pytorch_model-1.bin"), "names 'pytorch_model-1.bin'"),
+        (index("../model.safetensors"), "names '../model.safetensors'"),
+        (index("gone.safetensors"), "gone.safetensors: cannot be read as safetensors"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
+    ],
+)
+def test_damaged_folders_are_refused(
+    spoil: Callable[[Path], None],
+    said: str,
+    exported: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(exported.parent)
+    spoil(exported)
+    assert said in refusal(capsys, "import", exported, "--out", "run")
+    assert list(exported.parent.iterdir()) == [exported]
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "run")
+    path = next(tmp_path.rglob("*.safetensors"))
+    raw = bytearray(path.read_bytes())
+    raw[Checkpoint.open(path.parent).files[0].header_bytes + 5] ^= 1
+    path.write_bytes(raw)
+    out = tmp_path / "out"
+    said = refusal(capsys, "export", tmp_path / "run", "--out", out, "--format", "safetensors")
+    assert "rank-00000.safetensors holds other bytes than were written" in said
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_export_refuses_what_it_cannot_do(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", tmp_path / "out")
+    trained(tmp_path / "windowed", window=4)
+    cases = [
+        ((finished, "--out", finished), f"--out {finished}: already exists"),
+        ((tmp_path / "none", *out), "none: does not exist"),
+        ((tmp_path, *out), "holds no checkpoint"),
+        ((tmp_path / "windowed", *out), "window 4: transformers' GPT-2 has no sliding window"),
+        ((finished, *out, "--tokenizer", "no.json"), "there is no tokenizer 'no.json'"),
+        ((finished, *out, "--format", "onnx"), "onnx"),
+        ((finished,), "--out"),
+    ]
+    for arguments, said in cases:
+        assert said in refusal(capsys, "export", *arguments)
+    trained(tmp_path / "whole", window=31)  # a window that hides nothing
+    assert "has no tokenizer.json" in refusal(capsys, "export", tmp_path / "whole", *out)
+    assert run("export", tmp_path / "whole", *out, "--tokenizer", "none") == 0
+
+
+def test_no_room_leaves_nothing(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        said = refusal(capsys, "export", finished, "--out", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot be written (File too large)" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_holds_one_tensor_and_two_pieces(tmp_path: Path) -> None:
+    trained(tmp_path / "run", layers=1, d_ff=200_000)
+    with LiveTrace() as trace:
+        assert run("export", tmp_path / "run", "--out", tmp_path / "hf", "--tokenizer=none") == 0
+    largest_bytes = ELEMENT_BYTES * 16 * 200_000  # 12.8 MB, of 25.6 in all
+    assert trace.peak_bytes() < largest_bytes + 2.2 * ELEMENT_BYTES * CHUNK_ELEMENTS
