@@ -6,7 +6,7 @@ plan of who reads what, is a few comparisons once everything is a flat range.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +76,12 @@ class Checkpointer:
         assert self._pending is None, "wait for the save before this one"
         started_s = time.monotonic()
         state = engine.training_state()
-        shards: Iterable[Shard] = state.saved()
         snapshot = Snapshot(
             step=step,
-            shards=self._stage(list(shards)) if self._asynchronous else shards,
+            shards=self._stage(state) if self._asynchronous else state.saved(),
             shapes=dict(state.shapes),
             kinds=list(state.kinds),
+            own_shapes=state.own_shapes,
             counters=state.counters(),
             extra=extra,
             rng=generator_states(),
@@ -157,15 +157,20 @@ class Checkpointer:
             raise agreed
         return agreed
 
-    def _stage(self, shards: list[Shard]) -> list[Shard]:
-        """Copies of the ranges in one host buffer."""
-        elements = sum(shard.data.numel() for shard in shards)
-        on_gpu = any(shard.data.is_cuda for shard in shards)
-        if self._staging is None or self._staging.numel() != elements:
+    def _stage(self, state: TrainingState) -> list[Shard]:
+        """Copies of the ranges in one host buffer.
+
+        One shard at a time: where states are kept in low precision, each is a decoded copy.
+        """
+        if self._staging is None:
+            elements, on_gpu = 0, False
+            for shard in state.saved():
+                elements += shard.data.numel()
+                on_gpu |= shard.data.is_cuda
             self._staging = torch.empty(elements, dtype=torch.float32, pin_memory=on_gpu)
         staged = []
         begin = 0
-        for shard in shards:
+        for shard in state.saved():
             data = self._staging[begin : begin + shard.data.numel()]
             begin += shard.data.numel()
             data.copy_(shard.data, non_blocking=True)
@@ -178,7 +183,8 @@ class Checkpointer:
                     data=data,
                 )
             )
-        if on_gpu:
+        assert begin == self._staging.numel(), "the same engine holds the same ranges"
+        if self._staging.is_pinned():
             torch.cuda.synchronize()
         return staged
 

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from launcher.errors import UserError
-from launcher.strategies.flat_shards import PARAM, element_count
+from launcher.strategies.flat_shards import PARAM, OwnShapes, element_count
 
 INDEX_NAME = "index.json"
 FORMAT, VERSION = "memscale-checkpoint", 1
@@ -64,6 +64,8 @@ class Checkpoint:
     rng: Sequence[Mapping[str, str]]
     """For each rank that saved: device type -> base64 of torch's generator state."""
     files: Sequence[RankFile]
+    own_shapes: OwnShapes = field(default_factory=dict)
+    """kind -> parameter -> shape, for kinds that are not of every parameter in its shape."""
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -80,7 +82,13 @@ class Checkpoint:
                 for file in content.pop("files")
             ]
             shapes = {name: tuple(shape) for name, shape in content.pop("shapes").items()}
-            checkpoint = cls(path=path, files=files, shapes=shapes, **content)
+            own_shapes = {
+                kind: {name: tuple(shape) for name, shape in named.items()}
+                for kind, named in content.pop("own_shapes", {}).items()
+            }
+            checkpoint = cls(
+                path=path, files=files, shapes=shapes, own_shapes=own_shapes, **content
+            )
             checkpoint.check_coverage()
             checkpoint.check_sizes()
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -124,7 +132,11 @@ class Checkpoint:
                     self.path, INDEX_NAME, f"has {word} elements of {entry.name} ({entry.kind})"
                 )
             ends[key] = entry.start + entry.numel
-        wanted = {(n, k): element_count(s) for n, s in self.shapes.items() for k in self.kinds}
+        wanted = {
+            (name, kind): element_count(shape)
+            for kind in self.kinds
+            for name, shape in self.own_shapes.get(kind, self.shapes).items()
+        }
         for name, kind in sorted(wanted.keys() | ends.keys()):
             if wanted.get((name, kind)) != ends.get((name, kind)):
                 raise damaged(self.path, INDEX_NAME, f"does not cover {name} ({kind}) exactly")
@@ -215,4 +227,4 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _states(kinds: Sequence[str]) -> str:
-    return ", ".join(kind for kind in sorted(kinds) if kind != PARAM)
+    return ", ".join(kind for kind in sorted(kinds) if kind != PARAM) or "none"

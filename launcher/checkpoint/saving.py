@@ -10,7 +10,7 @@ from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint, RankFile
 from launcher.checkpoint.ranks import Ranks
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.strategies.flat_shards import Shard
+from launcher.strategies.flat_shards import OwnShapes, Shard
 
 T = TypeVar("T")
 
@@ -38,6 +38,7 @@ class Snapshot:
     shards: Iterable[Shard]
     shapes: Mapping[str, tuple[int, ...]]
     kinds: Sequence[str]
+    own_shapes: OwnShapes
     counters: Mapping[str, float]
     extra: Mapping[str, Any]
     rng: Mapping[str, str]
@@ -98,6 +99,7 @@ def _publish(
         world_size=len(parts),
         shapes=snapshot.shapes,
         kinds=snapshot.kinds,
+        own_shapes=snapshot.own_shapes,
         counters=snapshot.counters,
         extra=snapshot.extra,
         rng=[rng for _, rng in parts],

@@ -1,18 +1,24 @@
 """DistributedDataParallel: every rank holds everything, gradients are averaged."""
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.strategies.compiled import compile_whole
+from launcher.strategies.dtypes import dtypes
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.materialize import materialize_whole
 from launcher.strategies.native import NativeEngine
 
 
 def build(recipe: Recipe) -> Engine:
-    """Gradients live in the reduction buckets, so they are held once; bf16 under autocast."""
+    """Gradients live in the reduction buckets, so they are held once; mixed precision under
+    autocast."""
     module = recipe.meta_module()
     device = recipe.world.device
-    materialize_whole(module, recipe.initial_value, device=device, dtype=torch.float32)
+    optim = recipe.config.optim
+    types = dtypes(optim)
+    materialize_whole(module, recipe.initial_value, device=device, dtype=types.stored)
+    if recipe.config.loop.compile:
+        compile_whole(module)
     wrapped = DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -22,14 +28,14 @@ def build(recipe: Recipe) -> Engine:
     def set_sync(last: bool) -> None:
         wrapped.require_backward_grad_sync = last
 
-    optim = recipe.config.optim
     return NativeEngine(
         wrapped,
         recipe.new_optimizer(wrapped),
         accumulation=recipe.accumulation,
         clip=optim.clip,
         device=device,
-        autocast=torch.bfloat16 if optim.precision == "bf16" else None,
+        autocast=types.autocast,
+        scaled=optim.precision == "fp16",
         set_sync=set_sync,
         keeps_gradients=True,  # the buckets stay, so a ledger without them would be wrong
     )

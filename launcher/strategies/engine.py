@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from launcher.config import RunConfig
 from launcher.measure.records import Ledger
 from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.fp8 import to_fp8
 from launcher.strategies.storages import StorageCount
 from launcher.world import World
 from model.config import ModelConfig
@@ -19,17 +20,32 @@ from model.config import ModelConfig
 class StepResult:
     """What one optimizer step did.
 
-    `grad_norm` is the global norm before clipping; a tensor on the device stays one, so that
-    reading it costs a synchronisation only where it is shown. `applied` is False where a step
-    was skipped.
+    `grad_norm` is the global norm before clipping, `applied` is False where a step was skipped.
+    Tensors on the device stay there, so that reading them costs a synchronisation only where
+    they are shown.
     """
 
     grad_norm: Tensor | float
-    applied: bool
+    applied: Tensor | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScale:
+    """What fp16 losses are multiplied with, so that small gradients do not vanish.
+
+    Halved by each step that overflows, doubled after a long enough row of steps that do not.
+    """
+
+    scale: float
+    good_steps: int
+    """Steps since it last changed."""
 
 
 class Engine(Protocol):
     """One way of sharding. The loop calls the verbs and knows nothing else about it."""
+
+    def begin_step(self, lr: float) -> None:
+        """Comes before a step's first forward, with the learning rate that `step` will get."""
 
     def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         """Mean loss of one micro-batch, [B, T] int64 each -> fp32 scalar.
@@ -43,6 +59,12 @@ class Engine(Protocol):
 
     def step(self, lr: float) -> StepResult:
         """Clip, update the parameters, drop the gradients."""
+
+    def loss_scale(self) -> LossScale | None:
+        """Where fp16's scaling of the loss stands; None where nothing is scaled."""
+
+    def set_loss_scale(self, value: LossScale) -> None:
+        """Go on from another run's; without effect where nothing is scaled."""
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean loss without gradients and without dropout; every rank must call it."""
@@ -77,4 +99,7 @@ class Recipe:
     def meta_module(self) -> nn.Module:
         """The model without memory: shapes only, to be sharded or filled."""
         with torch.device("meta"):
-            return self.new_module()
+            module = self.new_module()
+        if self.config.optim.precision == "fp8":
+            module = to_fp8(module, self.world.device)
+        return module

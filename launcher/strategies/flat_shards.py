@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
+
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
 
@@ -36,6 +38,11 @@ class Shard:
         return self.start + self.data.numel()
 
 
+OwnShapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""kind -> the parameters that have it -> full shape. Adafactor's factors of a matrix [n, m] are
+[n, 1] and [1, m], and a vector has none."""
+
+
 class TrainingState(Protocol):
     """What a checkpoint needs from an engine. Built between two steps, used at once."""
 
@@ -45,7 +52,11 @@ class TrainingState(Protocol):
 
     @property
     def kinds(self) -> Sequence[str]:
-        """`PARAM` and the optimizer's (`exp_avg`, `exp_avg_sq`), the same for every parameter."""
+        """`PARAM` and the optimizer's: `exp_avg`, `exp_avg_sq`."""
+
+    @property
+    def own_shapes(self) -> "OwnShapes":
+        """Where a kind is not there for every parameter in the parameter's shape."""
 
     def saved(self) -> Iterator[Shard]:
         """What this rank writes: over all ranks, every element of every kind exactly once."""
@@ -89,15 +100,38 @@ def create_states(
 
 
 def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:
-    """Names of the states that have one element for each of the parameter's."""
+    """Names of one parameter's states that a checkpoint holds."""
+    if isinstance(optimizer, LowPrecisionAdamW):
+        return list(MOMENTS)
     state = optimizer.state[tensor]
-    return [k for k, v in state.items() if isinstance(v, Tensor) and v.shape == tensor.shape]
+    return [k for k, v in state.items() if isinstance(v, Tensor) and v.dim() > 0]
 
 
 def counters(optimizer: torch.optim.Optimizer, tensor: Tensor) -> dict[str, float]:
     """The scalar states of one parameter."""
-    state, kinds = optimizer.state[tensor], state_kinds(optimizer, tensor)
-    return {name: float(value) for name, value in state.items() if name not in kinds}
+    state = optimizer.state[tensor]
+    scalars = (int, float)
+    return {
+        name: float(value)
+        for name, value in state.items()
+        if isinstance(value, scalars) or (isinstance(value, Tensor) and value.dim() == 0)
+    }
+
+
+def read_state(optimizer: torch.optim.Optimizer, tensor: Tensor, kind: str) -> Tensor:
+    """A kind of state of `tensor` (or `PARAM`), in fp32; in low precision a decoded copy, flat."""
+    if isinstance(optimizer, LowPrecisionAdamW):
+        return optimizer.read(tensor, kind)
+    state: Tensor = tensor if kind == PARAM else optimizer.state[tensor][kind]
+    return state
+
+
+def write_state(
+    optimizer: torch.optim.Optimizer, tensor: Tensor, kind: str, values: Tensor
+) -> None:
+    """Encode what was filled after `read_state`; elsewhere that was live memory already."""
+    if isinstance(optimizer, LowPrecisionAdamW):
+        optimizer.write(tensor, kind, values)
 
 
 def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:

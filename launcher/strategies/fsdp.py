@@ -14,7 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launcher.strategies.compiled import compile_blocks
+from launcher.strategies.dtypes import dtypes
 from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.in_backward import InBackwardEngine
 from launcher.strategies.materialize import InitialValue
 from launcher.strategies.native import NativeEngine
 
@@ -23,10 +26,13 @@ def build(recipe: Recipe) -> Engine:
     """Shard the meta model block by block, then give each rank only its own slices."""
     sharding, optim = recipe.config.sharding, recipe.config.optim
     device = recipe.world.device
-    root = recipe.meta_module()
+    types = dtypes(optim)
+    root = recipe.meta_module().to(types.stored)
     tied = recipe.model.tied
     options = _options(recipe)
     reshard = sharding.reshard_after_forward
+    if recipe.config.loop.compile:
+        compile_blocks(root)
     for block in root.get_submodule("blocks").children():
         fully_shard(block, reshard_after_forward=reshard, **options)
     if not tied:
@@ -42,12 +48,14 @@ def build(recipe: Recipe) -> Engine:
     def set_sync(last: bool) -> None:
         fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)
 
-    return NativeEngine(
+    engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
+    return engine(
         root,  # the same object as `fsdp`, seen as a module
         recipe.new_optimizer(root),
         accumulation=recipe.accumulation,
         clip=optim.clip,
         device=device,
+        scaled=optim.precision == "fp16",
         set_sync=set_sync,
         hidden_gradients=partial(_whole_gradients, root),
     )
@@ -72,13 +80,16 @@ def _options(recipe: Recipe) -> dict[str, Any]:
         shape = (sharding.replicate, world.size // sharding.replicate)
         mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
     options: dict[str, Any] = {"mesh": mesh}
-    if recipe.config.optim.precision == "bf16":
+    autocast = dtypes(recipe.config.optim).autocast
+    if autocast is not None:
         options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            param_dtype=autocast, reduce_dtype=torch.float32
         )
     if sharding.offload_param == "cpu":
         # Pinning needs an accelerator; without one the policy would refuse to build.
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+        options["offload_policy"] = CPUOffloadPolicy(
+            pin_memory=recipe.config.offload.pin_memory and world.device.type == "cuda"
+        )
     return options
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger
-from launcher.strategies.engine import StepResult
+from launcher.strategies.engine import LossScale, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native_shards import NativeState
 from launcher.strategies.storages import StorageCount, optimizer_tensors
@@ -24,6 +24,7 @@ class NativeEngine:
         clip: largest global gradient norm; 0 = do not clip.
         device: where it computes.
         autocast: type to compute in where the module itself keeps fp32 parameters.
+        scaled: whether losses are scaled, as fp16 needs it.
         set_sync: told before each forward whether its backward communicates gradients.
         keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
         hidden_gradients: gradients that are on no parameter of the module, for the ledger.
@@ -38,6 +39,7 @@ class NativeEngine:
         clip: float,
         device: torch.device,
         autocast: torch.dtype | None = None,
+        scaled: bool = False,
         set_sync: Callable[[bool], None] = lambda last: None,
         keeps_gradients: bool = False,
         hidden_gradients: Callable[[], Iterable[Tensor | None]] = tuple,
@@ -48,9 +50,13 @@ class NativeEngine:
         self._clip = clip
         self._device = device
         self._autocast = autocast
+        self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
         self._set_sync = set_sync
         self._keeps_gradients = keeps_gradients
         self._hidden_gradients = hidden_gradients
+
+    def begin_step(self, lr: float) -> None:
+        """Only an update inside the backward needs to know that early."""
 
     def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         self._set_sync(last)
@@ -59,18 +65,34 @@ class NativeEngine:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(loss * self._scale).backward()  # type: ignore[no-untyped-call]
 
     def step(self, lr: float) -> StepResult:
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self._optimizer)
         limit = self._clip if self._clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), limit)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.step()
+        finite = torch.isfinite(norm)
+        update_where_finite(self._optimizer, finite)
         self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
-        return StepResult(grad_norm=norm, applied=True)
+        if self._scaler.is_enabled():
+            self._scaler.update()
+        return StepResult(grad_norm=norm, applied=finite)
+
+    def loss_scale(self) -> LossScale | None:
+        if not self._scaler.is_enabled():
+            return None
+        state = self._scaler.state_dict()
+        return LossScale(scale=state["scale"], good_steps=state["_growth_tracker"])
+
+    def set_loss_scale(self, value: LossScale) -> None:
+        if self._scaler.is_enabled():
+            moved = {"scale": value.scale, "_growth_tracker": value.good_steps}
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **moved})
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         self._module.eval()
@@ -98,3 +120,15 @@ class NativeEngine:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._autocast)
+
+
+def update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """Update the parameters, unless a gradient is NaN or infinite: then nothing changes.
+
+    A fused optimizer decides that on the device; for others the host has to wait and look.
+    """
+    if any(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # as GradScaler does
+        optimizer.step()
+    elif bool(finite):
+        optimizer.step()

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.flat_shards import (
     PARAM,
     Shard,
@@ -16,8 +17,10 @@ from launcher.strategies.flat_shards import (
     create_states,
     element_count,
     even_part,
+    read_state,
     set_counters,
     state_kinds,
+    write_state,
 )
 
 
@@ -35,8 +38,12 @@ class NativeState:
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
         self._first = next(iter(self._parameters.values()))
-        self._state_kinds = state_kinds(optimizer, self._first)
-        self.kinds = (PARAM, *self._state_kinds)
+        self._kinds = {name: state_kinds(optimizer, p) for name, p in self._parameters.items()}
+        found = dict.fromkeys(kind for kinds in self._kinds.values() for kind in kinds)
+        self.kinds = (PARAM, *found)
+        self.own_shapes = {
+            kind: shapes for kind in found if (shapes := self._shapes_of(kind)) != self.shapes
+        }
 
     def saved(self) -> Iterator[Shard]:
         """This rank's share of the ranges it holds."""
@@ -53,10 +60,12 @@ class NativeState:
     def loaded(self) -> Iterator[Shard]:
         """All ranges this rank holds."""
         for shard, _, _ in self._held():
-            yield shard
+            yield shard  # and have it filled, before going on
+            parameter = self._parameters[shard.name]
+            write_state(self._optimizer, parameter, shard.kind, shard.data)
 
     def counters(self) -> dict[str, float]:
-        """Adam's step."""
+        """Adam's step; SGD has none."""
         return counters(self._optimizer, self._first)
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
@@ -67,12 +76,27 @@ class NativeState:
     def _held(self) -> Iterator[tuple[Shard, int, int]]:
         """(range, which copy of it this rank holds, how many copies there are)."""
         for name, parameter in self._parameters.items():
-            state = self._optimizer.state[parameter]
-            tensors = {PARAM: parameter, **{kind: state[kind] for kind in self._state_kinds}}
-            for kind, tensor in tensors.items():
-                data, start, copy, copies = _local_range(tensor)
-                shard = Shard(name=name, kind=kind, shape=self.shapes[name], start=start, data=data)
+            for kind in (PARAM, *self._kinds[name]):
+                tensor = read_state(self._optimizer, parameter, kind)
+                encoded = isinstance(parameter, DTensor) and not isinstance(tensor, DTensor)
+                data, start, copy, copies = _local_range(parameter if encoded else tensor)
+                shard = Shard(
+                    name=name,
+                    kind=kind,
+                    shape=self.own_shapes.get(kind, self.shapes)[name],
+                    start=start,
+                    data=tensor if encoded else data,
+                )
                 yield shard, copy, copies
+
+    def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
+        return {
+            name: self.shapes[name]
+            if isinstance(self._optimizer, LowPrecisionAdamW)
+            else tuple(self._optimizer.state[parameter][kind].shape)
+            for name, parameter in self._parameters.items()
+            if kind in self._kinds[name]
+        }
 
 
 def _local_range(tensor: Tensor) -> tuple[Tensor, int, int, int]:

@@ -1,5 +1,6 @@
 """Count bytes by walking live storages: views, tied weights and buckets count once."""
 
+import os
 from collections.abc import Container, Iterable
 
 import torch
@@ -14,7 +15,8 @@ CATEGORIES = ("params", "master", "grads", "optimizer", "buffers")
 class StorageCount:
     """Bytes per category and place; the first category to name a storage owns it.
 
-    Storages are known by their address in C++, which is theirs as long as they live.
+    Storages are known by their address in C++, which is theirs as long as they live; files by
+    their inode, made negative.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,13 @@ class StorageCount:
                 entry = (category, local.device.type, storage.nbytes())
                 self._entries.setdefault(storage._cdata, entry)
 
+    def add_file(self, category: str, path: str) -> None:
+        """Count the bytes that a swap file takes on its disk, nothing while it is not there."""
+        assert category in CATEGORIES
+        if os.path.exists(path):
+            status = os.stat(path)
+            self._entries.setdefault(-status.st_ino, (category, "disk", 512 * status.st_blocks))
+
     def only(self, keys: Container[int]) -> "StorageCount":
         """The same count without storages outside `keys`."""
         part = StorageCount()
@@ -50,7 +59,7 @@ class StorageCount:
             moment=moment,
             device=self._on(device.type),
             host=self._on("cpu") if on_gpu else LedgerLines(),
-            disk=LedgerLines(),
+            disk=self._on("disk"),
         )
 
     def _on(self, device_type: str) -> LedgerLines:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.config import OptimChoice
-from launcher.optim import adamw, learning_rate, parameter_groups
+from launcher.optim import build_optimizer, learning_rate, parameter_groups
 from model.config import ModelConfig
 from model.gpt import GPT
 
@@ -94,7 +94,7 @@ def test_fused_adamw_is_the_textbooks_adamw() -> None:
     generator = torch.Generator().manual_seed(0)
     module = nn.Linear(7, 5)
     choice = OptimChoice(lr=0.01, weight_decay=0.2, betas=(0.8, 0.9), eps=1e-6, warmup_steps=3)
-    optimizer = adamw(module, choice)
+    optimizer = build_optimizer(module, choice)
     rates = [learning_rate(step, choice, 10) for step in range(1, 11)]
     start = [p.detach().clone() for p in module.parameters()]
     gradients: list[list[Tensor]] = [[], []]

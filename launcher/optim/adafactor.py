@@ -1,0 +1,73 @@
+"""Adafactor over whole parameters and over FSDP's rows, without waiting for the device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+
+class Adafactor(torch.optim.Adafactor):
+    """torch's Adafactor (Shazeer & Stern 2018) with an update that rows of DTensors can take.
+
+    torch's own update fails on them (in-place squares of partial norms), and reads two norms per
+    parameter back from the device. The column factor of a row-sharded matrix is a sum over all
+    ranks: [1, n] floats are communicated per matrix, and a few scalars.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
+        assert closure is None
+        if getattr(self, "found_inf", 0):
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        square = gradient.float().square()
+        means = _means(square)
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state.update({name: torch.zeros_like(mean) for name, mean in means.items()})
+        state["step"] += 1
+        step = state["step"].item()  # on the host
+        for name, mean in means.items():
+            state[name].lerp_(mean, step ** group["beta2_decay"])
+        smallest, smallest_rms = group["eps"]
+        smallest = torch.finfo(parameter.dtype).eps if smallest is None else smallest
+        if "variance" in state:
+            estimate = state["variance"].clone()
+        else:
+            row_mean = _replicated(state["row_var"].sum(-2, keepdim=True) / parameter.shape[-2])
+            estimate = state["row_var"] @ state["col_var"] / row_mean.clamp(min=smallest)
+        update = estimate.clamp_(min=smallest**2).rsqrt_().mul_(gradient)
+        rate = min(group["lr"], step**-0.5) * _rms(parameter).clamp(min=smallest_rms)
+        rate = rate / (_rms(update) / group["d"]).clamp(min=1.0)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(update * rate)
+
+
+def _means(square: Tensor) -> dict[str, Tensor]:
+    """What the states follow. Sums first: ranks hold different numbers of rows."""
+    if square.dim() < 2:
+        return {"variance": square}
+    return {
+        "row_var": square.sum(-1, keepdim=True) / square.shape[-1],
+        "col_var": _replicated(square.sum(-2, keepdim=True) / square.shape[-2]),
+    }
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    """Root mean square over all ranks' elements."""
+    return _replicated(tensor.float().square().sum() / tensor.numel()).sqrt()
+
+
+def _replicated(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)

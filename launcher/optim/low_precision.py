@@ -1,0 +1,180 @@
+"""AdamW that keeps its moments, or the weights themselves, in fewer bits than it computes with.
+
+Ours, because no library's does it for every strategy: torchao's 8-bit AdamW silently keeps fp32
+moments where a (sharded) tensor is no multiple of its block, needs a C++ compiler on CPUs, and its
+moments have the type of the weight; and stochastic rounding, which it has for bf16 weights, lets
+the replicas of DDP drift apart, each with random numbers of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
+
+Moments = Literal["fp32", "bf16", "int8"]
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+SMALLEST_QUANTIZED: Final = 4096
+"""Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""
+_CHUNK_ELEMENTS: Final = 2**22
+assert _CHUNK_ELEMENTS % BLOCK_ELEMENTS == 0
+
+
+class LowPrecisionAdamW(torch.optim.Optimizer):
+    """AdamW in fp32 arithmetic over weights and moments that are stored in less.
+
+    A bf16 weight gets a second bf16 number beside it that holds what rounding has cut off (Kahan's
+    compensation, kept from step to step): twice the 8 bits, so that updates down to about 2^-17 of
+    the weight add up.
+    Works on whatever range of a parameter a rank holds; about 4 million elements at a time, which
+    bounds the fp32 copies that the arithmetic needs.
+
+    Args:
+        params: as for any torch optimizer; fp32 or bf16.
+        lr, betas, eps, weight_decay: as torch.optim.AdamW's.
+        moments: how both moments are stored. 8 bits come in blocks of the local range, so another
+            sharding rounds differently.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        moments: Moments,
+    ) -> None:
+        self._moments = moments
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
+        assert closure is None
+        if getattr(self, "found_inf", 0):
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def read(self, parameter: Tensor, kind: str) -> Tensor:
+        """`param`, `exp_avg` or `exp_avg_sq` of this rank's range, flat, in fp32.
+
+        Live memory where it is stored so, else a copy.
+        """
+        state = self.state[parameter]
+        if kind in MOMENTS:
+            return _load(state, kind, slice(None))
+        return _load_weight(_flat(parameter), state, slice(None))
+
+    def write(self, parameter: Tensor, kind: str, values: Tensor) -> None:
+        """Store what `read` returned, or other values in its place."""
+        state = self.state[parameter]
+        if kind in MOMENTS:
+            _store(state, kind, slice(None), values)
+        else:
+            _store_weight(_flat(parameter), state, slice(None), values)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        weight, gradient = _flat(parameter), _flat(parameter.grad)
+        state = self.state[parameter]
+        if not state:
+            state.update(self._new_state(weight))
+        state["step"] += 1
+        lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
+        rate = lr / (1 - beta1 ** state["step"])
+        scale = (1 - beta2 ** state["step"]) ** 0.5
+        for part in _chunks(weight.numel()):
+            g = gradient[part].float()
+            first = _load(state, "exp_avg", part).lerp_(g, 1 - beta1)
+            second = _load(state, "exp_avg_sq", part).mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            value = _load_weight(weight, state, part).mul_(1 - lr * group["weight_decay"])
+            value.addcdiv_(first, (second.sqrt() / scale).add_(eps), value=-rate)
+            _store(state, "exp_avg", part, first)
+            _store(state, "exp_avg_sq", part, second)
+            _store_weight(weight, state, part, value)
+
+    def _new_state(self, weight: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = {"step": 0}
+        quantized = self._moments == "int8" and weight.numel() >= SMALLEST_QUANTIZED
+        dtype = torch.bfloat16 if self._moments == "bf16" else torch.float32
+        for kind in MOMENTS:
+            state[kind] = torch.zeros_like(weight, dtype=torch.uint8 if quantized else dtype)
+            if quantized:
+                # Until they are first stored, codes are scaled by 0, and so stand for 0.
+                state[_scale(kind)] = weight.new_zeros(scale_count(weight.numel()), dtype=dtype)
+        if weight.dtype == torch.bfloat16:
+            state["compensation"] = torch.zeros_like(weight)
+        return state
+
+
+def state_bytes(elements: int, *, moments: Moments, compensated: bool) -> int:
+    """Bytes of the states of a range of `elements`."""
+    each: float = 2 if moments == "bf16" else 4
+    total = 2 * each * elements
+    if moments == "int8" and elements >= SMALLEST_QUANTIZED:
+        total = 2 * (elements + 4 * scale_count(elements))
+    return int(total) + (2 * elements if compensated else 0)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The local elements of a weight; of a gradient, which may be strided, possibly a copy."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach().reshape(-1)
+
+
+def _chunks(elements: int) -> Iterator[slice]:
+    for begin in range(0, elements, _CHUNK_ELEMENTS):
+        yield slice(begin, min(elements, begin + _CHUNK_ELEMENTS))
+
+
+def _scale(kind: str) -> str:
+    return f"{kind}_scale"
+
+
+def _blocks(part: slice) -> slice:
+    """The scales of a chunk, whose begin is a multiple of the block."""
+    if part.start is None:
+        return part
+    return slice(part.start // BLOCK_ELEMENTS, scale_count(part.stop))
+
+
+def _load(state: dict[str, Any], kind: str, part: slice) -> Tensor:
+    """A moment in fp32; live memory where it is stored in fp32."""
+    stored: Tensor = state[kind][part]
+    if stored.dtype == torch.uint8:
+        scales = state[_scale(kind)][_blocks(part)]
+        return dequantize(stored, scales, signed=kind == "exp_avg")
+    return stored.float()
+
+
+def _store(state: dict[str, Any], kind: str, part: slice, values: Tensor) -> None:
+    stored: Tensor = state[kind][part]
+    if stored.dtype == torch.uint8:
+        codes, scales = quantize(values, signed=kind == "exp_avg")
+        stored.copy_(codes)
+        state[_scale(kind)][_blocks(part)].copy_(scales)
+    elif stored.data_ptr() != values.data_ptr():
+        stored.copy_(values)
+
+
+def _load_weight(weight: Tensor, state: dict[str, Any], part: slice) -> Tensor:
+    value = weight[part].float()
+    return value.add_(state["compensation"][part]) if "compensation" in state else value
+
+
+def _store_weight(weight: Tensor, state: dict[str, Any], part: slice, value: Tensor) -> None:
+    if "compensation" in state:
+        weight[part].copy_(value)
+        state["compensation"][part].copy_(value - weight[part])
+    elif weight.data_ptr() != value.data_ptr():
+        weight[part].copy_(value)

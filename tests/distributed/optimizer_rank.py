@@ -1,0 +1,131 @@
+"""One rank of a process group that trains with every optimizer under every strategy.
+
+    torchrun --nproc 2 optimizer_rank.py TEXT FOLDER [KIND...]
+
+Each run saves half-way into FOLDER/KIND-STRATEGY, then a fresh engine goes on from the checkpoint
+of a single process, FOLDER/KIND-single. Rank 0 appends a JSON line for each to
+FOLDER/results.jsonl.
+"""
+
+import gc
+import json
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
+
+from launcher.checkpoint import Checkpointer
+from launcher.data import GlobalBatches
+from launcher.optim import learning_rate
+from launcher.preflight import Prepared, prepare
+from launcher.strategies.engine import Engine, LossScale
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, start
+
+
+def main() -> None:
+    text, folder, *names = sys.argv[1:]
+    world = start("cpu", timeout_s=60, needs_group=True)
+    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
+        for kind in map(KINDS.__getitem__, names):
+            for strategy in kind.strategies:
+                try:
+                    result = run(kind, strategy, text, Path(folder), world)
+                except Exception:
+                    # The same mistake on every rank; the next case can still run.
+                    result = {"error": traceback.format_exc()}
+                if world.is_main:
+                    line = {"kind": kind.name, "strategy": strategy, **result}
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+    leave(0, together=True)
+
+
+def run(kind: Kind, strategy: str, text: str, folder: Path, world: World) -> dict[str, Any]:
+    """Losses of a whole run and of one that resumes, and what the states take."""
+    prepared = prepared_run(kind, STRATEGIES[strategy], text, world)
+    engine = build(prepared, world)
+    losses, norms = steps(prepared, world, engine, range(1, BEFORE + 1))
+    Checkpointer(folder / f"{kind.name}-{strategy}").save(BEFORE, engine, {})
+    more, more_norms = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    device = engine.ledger().device
+    release(engine)
+    engine = build(prepared, world)
+    Checkpointer(folder / "unused").load(folder / f"{kind.name}-single", engine)
+    resumed, _ = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    release(engine)
+    return {
+        "losses": losses + more,
+        "norms": norms + more_norms,
+        "resumed": resumed,
+        "states_bytes": device.optimizer_bytes,
+    }
+
+
+def prepared_run(kind: Kind, strategy: tuple[str, ...], text: str, world: World) -> Prepared:
+    """The run of one case."""
+    prepared = prepare(
+        arguments(kind, strategy, text, ranks=world.size),
+        world_size=world.size,
+        ranks_per_node=world.size,
+    )
+    if kind.emulated_fp8:
+        resolved = prepared.resolved
+        resolved = replace(resolved, config=resolved.config.replace(precision="fp8"))
+        prepared = replace(prepared, resolved=resolved)
+    return prepared
+
+
+def build(prepared: Prepared, world: World) -> Engine:
+    """A fresh engine."""
+    torch.manual_seed(prepared.resolved.config.loop.seed + world.rank)
+    engine = build_engine(prepared, world)
+    # Its beginning at 65536 overflows, and not in every strategy as often.
+    engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))
+    return engine
+
+
+def steps(
+    prepared: Prepared, world: World, engine: Engine, numbers: range
+) -> tuple[list[float], list[float]]:
+    """Losses (mean over the global batch) and gradient norms of the numbered steps."""
+    resolved = prepared.resolved
+    config = resolved.config
+    batches = GlobalBatches(
+        prepared.corpus.train,
+        seq_len=resolved.seq_len,
+        global_batch=resolved.global_batch,
+        seed=config.loop.seed,
+    )
+    losses, norms = [], []
+    for step in numbers:
+        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
+        [(tokens, targets)] = to_device(rows, config.data.micro_batch, world.device)
+        lr = learning_rate(step, config.optim, resolved.steps)
+        engine.begin_step(lr)
+        loss = engine.forward(tokens, targets, last=True)
+        engine.backward(loss)
+        result = engine.step(lr)
+        losses.append(loss.detach().float())
+        norms.append(float(result.grad_norm))
+    mean = torch.stack(losses)
+    if world.size > 1:
+        dist.all_reduce(mean)
+    return (mean / world.size).tolist(), norms
+
+
+def release(engine: object) -> None:
+    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
+    deepspeed_engine = getattr(engine, "_engine", None)
+    if deepspeed_engine is not None:
+        deepspeed_engine.destroy()
+    gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Every optimizer trains under every strategy as in one process, and goes on from any checkpoint.
+
+One process group runs all pairs; each test then looks up its own.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import HERE, torchrun, write_text
+from optimizer_cases import AFTER, BEFORE, KINDS, PAIRS, Kind
+from optimizer_rank import build, prepared_run, steps
+
+from launcher.checkpoint import Checkpointer
+from launcher.errors import UserError
+from launcher.optim import OPTIMIZERS
+from launcher.optim.registry import moments_type
+from launcher.preflight import Prepared
+from launcher.world import World
+from model.gpt import GPT
+
+SINGLE = ("--strategy=single",)
+ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What the process group reported, and the losses and norms of one process."""
+
+    folder: Path
+    text: str
+    single: dict[str, tuple[list[float], list[float]]]
+    by_pair: dict[tuple[str, str], dict[str, Any]]
+    output: str
+
+    def of(self, kind: Kind, strategy: str) -> dict[str, Any]:
+        if (kind.name, strategy) not in self.by_pair:
+            pytest.fail(f"no result of {kind.name} under {strategy}:\n{self.output[-6000:]}")
+        result = self.by_pair[kind.name, strategy]
+        if "error" in result:
+            pytest.fail(f"{kind.name} under {strategy} raised:\n{result['error']}")
+        return result
+
+
+@cache
+def single_run(name: str, text: str) -> Prepared:
+    return prepared_run(KINDS[name], SINGLE, text, ALONE)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("optimizers")
+    text = str(write_text(folder / "text.txt"))
+    single = {}
+    for kind in KINDS.values():
+        prepared = single_run(kind.name, text)
+        engine = build(prepared, ALONE)
+        losses, norms = steps(prepared, ALONE, engine, range(1, BEFORE + 1))
+        Checkpointer(folder / f"{kind.name}-single").save(BEFORE, engine, {})
+        more = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        single[kind.name] = (losses + more[0], norms + more[1])
+    done = torchrun(2, HERE / "optimizer_rank.py", text, folder, *KINDS)
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    by_pair = {(r["kind"], r["strategy"]): r for r in map(json.loads, lines)}
+    return Results(folder=folder, text=text, single=single, by_pair=by_pair, output=done.stderr)
+
+
+def ids(value: object) -> str:
+    return value.name if isinstance(value, Kind) else str(value)
+
+
+@pytest.mark.parametrize(("kind", "strategy"), PAIRS, ids=ids)
+def test_like_one_process(kind: Kind, strategy: str, results: Results) -> None:
+    got, (losses, norms) = results.of(kind, strategy), results.single[kind.name]
+    assert got["losses"] == pytest.approx(losses, rel=kind.parity)
+    assert got["norms"] == pytest.approx(norms, rel=max(1e-3, 20 * kind.parity))
+
+
+@pytest.mark.parametrize(("kind", "strategy"), PAIRS, ids=ids)
+def test_goes_on_from_one_process(kind: Kind, strategy: str, results: Results) -> None:
+    expected = results.single[kind.name][0][BEFORE:]
+    assert results.of(kind, strategy)["resumed"] == pytest.approx(expected, rel=kind.resumed)
+
+
+@pytest.mark.parametrize(("kind", "strategy"), PAIRS, ids=ids)
+def test_one_process_goes_on_from_it(kind: Kind, strategy: str, results: Results) -> None:
+    expected = results.of(kind, strategy)["losses"][BEFORE:]
+    prepared = single_run(kind.name, results.text)
+    engine = build(prepared, ALONE)
+    Checkpointer(results.folder / "unused").load(results.folder / f"{kind.name}-{strategy}", engine)
+    losses, _ = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    assert losses == pytest.approx(expected, rel=kind.resumed)
+
+
+def states_bytes(kind: Kind, ranks: int, text: str) -> int:
+    """What the table says that FSDP's first rank holds, or with one rank anybody."""
+    prepared = single_run(kind.name, text)
+    choice = prepared.resolved.config.optim
+    entry = OPTIMIZERS[choice.optimizer]
+    with torch.device("meta"):
+        shapes = [tuple(p.shape) for p in GPT(prepared.resolved.model).parameters()]
+    # torch keeps each parameter's counter in a tensor of 4 bytes, ours is a Python integer.
+    low = moments_type(choice) != "fp32" or choice.precision == "bf16-pure"
+    counters = 0 if low else 4 * len(entry.counters) * len(shapes)
+    return counters + sum(
+        entry.state_bytes((-(-rows // ranks), *rest), choice) for rows, *rest in shapes
+    )
+
+
+@pytest.mark.parametrize(("kind", "strategy"), PAIRS, ids=ids)
+def test_states_take_what_the_table_says(kind: Kind, strategy: str, results: Results) -> None:
+    got = results.of(kind, strategy)["states_bytes"]
+    sharded = strategy in ("fsdp", "zero1", "zero2", "zero3")
+    expected = states_bytes(kind, 2 if sharded else 1, results.text)
+    if strategy in ("ddp", "fsdp", "zero0"):
+        assert got == expected
+    elif kind.name != "adamw8bit" and kind.name != "bf16-pure-8bit":
+        # Flat partitions: fewer counters, less padding.
+        assert got == pytest.approx(expected, rel=1e-2)
+    else:
+        # In a flat partition all matrices are one tensor, none too small for 8 bits.
+        assert 0.75 * expected < got < expected
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_reference_learns(name: str, results: Results) -> None:
+    losses, _ = results.single[name]
+    assert losses[-1] < 0.97 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("saver", "strategy", "loader"),
+    [
+        ("bf16-pure", "zero2", "adamw8bit"),
+        ("adamw8bit", "fsdp", "bf16-moments"),
+        ("bf16-moments", "zero2", "bf16-pure"),
+        ("fp16", "ddp", "bf16-pure"),
+        ("bf16-pure", "fsdp", "fp16"),
+    ],
+)
+def test_precisions_of_adamw_go_on_from_each_other(
+    saver: str, strategy: str, loader: str, results: Results
+) -> None:
+    expected = results.of(KINDS[saver], strategy)["losses"][BEFORE:]
+    prepared = single_run(loader, results.text)
+    engine = build(prepared, ALONE)
+    Checkpointer(results.folder / "unused").load(results.folder / f"{saver}-{strategy}", engine)
+    losses, _ = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    assert losses == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("saver", ["sgd", "adafactor"])
+def test_another_optimizers_states_are_refused(saver: str, results: Results) -> None:
+    engine = build(single_run("adam", results.text), ALONE)
+    with pytest.raises(UserError, match="optimizer states"):
+        Checkpointer(results.folder / "unused").load(results.folder / f"{saver}-ddp", engine)

@@ -1,0 +1,202 @@
+"""Low-precision AdamW, 8-bit blocks and Adafactor against torch's and torchao's own."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from launcher.config import OptimChoice
+from launcher.optim import OPTIMIZERS, build_optimizer
+from launcher.optim.adafactor import Adafactor
+from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize
+from launcher.optim.low_precision import SMALLEST_QUANTIZED, LowPrecisionAdamW
+from launcher.optim.registry import moments_type
+from launcher.strategies.flat_shards import counters, create_states, state_kinds
+from launcher.strategies.storages import optimizer_tensors
+
+CHOICES = {
+    "adamw": OptimChoice(),
+    "adam": OptimChoice(optimizer="adam"),
+    "sgd": OptimChoice(optimizer="sgd"),
+    "sgd-plain": OptimChoice(optimizer="sgd", momentum=0.0),
+    "adafactor": OptimChoice(optimizer="adafactor"),
+    "adamw8bit": OptimChoice(optimizer="adamw8bit"),
+    "bf16-moments": OptimChoice(moments_dtype="bf16"),
+    "bf16-pure": OptimChoice(precision="bf16-pure"),
+    "bf16-pure-fp32-moments": OptimChoice(precision="bf16-pure", moments_dtype="fp32"),
+    "bf16-pure-8bit": OptimChoice(precision="bf16-pure", optimizer="adamw8bit"),
+}
+
+
+def new_module(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(67, 130), nn.Linear(130, 9)).to(dtype)
+
+
+def gradients(step: int, module: nn.Module) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(p.shape, generator=generator) for p in module.parameters()]
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10) -> Tensor:
+    """The parameters after some steps, flat, in fp32."""
+    for step in range(steps):
+        for parameter, gradient in zip(module.parameters(), gradients(step, module), strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        optimizer.step()
+    return torch.cat([p.detach().float().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_table_says_what_is_kept(name: str) -> None:
+    choice = CHOICES[name]
+    module = new_module(torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32)
+    optimizer, entry = build_optimizer(module, choice), OPTIMIZERS[choice.optimizer]
+    create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
+    kinds = {kind for p in module.parameters() for kind in state_kinds(optimizer, p)}
+    plain = name == "sgd-plain"
+    assert kinds == (set() if plain else set(entry.states))
+    for parameter in module.parameters():
+        assert set(counters(optimizer, parameter)) == set(entry.counters)
+    tensors = [tensor for tensor in optimizer_tensors(optimizer) if tensor.dim() > 0]
+    held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert held == sum(entry.state_bytes(tuple(p.shape), choice) for p in module.parameters())
+
+
+def test_an_8_bit_state_takes_two_bytes_and_its_scales() -> None:
+    entry, choice = OPTIMIZERS["adamw8bit"], CHOICES["adamw8bit"]
+    assert entry.state_bytes((1024, 1024), choice) == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
+    assert entry.state_bytes((SMALLEST_QUANTIZED - 1,), choice) == 8 * (SMALLEST_QUANTIZED - 1)
+
+
+def test_with_fp32_everywhere_it_is_torchs_adamw() -> None:
+    ours, theirs = new_module(), new_module()
+    options = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    got = train(ours, LowPrecisionAdamW([{"params": ours.parameters()}], **options, moments="fp32"))
+    expected = train(theirs, torch.optim.AdamW(theirs.parameters(), **options))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_8_bit_moments_are_near_fp32_ones_and_torchaos() -> None:
+    choice = OptimChoice(lr=0.01, optimizer="adamw8bit", weight_decay=0.0)
+    module, exact = new_module(), new_module()
+    start = torch.cat([p.detach().flatten() for p in module.parameters()])
+    got = train(module, build_optimizer(module, choice))
+    expected = train(exact, build_optimizer(exact, OptimChoice(lr=0.01, weight_decay=0.0)))
+    error = ((got - expected).norm() / (expected - start).norm()).item()
+    assert 1e-4 < error < 0.05
+    low = pytest.importorskip("torchao.optim")
+    theirs = new_module()
+    optimizer = low.AdamW8bit(theirs.parameters(), lr=0.01, betas=choice.betas, weight_decay=0.0)
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles, which needs a C++ compiler
+        torchao = train(theirs, optimizer)
+    theirs_error = ((torchao - expected).norm() / (expected - start).norm()).item()
+    # torchao leaves the larger matrix, 8710 elements, in fp32: no multiple of 256.
+    assert error < 0.05
+    assert theirs_error < 0.05
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("elements", [1, 255, 256, 257, 5000])
+def test_quantized_blocks(signed: bool, elements: int) -> None:
+    values = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    values = values if signed else values.square()
+    values[0] = 1000.0  # spoils its own block only
+    codes, scales = quantize(values, signed=signed)
+    assert (codes.dtype, codes.numel()) == (torch.uint8, elements)
+    assert scales.numel() == -(-elements // BLOCK_ELEMENTS)
+    back = dequantize(codes, scales, signed=signed)
+    assert back[0] == 1000.0
+    rest = slice(BLOCK_ELEMENTS, None)
+    bound = values[rest].abs().amax() / 64 if elements > BLOCK_ELEMENTS else 0
+    assert ((back - values)[rest].abs() <= bound).all()
+    again = dequantize(*quantize(back, signed=signed), signed=signed)
+    torch.testing.assert_close(again, back, rtol=0.02, atol=1e-6)
+
+
+def test_gradients_of_many_decades_in_a_block_do_not_explode() -> None:
+    """Second moments of 1e-12 beside 1: below the smallest code, but never divided by 0."""
+    choice = OptimChoice(lr=0.01, optimizer="adamw8bit", weight_decay=0.0)
+    weight = nn.Parameter(torch.zeros(SMALLEST_QUANTIZED))
+    optimizer = build_optimizer(nn.ParameterList([weight]), choice)
+    for _ in range(10):
+        weight.grad = 10.0 ** -torch.arange(SMALLEST_QUANTIZED).remainder(7)
+        optimizer.step()
+    assert weight.abs().amax() < 0.11
+    assert weight.abs().amin() > 0
+
+
+def test_zeros_stay_zeros() -> None:
+    assert not dequantize(*quantize(torch.zeros(300), signed=True), signed=True).any()
+
+
+def test_the_map_is_torchaos() -> None:
+    maps = pytest.importorskip("torchao.optim.quant_utils")
+    from launcher.optim.blockwise import _levels
+
+    for signed in (True, False):
+        theirs = torch.tensor(maps.create_dynamic_map(signed))
+        ours = _levels(signed, torch.device("cpu"))
+        torch.testing.assert_close(ours.float(), theirs, rtol=1e-5, atol=0)
+
+
+def test_compensation_adds_up_what_rounding_cuts_off() -> None:
+    """300 updates of a fortieth of the weight's last bit each."""
+    choice = OptimChoice(precision="bf16-pure", lr=1e-4, weight_decay=0.0)
+    weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    module = nn.ParameterList([weight])
+    optimizer = build_optimizer(module, choice)
+    for _ in range(300):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert isinstance(optimizer, LowPrecisionAdamW)
+    expected = torch.full((8,), 0.97)
+    torch.testing.assert_close(optimizer.read(weight, "param"), expected, rtol=1e-3, atol=0)
+    naive = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    plain = torch.optim.AdamW([naive], lr=1e-4, weight_decay=0.0)
+    for _ in range(300):
+        naive.grad = torch.ones_like(naive)
+        plain.step()
+    assert (naive == 1.0).all()
+
+
+@pytest.mark.parametrize("name", ["adamw8bit", "bf16-moments", "bf16-pure", "bf16-pure-8bit"])
+def test_what_is_read_can_be_written_back(name: str) -> None:
+    choice = CHOICES[name]
+    dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
+    module, other = new_module(dtype), new_module(dtype)
+    optimizer, copy = build_optimizer(module, choice), build_optimizer(other, choice)
+    assert isinstance(optimizer, LowPrecisionAdamW)
+    assert isinstance(copy, LowPrecisionAdamW)
+    train(module, optimizer, 3)
+    create_states(copy, [(group, group["params"]) for group in copy.param_groups])
+    for source, target in zip(module.parameters(), other.parameters(), strict=True):
+        for kind in ("param", "exp_avg", "exp_avg_sq"):
+            values = optimizer.read(source, kind).clone()
+            assert values.dtype == torch.float32
+            copy.write(target, kind, values)
+            written = copy.read(target, kind)
+            if moments_type(choice) == "int8" and kind != "param":
+                torch.testing.assert_close(written, values, rtol=0.02, atol=1e-6)
+            else:
+                assert torch.equal(written, values)
+
+
+@pytest.mark.parametrize("make", [LowPrecisionAdamW, Adafactor])
+def test_found_inf_holds_the_update_back(make: type[torch.optim.Optimizer]) -> None:
+    choice = CHOICES["bf16-moments" if make is LowPrecisionAdamW else "adafactor"]
+    module = new_module()
+    optimizer = build_optimizer(module, choice)
+    assert isinstance(optimizer, make)
+    optimizer.found_inf = torch.ones(())
+    before = [p.detach().clone() for p in module.parameters()]
+    train(module, optimizer, 1)
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adafactor_is_torchs(weight_decay: float) -> None:
+    ours, theirs = new_module(), new_module()
+    options = {"lr": 0.05, "weight_decay": weight_decay}
+    got = train(ours, Adafactor(ours.parameters(), **options))
+    expected = train(theirs, torch.optim.Adafactor(theirs.parameters(), **options))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

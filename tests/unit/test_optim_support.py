@@ -1,0 +1,139 @@
+"""Optimizer and precision under each strategy: what runs, and why the rest does not."""
+
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+
+from launcher.config import RunConfig
+from launcher.errors import UserError
+from launcher.optim import OPTIMIZERS
+from launcher.optim.support import Setting, check, refusal
+from launcher.optim_choice import OptimizerName, Precision
+from launcher.resolve import resolve
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "single": {"strategy": "single"},
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "zero0": {"strategy": "zero", "zero": 0},
+    "zero1": {"strategy": "zero", "zero": 1},
+    "zero2": {"strategy": "zero", "zero": 2},
+    "zero3": {"strategy": "zero", "zero": 3},
+}
+
+
+def setting(device_type: str = "cpu", accumulation: int = 1, **changes: Any) -> Setting:
+    return Setting(
+        config=RunConfig().replace(**changes), accumulation=accumulation, device_type=device_type
+    )
+
+
+def refused(name: str, values: tuple[str, ...], **common: Any) -> set[tuple[str, str]]:
+    return {
+        (value, strategy)
+        for value, (strategy, flags) in product(values, STRATEGIES.items())
+        if refusal(setting(**{name: value}, **flags, **common)) is not None
+    }
+
+
+def test_every_optimizer_but_factored_ones_runs_everywhere() -> None:
+    assert set(OPTIMIZERS) == set(get_args(OptimizerName))
+    assert refused("optimizer", get_args(OptimizerName)) == {
+        ("adafactor", stage) for stage in ("zero1", "zero2", "zero3")
+    }
+
+
+def test_every_precision_on_a_cpu() -> None:
+    assert refused("precision", get_args(Precision)) == {
+        ("bf16-pure", "zero0"),
+        *(("fp16", stage) for stage in ("zero0", "zero1", "zero2", "zero3")),
+        *(("fp8", strategy) for strategy in STRATEGIES),
+    }
+
+
+def test_every_precision_on_a_gpu() -> None:
+    pytest.importorskip("torchao")
+    assert refused("precision", get_args(Precision), device_type="cuda") == {
+        ("bf16-pure", "zero0"),
+        ("fp16", "zero0"),
+        *(("fp8", stage) for stage in ("zero0", "zero1", "zero2", "zero3")),
+    }
+
+
+def test_an_update_in_the_backward() -> None:
+    common = {"optimizer_in_backward": True, "clip": 0.0}
+    assert refused("optimizer", ("adamw",), **common) == {
+        ("adamw", strategy) for strategy in ("ddp", "zero0", "zero1", "zero2", "zero3")
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adafactor", **STRATEGIES["zero2"]}, "--zero 2 cuts.*--strategy fsdp"),
+        (
+            {**STRATEGIES["zero3"], "offload_optimizer": "nvme", "optimizer": "sgd"},
+            "nvme swaps two moments in fp32.*not sgd",
+        ),
+        (
+            {**STRATEGIES["zero3"], "offload_optimizer": "nvme", "moments_dtype": "bf16"},
+            "nvme swaps two moments in fp32.*bf16",
+        ),
+        ({"moments_dtype": "bf16", "optimizer": "adam"}, "--moments-dtype bf16 belongs to"),
+        ({"moments_dtype": "fp32", "optimizer": "adamw8bit"}, "fp32 belongs to .*not adamw8bit"),
+        ({"moments_dtype": "bf16", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
+        ({"precision": "bf16-pure", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
+        ({"precision": "bf16-pure", "optimizer": "sgd"}, "bf16-pure needs .* sgd does not"),
+        (
+            {"precision": "bf16-pure", **STRATEGIES["zero2"], "offload_optimizer": "cpu"},
+            "--offload-optimizer cpu: .* --precision bf16-pure",
+        ),
+        ({"precision": "fp16", **STRATEGIES["zero1"]}, "on GPUs only: use --precision bf16"),
+        ({"precision": "fp8", "strategy": "single"}, "not a CPU|pip install"),
+        ({"tf32": True}, "--tf32 .* CPU: leave it out"),
+        ({"optimizer_in_backward": True, "strategy": "single"}, "cannot clip to 1.0: .*--clip 0"),
+        (
+            {"optimizer_in_backward": True, "clip": 0.0, "accumulation": 4, "strategy": "single"},
+            "cannot accumulate 4 micro-batches",
+        ),
+        (
+            {
+                **{"optimizer_in_backward": True, "clip": 0.0, "strategy": "single"},
+                "precision": "fp16",
+            },
+            "before it is known whether fp16 has overflown",
+        ),
+    ],
+)
+def test_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as raised:
+        check(setting(**changes))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("size", [{"d_model": 72, "heads": 2}, {"micro_batch": 1, "seq_len": 15}])
+def test_fp8_needs_sizes_that_are_multiples_of_16(size: dict[str, int]) -> None:
+    pytest.importorskip("torchao")
+    wrong = setting("cuda", precision="fp8", strategy="single", **size)
+    with pytest.raises(UserError, match="in pieces of 16"):
+        check(wrong)
+
+
+def test_tf32_is_for_fp32_on_a_gpu() -> None:
+    assert refusal(setting("cuda", tf32=True)) is None
+    assert "belongs to --precision fp32" in str(
+        refusal(setting("cuda", tf32=True, precision="bf16"))
+    )
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0])
+def test_momentum_lies_in_its_range(momentum: float) -> None:
+    with pytest.raises(UserError, match=f"--momentum {momentum} must be"):
+        RunConfig().replace(momentum=momentum)
+
+
+def test_resolving_refuses() -> None:
+    config = RunConfig().replace(optimizer_in_backward=True, clip=0.0, global_batch=16)
+    with pytest.raises(UserError, match="cannot accumulate 2 micro-batches"):
+        resolve(config, world_size=1, device_type="cpu")
