@@ -12,8 +12,9 @@ from typing import Any, Literal
 import tyro
 import yaml
 
-from launcher.config import RunConfig, field_types, flag
+from launcher.config import AutoMicroBatch, RunConfig, field_types
 from launcher.errors import UserError
+from launcher.flags import flag
 
 # Values that contradict each other when one comes from the file and the other from a flag:
 # the flag's word is the newer one, so the file's is dropped.
@@ -25,6 +26,8 @@ SUPERSEDES = {
     "epochs": ("steps",),
 }
 HELP = ("-h", "--help")
+MICRO_BATCH = "--micro-batch"
+AUTO = f"{MICRO_BATCH}=auto"
 
 
 def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunConfig:
@@ -38,15 +41,30 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
     if not set(flags) & set(HELP):
         flags = _checked_flags(flags)
     given = {token.split("=")[0] for token in flags if token.startswith("--")}
-    from_file = _flags_of_file(file, given) if file else []
+    tokens = [*(_flags_of_file(file, given) if file else []), *flags]
+    sizes = [token for token in tokens if token.startswith(f"{MICRO_BATCH}=")]
     with one_sentence():
-        return tyro.cli(
+        config = tyro.cli(
             RunConfig,
-            args=[*from_file, *flags],
+            args=[token for token in tokens if token != AUTO],
             prog=prog,
             description="Train a decoder. --config FILE.yaml reads the same names from a file.",
             config=(tyro.conf.OmitArgPrefixes,),
         )
+    return config.replace(micro_batch=AutoMicroBatch()) if sizes[-1:] == [AUTO] else config
+
+
+def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
+    """The same arguments with `--micro-batch SIZE` instead of what they say."""
+    kept: list[str] = []
+    tokens = iter(argv)
+    for token in tokens:
+        name, has_value, _ = token.partition("=")
+        if name.replace("_", "-") != MICRO_BATCH:
+            kept.append(token)
+        elif not has_value:
+            next(tokens)
+    return [*kept, f"{MICRO_BATCH}={size}"]
 
 
 def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -100,9 +118,10 @@ def _checked_flags(tokens: Sequence[str]) -> list[str]:
             raise UserError(f"{name} takes no value, but got {value!r}: leave the value out")
         if len(values) < _arity(annotation):
             raise UserError(f"{name} needs a value: {_expected(annotation)}")
-        if not all(_fits(text, annotation) for text in values):
+        if f"{name}={values[0]}" != AUTO and not all(_fits(text, annotation) for text in values):
             shown = " ".join(text or "''" for text in values)
-            raise UserError(f"{name} {shown} must be {_expected(annotation)}")
+            or_auto = ", or auto" if name == MICRO_BATCH else ""
+            raise UserError(f"{name} {shown} must be {_expected(annotation)}{or_auto}")
         checked += [name, *values] if len(values) > 1 else [f"{name}={values[0]}"]
     return checked
 
@@ -166,6 +185,8 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _flag_of_entry(path: Path, key: str, value: Any, annotation: Any) -> list[str]:
+    if f"{flag(key)}={value}" == AUTO:
+        return [AUTO]
     several = _arity(annotation) > 1
     values = value if several and isinstance(value, list) else [value]
     if (

@@ -9,17 +9,36 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_type_hints
 
 from launcher.errors import UserError
+from launcher.flags import require_positive as _positive
+from launcher.offload_choice import OffloadChoice
+from launcher.optim_choice import OptimChoice as OptimChoice
 from launcher.sizes import parse_bytes
 from model.config import ModelConfig, named
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
-Precision = Literal["fp32", "bf16"]
 
 DEFAULT_STEPS = 300
+
+
+class AutoMicroBatch(int):
+    """`--micro-batch auto`, until the largest is found: counts as 1, the smallest there is, so
+    that whatever can be refused is refused before that."""
+
+    def __new__(cls) -> Self:
+        """Always 1."""
+        return super().__new__(cls, 1)
+
+    def __str__(self) -> str:
+        return "auto"
+
+    __repr__ = __str__
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +69,16 @@ class ModelChoice:
     """Whether the output head shares the token embedding's weight."""
     dropout: float | None = None
     """Dropout probability (embedding, attention, residual)."""
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
-    """Attention kernel."""
+    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = "auto"
+    """Attention kernel: eager (the textbook form), sdpa (PyTorch's), flash (FlashAttention), flex
+    (FlexAttention), or auto: the fastest that is installed and able."""
+    sdpa_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    """What sdpa uses inside: PyTorch's own choice (auto), or the one named."""
     window: int | None = None
     """Sliding causal window: a token sees itself and this many tokens before it."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_checkpointing: Literal["none", "selective", "full", "offload"] = "none"
     """Recompute activations in the backward: selective keeps every matmul and attention output,
-    full keeps only each block's input."""
+    full keeps only each block's input, offload keeps that in host memory (GPUs)."""
     loss_chunk: int | None = None
     """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
 
@@ -86,7 +108,8 @@ class DataChoice:
     seq_len: int | None = None
     """Tokens per sequence (the model's context when not given)."""
     micro_batch: int = 8
-    """Sequences per rank in one forward and backward."""
+    """Sequences per rank in one forward and backward. auto: the largest that the memory there is
+    has room for, found with a few real steps before training starts (one node)."""
     global_batch: int | None = None
     """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
     micro_batch x ranks does not cover is accumulated."""
@@ -112,51 +135,21 @@ class ShardingChoice:
     reduce_each_micro_batch: bool = False
     """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
     price of communicating in each micro-batch rather than once per step."""
-    grad_accum_dtype: Precision = "fp32"
+    grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """ZeRO in bf16: type in which gradients are accumulated."""
     offload_optimizer: Offload = "none"
-    """Where optimizer states live: on the device (none) or in host memory (cpu); zero, fsdp."""
+    """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
+    disk (nvme; zero 3)."""
     offload_param: Offload = "none"
-    """Where idle parameters live: on the device (none) or in host memory (cpu); zero 3, fsdp."""
+    """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
+    a disk (nvme; zero 3 in bf16)."""
+    bucket: int | None = None
+    """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON file; what memscale owns in it must be "auto" or the same value."""
 
     def __post_init__(self) -> None:
-        _positive(self, "replicate")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimChoice:
-    """AdamW with linear warm-up, then a cosine."""
-
-    precision: Precision = "fp32"
-    """fp32, or bf16 compute with fp32 master weights and fp32 gradient reduction."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    min_lr_ratio: float = 0.1
-    """Learning rate at the end of the schedule, relative to the peak."""
-    warmup_steps: int | None = None
-    """Steps of linear warm-up (2% of the schedule when not given)."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay, on matrices only."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Adam's decay rates of the two moments."""
-    eps: float = 1e-8
-    """Adam's epsilon."""
-    clip: float = 1.0
-    """Largest global gradient norm; 0 = no clipping (the norm is still reported)."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "lr", "eps")
-        for name in ("weight_decay", "clip", "warmup_steps"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UserError(f"{flag(name)} {value} must be 0 or more")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise UserError(f"--min-lr-ratio {self.min_lr_ratio} must be between 0 and 1")
-        for beta in self.betas:
-            if not 0 <= beta < 1:
-                raise UserError(f"--betas has {beta}, but both must be at least 0 and below 1")
+        _positive(self, "replicate", "bucket")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,26 +167,34 @@ class LoopChoice:
     end, whole."""
     save_every: int | None = None
     """Write a checkpoint every so many steps, and at the end."""
+    save_minutes: float | None = None
+    """Write a checkpoint this long after the last one."""
     keep: int | None = None
     """How many checkpoints stay (all when not given)."""
     stop_after: int | None = None
     """End after this step, saving; --steps stays the schedule's length."""
     resume: Path | None = None
     """Go on from a checkpoint, or from a run folder's newest intact one; any strategy and any
-    number of processes goes on from any other."""
+    number of processes goes on from any other. auto: go on in the run folder --out itself, or
+    start there when it does not exist."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
-    """Run folder; must not exist yet (runs/TIME-MODEL-STRATEGY when not given)."""
+    """Run folder (runs/TIME-MODEL-STRATEGY when not given); must not exist yet, except with
+    --resume auto."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: GPUs when there are any (auto)."""
+    compile: bool = False
+    """Compile with torch.compile: the whole model (single, ddp), or each block (fsdp, zero)."""
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
+    max_skipped_steps: int = 20
+    """A step whose gradients are NaN or infinite is skipped; this many in a row end the run."""
 
     def __post_init__(self) -> None:
         _positive(self, "steps", "epochs", "max_minutes", "eval_every")
-        _positive(self, "save_every", "keep", "stop_after")
-        _positive(self, "collective_timeout_s")
+        _positive(self, "save_every", "save_minutes", "keep", "stop_after")
+        _positive(self, "collective_timeout_s", "max_skipped_steps")
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
@@ -237,6 +238,7 @@ class RunConfig:
     model: ModelChoice = field(default_factory=ModelChoice)
     data: DataChoice = field(default_factory=DataChoice)
     sharding: ShardingChoice = field(default_factory=ShardingChoice)
+    offload: OffloadChoice = field(default_factory=OffloadChoice)
     optim: OptimChoice = field(default_factory=OptimChoice)
     loop: LoopChoice = field(default_factory=LoopChoice)
     measure: MeasureChoice = field(default_factory=MeasureChoice)
@@ -246,7 +248,7 @@ class RunConfig:
         values: dict[str, Any] = {}
         for section in dataclasses.fields(self):
             for key, value in dataclasses.asdict(getattr(self, section.name)).items():
-                if isinstance(value, Path):
+                if isinstance(value, Path | AutoMicroBatch):
                     value = str(value)
                 if value is not None:
                     values[key] = list(value) if isinstance(value, tuple) else value
@@ -264,17 +266,5 @@ class RunConfig:
 
 def field_types() -> Mapping[str, Any]:
     """Flat field name -> annotated type, for the flags and the YAML reader."""
-    sections = (ModelChoice, DataChoice, ShardingChoice, OptimChoice, LoopChoice, MeasureChoice)
+    sections = get_type_hints(RunConfig).values()
     return {f.name: f.type for section in sections for f in dataclasses.fields(section)}
-
-
-def flag(name: str) -> str:
-    """`micro_batch` -> `--micro-batch`."""
-    return "--" + name.replace("_", "-")
-
-
-def _positive(section: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(section, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{flag(name)} {value} must be more than 0")

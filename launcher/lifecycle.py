@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from launcher.errors import ExitCode, UserError
+from launcher.measure.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import dump_snapshot
 from launcher.measure.session import Session
@@ -18,19 +19,45 @@ from launcher.world import World, leave
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived. Not an Exception: nothing on the way may swallow it."""
+    """A signal says: end now. Not an Exception: nothing on the way may swallow it."""
 
 
 class Ending:
-    """Where a failure is reported, once the run has a folder."""
+    """Where a failure is reported, once the run has a folder, and where signals arrive.
+
+    SIGTERM and SIGUSR1 are the wish to finish the step, save and end. SIGINT ends at once, and so
+    does SIGTERM when there is nothing to finish: before training, after another rank has failed,
+    or the second time.
+    """
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.stack: StackOnRequest | None = None
+        self._asked = False
 
     def watches(self, session: Session) -> None:
-        """From now on failures are recorded in the session's folder, and SIGUSR1 saves and ends."""
+        """From now on failures are recorded in the session's folder."""
         self.session = session
-        signal.signal(signal.SIGUSR1, lambda number, frame: session.request_stop())
+        self.stack = StackOnRequest(session.folder.path, session.record.rank)
+        # Where NCCL's watchdog leaves its own record of the last collectives.
+        record = str(session.folder.path / "flight-recorder-nccl-rank")
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", record)
+        if self._asked:
+            session.request_stop()
+
+    def receives_signals(self) -> None:
+        """Handle signals from now on."""
+        signal.signal(signal.SIGINT, _interrupt)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        nothing_to_finish = self._asked or self.session is None or self.session.folder.has_failed
+        self._asked = True
+        if number == signal.SIGTERM and nothing_to_finish:
+            _interrupt(number, frame)
+        if self.session is not None:
+            self.session.request_stop()
 
 
 def refuse(error: UserError) -> NoReturn:
@@ -44,10 +71,11 @@ def refuse(error: UserError) -> NoReturn:
 def ending(world: World) -> Iterator[Ending]:
     """Turn an exception or a signal into a recorded, once-printed end of the run."""
     end = Ending()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    end.receives_signals()
     try:
         yield end
+        if end.stack is not None:
+            end.stack.close()
     except (Exception, Interrupted, KeyboardInterrupt) as error:
         _fail(error, end.session, world)
 
@@ -58,8 +86,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _fail(error: BaseException, session: Session | None, world: World) -> NoReturn:
     # A second signal must not cut the report short.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    if isinstance(error, UserError):
+        refuse(error)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
     if session is None:
@@ -75,6 +105,10 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
             detail = session.failure_details() | {"requested_bytes": requested_bytes(error)}
             detail["snapshot"] = dump_snapshot(folder.path, world)
             _say_out_of_memory(world, where, detail)
+        elif is_timeout(error):
+            detail = {"ranks_of_this_node": where_ranks_are(folder.path, world)}
+            _say_who_waited(world, where, detail["ranks_of_this_node"])
+            traceback.print_exception(error)
         elif isinstance(error, Interrupted):
             reason = str(error)
             print(f"memscale: {reason} while in {where}", file=sys.stderr)
@@ -90,6 +124,15 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
             detail=detail,
         )
     leave(code, together=False)
+
+
+def _say_who_waited(world: World, where: str, ranks: dict[int, str]) -> None:
+    print(
+        f"memscale: rank {world.rank} waited longer than --collective-timeout-s allows, in {where}",
+        file=sys.stderr,
+    )
+    for rank, frame in ranks.items():
+        print(f"memscale: rank {rank} was in {frame}", file=sys.stderr)
 
 
 def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ The torchrun agent runs this before it starts ranks, so bad input is one sentenc
 traceback per rank. Ranks run it again, which is cheap: the corpus is cached by then.
 """
 
+import dataclasses
 import datetime
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,13 @@ from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
+from launcher.optim.registry import checkpointed
+from launcher.origin import Origin, find_origin
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.strategies.compiled import require_compilers
 from launcher.strategies.deepspeed_config import build_config
+from launcher.strategies.flat_shards import PARAM
+from launcher.strategies.offload_check import check_offload
 from launcher.world import choose_device
 from model.gpt import GPT
 
@@ -28,6 +35,7 @@ class Prepared:
 
     resolved: Resolved
     corpus: Corpus
+    origin: Origin
 
 
 def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Prepared:
@@ -40,11 +48,22 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
-    check_run_folder(config.loop.out or default_run_folder(resolved))
-    if config.loop.resume is not None:
-        _check_checkpoint(config.loop.resume, resolved)
+    if config.loop.compile:
+        require_compilers(config.loop.device)
+    origin = find_origin(config.loop, os.environ)
+    if not origin.reopens:
+        check_run_folder(config.loop.out or default_run_folder(resolved))
+    if origin.source is not None:
+        _check_checkpoint(origin, resolved)
+    elif origin.over:
+        raise UserError(
+            f"--out {config.loop.out}: this run is completed, and nothing is left to do"
+        )
     if config.sharding.deepspeed is not None:
         _check_with_deepspeed(resolved, world_size)
+    check_offload(
+        config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node
+    )
     corpus = open_corpus(
         data=config.data.data,
         tokenizer=config.data.tokenizer,
@@ -56,13 +75,16 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
         config = config.replace(steps=steps, epochs=None)
     return Prepared(
-        resolved=Resolved(config=config, model=resolved.model, accumulation=resolved.accumulation),
+        resolved=dataclasses.replace(resolved, config=config),
         corpus=corpus,
+        origin=origin,
     )
 
 
-def _check_checkpoint(source: Path, resolved: Resolved) -> None:
-    """The newest one that `source` stands for is of this model, and training is not over."""
+def _check_checkpoint(origin: Origin, resolved: Resolved) -> None:
+    """The newest one of the origin is of this model, and training is not over."""
+    source = origin.source
+    assert source is not None
     newest = candidates(source)[0]
     try:
         checkpoint = Checkpoint.open(newest)
@@ -72,9 +94,10 @@ def _check_checkpoint(source: Path, resolved: Resolved) -> None:
         return  # loading says which one is damaged, and takes the one before
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in GPT(resolved.model).named_parameters()}
-    checkpoint.check_model(shapes, checkpoint.kinds, list(checkpoint.counters))
+    states, counters = checkpointed(resolved.config.optim)
+    checkpoint.check_model(shapes, (PARAM, *states), counters)
     steps = resolved.config.loop.steps
-    if steps is not None and checkpoint.step >= steps:
+    if steps is not None and checkpoint.step >= steps and (origin.over or not origin.reopens):
         raise UserError(
             f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
             f"{steps}: give more steps"

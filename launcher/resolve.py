@@ -3,6 +3,7 @@
 Everything here happens before a process group, a download or an allocation.
 """
 
+import dataclasses
 import math
 import tempfile
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ from pathlib import Path
 
 from launcher.config import DEFAULT_STEPS, RunConfig
 from launcher.errors import UserError
-from launcher.strategies import deepspeed_config
+from launcher.optim import support
+from launcher.strategies import compiled, deepspeed_config
+from launcher.strategies.attention import choose_attention
+from launcher.strategies.offload_check import activation_refusal, nvme_refusal
+from model.attention import Choice
 from model.config import ModelConfig
 
 ALSO_CALLED = {
@@ -32,7 +37,9 @@ class Resolved:
 
     config: RunConfig
     model: ModelConfig
+    """With the attention that runs; the config keeps what was asked for."""
     accumulation: int
+    attention: Choice
 
     @property
     def seq_len(self) -> int:
@@ -93,14 +100,22 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS
     config = config.replace(steps=steps, device=device_type)
+    support.check(
+        support.Setting(config=config, accumulation=accumulation, device_type=device_type)
+    )
     if config.measure.memory_snapshot and device_type == "cpu":
         raise UserError("--memory-snapshot records a GPU's allocator: on a CPU use --memory-trace")
+    refused = compiled.refusal(config) or activation_refusal(config)
+    if refused is not None:
+        raise UserError(refused)
+    attention = choose_attention(config, model, device_type=device_type)
+    model = dataclasses.replace(model, attention=attention.kind)
     if config.sharding.strategy == "zero":
         # Built once more by the engine; here it only has to be without contradictions.
         deepspeed_config.build_config(
             config, model, accumulation=accumulation, world_size=world_size
         )
-    return Resolved(config=config, model=model, accumulation=accumulation)
+    return Resolved(config=config, model=model, accumulation=accumulation, attention=attention)
 
 
 def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
@@ -191,10 +206,11 @@ def _check_sharding(config: RunConfig, world_size: int) -> None:
     for name in ("offload_optimizer", "offload_param"):
         value = getattr(sharding, name)
         flag = f"--{name.replace('_', '-')} {value}"
-        if value == "nvme":
-            raise UserError(f"{flag}: offload to NVMe is not available yet; use cpu")
-        if value != "none" and strategy not in ("fsdp", "zero"):
+        if value == "cpu" and strategy not in ("fsdp", "zero"):
             raise UserError(f"{flag} needs --strategy fsdp or --zero, not {strategy}")
+    refused = nvme_refusal(config)
+    if refused is not None:
+        raise UserError(refused)
     if strategy == "zero" and sharding.offload_optimizer != "none" and sharding.zero == 0:
         raise UserError(
             "--offload-optimizer cpu needs a sharded optimizer: give --zero 1, 2 or 3, not 0"

@@ -4,16 +4,24 @@ As shipped, `torchrun --nproc 4` is refused as ambiguous (`--nproc-per-node`, `-
 Programs other than `launcher.train` run exactly as under torch's own.
 """
 
+import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
+from launcher.world import OWN_AGENT
+
+if TYPE_CHECKING:
+    from launcher.preflight import Prepared
 
 OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
@@ -69,28 +77,42 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from launcher.preflight import default_run_folder, prepare
+    from launcher.measure.folder import RunFolder
+    from launcher.plan.trials import Stopped
+    from launcher.preflight import default_run_folder
 
+    os.environ[OWN_AGENT] = "1"
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
     if most in ("", fewest):  # else only the nodes' meeting will tell how many there are
         nodes = int(fewest)
         try:
-            prepared = prepare(
-                args.training_script_args,
-                world_size=nodes * ranks_per_node,
-                ranks_per_node=ranks_per_node,
-            )
+            prepared = _prepared(args, nodes, ranks_per_node)
         except UserError as error:
             print(f"memscale: {error}", file=sys.stderr)
             return ExitCode.REFUSED
+        except Stopped as stopped:
+            print(f"memscale: {stopped}", file=sys.stderr)
+            return stopped.exit_code
         folder = prepared.resolved.config.loop.out
+        if folder is None and nodes > 1 and args.max_restarts > 0:
+            print(
+                f"memscale: --max-restarts {args.max_restarts} on {nodes} nodes: name the run "
+                "folder with --out, so that restarted ranks find it",
+                file=sys.stderr,
+            )
+            return ExitCode.REFUSED
         if folder is None and nodes == 1:
             folder = default_run_folder(prepared.resolved)
             args.training_script_args += ["--out", str(folder)]
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    if args.max_restarts > 0:
+        # The store that agents share by default outlives a restart, and ranks that read in it the
+        # addresses of the dead ones fail to connect.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    HandOn().install()
     try:
         run.run(args)
     except ChildFailedError as error:
@@ -103,7 +125,90 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
     except SignalException as error:
         return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
-    return ExitCode.DONE
+    status = {} if folder is None else RunFolder(folder).read_status() or {}
+    return int(status.get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0
+
+
+def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
+    """The run that the arguments ask for; where they leave the micro-batch open, it is found now,
+    once, and written into them, so that all ranks have the same.
+
+    Raises:
+        UserError: whatever the user can fix.
+        Stopped: a signal has ended the search.
+    """
+    from launcher.config import AutoMicroBatch
+    from launcher.plan.micro_batch import find_micro_batch
+    from launcher.preflight import prepare
+
+    sizes = {"world_size": nodes * ranks_per_node, "ranks_per_node": ranks_per_node}
+    prepared = prepare(args.training_script_args, **sizes)
+    if not isinstance(prepared.resolved.config.data.micro_batch, AutoMicroBatch):
+        return prepared
+    if nodes > 1:
+        raise UserError(
+            f"--micro-batch auto tries sizes on one node, but there are {nodes}: give the number "
+            "that it finds on one of them"
+        )
+    args.training_script_args = find_micro_batch(
+        args.training_script_args, prepared.resolved, ranks=ranks_per_node
+    )
+    return prepare(args.training_script_args, **sizes)
+
+
+class HandOn:
+    """SIGTERM or SIGUSR1 to the agent is a wish that the ranks finish their step, save and end.
+
+    torch's own handler would end them at once. A second SIGTERM still does.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def install(self) -> None:
+        """Take these signals from torch's agent, which installs its handlers later."""
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        first, self._asked = not self._asked, True
+        if number == signal.SIGTERM and not (first and _ranks()):
+            raise SignalException(f"agent got {number}", signal.Signals(number))
+        if first:
+            threading.Thread(target=self._until_ended, daemon=True).start()
+
+    def _until_ended(self) -> None:
+        # Again and again: a rank that is still importing cannot listen yet.
+        while True:
+            for rank in _ranks():
+                if _catches(rank, signal.SIGUSR1):
+                    os.kill(rank, signal.SIGUSR1)
+            time.sleep(1.0)
+
+
+def _ranks() -> list[int]:
+    """Process ids of this agent's ranks."""
+    import psutil
+
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in process.environ():
+                found.append(process.pid)
+    return found
+
+
+def _catches(process_id: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler, without which a signal would just kill it."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (number - 1) & 1)
 
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:

@@ -3,22 +3,28 @@
 Build, loop, finish; the same text for every strategy, on CPUs and on GPUs.
 """
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import launcher.strategies
+from launcher.config import AutoMicroBatch
 from launcher.data import GlobalBatches
 from launcher.errors import ExitCode, UserError
 from launcher.evaluation import evaluate
 from launcher.lifecycle import ending, refuse
+from launcher.measure.records import EvalRecord
 from launcher.measure.session import Session
-from launcher.optim import adamw, learning_rate
+from launcher.optim import build_optimizer, learning_rate
+from launcher.origin import ended_out_of_memory
+from launcher.plan.micro_batch import find_micro_batch
+from launcher.plan.trials import Stopped
 from launcher.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, Recipe
 from launcher.world import World, leave, ranks_from_environment, start
@@ -34,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         refuse(error)
     config = prepared.resolved.config
+    if isinstance(config.data.micro_batch, AutoMicroBatch):
+        _begin_again(argv, prepared)
+    if ended_out_of_memory(config.loop.out, os.environ):
+        leave(ExitCode.OUT_OF_MEMORY, together=False)  # and would again
     world = start(
         config.loop.device,
         timeout_s=config.loop.collective_timeout_s,
@@ -42,11 +52,47 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)
         train(prepared, world, session)
-    leave(ExitCode.PREEMPTED if session.preempted else ExitCode.DONE, together=True)
+    leave(session.exit_code, together=True)
+
+
+def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
+    """With the micro-batch that `auto` comes to, as if it had been given."""
+    if "RANK" in os.environ:
+        refuse(
+            UserError(
+                "--micro-batch auto is found before ranks start, by memscale's own torchrun on one "
+                "node (memscale run): give a number"
+            )
+        )
+    try:
+        argv = find_micro_batch(argv, prepared.resolved, ranks=1)
+    except UserError as error:
+        refuse(error)
+    except Stopped as stopped:
+        print(f"memscale: {stopped}", file=sys.stderr)
+        leave(stopped.exit_code, together=False)
+    # In a process that has not held anything yet.
+    os.execv(sys.executable, [sys.executable, "-m", "launcher.train", *argv])
 
 
 def train(prepared: Prepared, world: World, session: Session) -> None:
     """Train for the resolved number of steps, then read the whole test split."""
+    measure = take_steps(prepared, world, session)
+    if session.preempted:
+        session.finish_preempted()
+        return
+    session.enter("test")
+    test = measure(
+        prepared.corpus.test,
+        name="test",
+        step=session.step,
+        progress=session.progress("testing"),
+    )
+    session.finish(test)
+
+
+def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[..., EvalRecord]:
+    """Build and train; returns what reads a split with the trained weights."""
     resolved, corpus = prepared.resolved, prepared.corpus
     data, loop = resolved.config.data, resolved.config.loop
 
@@ -69,6 +115,8 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
         with session.phase("data"):
             rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
             micro_batches = to_device(rows, data.micro_batch, world.device)
+        lr = learning_rate(step, resolved.config.optim, resolved.steps)
+        engine.begin_step(lr)
         loss_sum = torch.zeros((), device=world.device)
         for number, (tokens, targets) in enumerate(micro_batches, start=1):
             with session.phase("forward"):
@@ -77,25 +125,20 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
             with session.phase("backward"):
                 engine.backward(loss)
         with session.phase("step"):
-            lr = learning_rate(step, resolved.config.optim, resolved.steps)
             result = engine.step(lr)
         session.step_done(loss=loss_sum / resolved.accumulation, result=result, lr=lr)
         if loop.eval_every and step % loop.eval_every == 0 and step < resolved.steps:
             session.evaluated(
                 measure(corpus.validation, name="validation", step=step, max_batches=32)
             )
-
-    if session.preempted:
-        session.finish_preempted()
-        return
-    session.enter("test")
-    test = measure(corpus.test, name="test", step=step, progress=session.progress("testing"))
-    session.finish(test)
+    return measure
 
 
 def build_engine(prepared: Prepared, world: World) -> Engine:
     """The strategy's engine over a model that nobody has allocated yet."""
     resolved = prepared.resolved
+    if resolved.config.optim.tf32:
+        torch.set_float32_matmul_precision("high")
     return launcher.strategies.build(
         Recipe(
             config=resolved.config,
@@ -103,7 +146,7 @@ def build_engine(prepared: Prepared, world: World) -> Engine:
             world=world,
             accumulation=resolved.accumulation,
             new_module=lambda: GPT(resolved.model),
-            new_optimizer=lambda module: adamw(module, resolved.config.optim),
+            new_optimizer=lambda module: build_optimizer(module, resolved.config.optim),
             initial_value=lambda name, shape: initial_value(
                 name, shape, resolved.model, seed=resolved.config.loop.seed, device=world.device
             ),

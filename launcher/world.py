@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import UserError
+
+OWN_AGENT = "MEMSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,8 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
         torch.cuda.set_device(device)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()
+    # So many last collectives are remembered, for the report of one that hangs.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if size > 1 or needs_group:
         if "RANK" not in os.environ:
             _single_process_rendezvous()
@@ -86,6 +91,14 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
             device_id=device if device_type == "cuda" else None,
         )
     return World(rank=rank, local_rank=local_rank, size=size, local_size=local_size, device=device)
+
+
+_LAST_ACTS: list[Callable[[], None]] = []
+
+
+def before_leaving(act: Callable[[], None]) -> None:
+    """Have `leave` call `act`, which must not raise: interpreter teardown will not."""
+    _LAST_ACTS.append(act)
 
 
 def leave(code: int, *, together: bool) -> NoReturn:
@@ -99,6 +112,8 @@ def leave(code: int, *, together: bool) -> NoReturn:
         dist.barrier()
         # The agent ends the others when the first leaves with a code: all is said by now.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for act in _LAST_ACTS:
+        act()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, UserError
+from launcher.measure.folder_lock import FolderLock
 
 State = Literal["running", "completed", "oom", "preempted", "failed"]
 
@@ -25,6 +26,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = FolderLock(path)
 
     def create(self, config: dict[str, Any]) -> None:
         """Make the folder and write what is known at the start (main rank only).
@@ -33,8 +35,28 @@ class RunFolder:
             FileExistsError: somebody else's run is here.
         """
         self.path.mkdir(parents=True, exist_ok=False)
+        self._begin(config)
+
+    def reopen(self, config: dict[str, Any]) -> None:
+        """Go on in the folder of a run that ended early (main rank only).
+
+        What tells of its end stays under another name, and so does a config that has changed.
+
+        Raises:
+            UserError: the run is still alive.
+        """
+        self._begin(config)
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        if not self._lock.take():
+            raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)
-        _replace(self.path / "config.yaml", text)
+        config_file = self.path / "config.yaml"
+        if config_file.exists() and config_file.read_text(encoding="utf-8") != text:
+            _set_aside(config_file)
+        for name in ("failure.json", "summary.json"):
+            _set_aside(self.path / name)
+        _replace(config_file, text)
         _replace(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         self.write_status("running", phase="start")
 
@@ -61,6 +83,11 @@ class RunFolder:
             "updated_unix_s": time.time(),
         }
         _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed in this life of the run."""
+        return self._failure.exists()
 
     def read_status(self) -> dict[str, Any] | None:
         """The content of `status.json`, None where there is none."""
@@ -119,6 +146,11 @@ class RunFolder:
         return self.path / "failure.json"
 
 
+def in_use(path: Path, holder: str) -> str:
+    """The sentence of a refusal: two runs never share a folder."""
+    return f"--out {path}: in use by a run that is alive ({holder}): wait for it, or stop it"
+
+
 def environment() -> dict[str, Any]:
     """Versions, hardware and source revision; no variables, which may hold secrets."""
     packages = ("torch", "deepspeed", "numpy", "tokenizers", "nvidia-nccl-cu13", "transformers")
@@ -151,6 +183,16 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _set_aside(path: Path) -> None:
+    """`summary.json` -> `summary-1.json`: what a life of the run has left is kept."""
+    if not path.exists():
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -6,7 +6,6 @@ asked for; then one small all-reduce makes the losses global and everything is w
 
 import collections
 import json
-import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.measure.agreement import WISHES, Agreement
 from launcher.measure.console import RunConsole, percent, step_line
 from launcher.measure.device_memory import MemoryReading, read_memory
 from launcher.measure.flops import peak_flops_per_s
@@ -28,10 +28,11 @@ from launcher.measure.records import (
     RunRecord,
     StepRecord,
 )
+from launcher.measure.rewind import rewind
+from launcher.measure.skips import SkippedSteps
+from launcher.measure.stragglers import RankFigures
 from launcher.sizes import GIB, gib
 from launcher.world import World
-
-STRAGGLES_FROM = 1.5  # times the median of the other ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,36 +40,17 @@ class _Pending:
     step: int
     loss: Tensor
     grad_norm: Tensor | float
-    applied: bool
+    applied: Tensor | bool
     lr: float
     peak_bytes: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Straggler:
-    rank: int
-    times_median: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ranks:
-    """Figures by rank since the last logged step."""
-
-    alone_s: list[float]
-    used_gib: list[float]
-
-    def straggler(self) -> _Straggler | None:
-        """The rank that keeps the others waiting, if one clearly does."""
-        if len(self.alone_s) < 2:
-            return None
-        slowest = max(range(len(self.alone_s)), key=self.alone_s.__getitem__)
-        others = self.alone_s[:slowest] + self.alone_s[slowest + 1 :]
-        ratio = self.alone_s[slowest] / statistics.median(others)
-        return _Straggler(rank=slowest, times_median=ratio) if ratio > STRAGGLES_FROM else None
-
-
 class Journal:
-    """One rank's `rank<N>.jsonl`; on the main rank also console and TensorBoard."""
+    """One rank's `rank<N>.jsonl`; on the main rank also console and TensorBoard.
+
+    Args:
+        reopens: an earlier life of the run has left a file, and this one goes on in it.
+    """
 
     def __init__(
         self,
@@ -78,28 +60,37 @@ class Journal:
         clock: PhaseClock,
         console: RunConsole,
         *,
+        agreement: Agreement,
+        skipped: SkippedSteps,
         log_every: int,
-        max_seconds: float | None,
         tensorboard: bool,
+        reopens: bool = False,
     ) -> None:
         self._run = run
         self._world = world
         self._clock = clock
         self._console = console
         self._log_every = log_every
-        self._deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        self._agreement = agreement
+        self._skipped = skipped
         self._pending: list[_Pending] = []
-        self._file: IO[str] = (folder / f"rank{run.rank}.jsonl").open("x", encoding="utf-8")
-        self._board = _open_board(folder / "tb") if tensorboard and world.is_main else None
+        self._path = folder / f"rank{run.rank}.jsonl"
+        self._file: IO[str] = self._path.open("a" if reopens else "x", encoding="utf-8")
+        if reopens:
+            self._file.write("\n")  # the one before may have been killed inside a line
+        self._board_folder = folder / "tb" if tensorboard and world.is_main else None
+        self._board: Any = None
         self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self.phase_times: list[PhaseTimes] = []
-        self.stop_requested = False  # by a signal to this rank
-        # Agreed by all ranks at a logged step; their own clocks and signals may differ.
-        self.time_is_up = False
-        self.preempted = False
         self._write(run)
+
+    def rewind(self, step: int) -> None:
+        """Take back what an earlier life has written of the steps after `step`."""
+        self._file.close()
+        rewind(self._path, step)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def step(
         self,
@@ -107,7 +98,7 @@ class Journal:
         *,
         loss: Tensor,
         grad_norm: Tensor | float,
-        applied: bool,
+        applied: Tensor | bool,
         lr: float,
         peak_bytes: int | None = None,
     ) -> None:
@@ -128,6 +119,8 @@ class Journal:
         )
         if not self.phase_times or step % self._log_every == 0 or step == self._run.steps:
             self.flush()
+        else:
+            self._agreement.between_logged_steps(step)
         self._console.progress("training", step, self._run.steps)
 
     def flush(self) -> None:
@@ -143,9 +136,11 @@ class Journal:
             self._write(self._step_record(pending, loss, spent, memory))
         self.phase_times += times
         self._show(self._pending[-1], losses[-1], times, memory, ranks)
-        self._pending.clear()
+        ended, self._pending = self._pending, []
         self._write_samples()
         self._file.flush()
+        for pending, loss in zip(ended, losses, strict=True):
+            self._skipped.note(pending.step, applied=bool(pending.applied), loss=loss)
 
     def evaluated(self, record: EvalRecord) -> None:
         """Write and show an evaluation."""
@@ -160,8 +155,7 @@ class Journal:
                 }
             )
         )
-        if self._board is not None:
-            self._board.add_scalar(f"loss/{record.split}", record.loss, record.step)
+        self._plot({f"loss/{record.split}": record.loss}, record.step)
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
         """Write something that happened once."""
@@ -194,28 +188,26 @@ class Journal:
     def _tokens_per_step(self) -> int:
         return self._run.global_batch * self._run.seq_len
 
-    def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], "_Ranks"]:
+    def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], RankFigures]:
         """Mean losses, and each rank's time and memory, in one all-reduce.
 
         The same trip settles whether training stops here, which all ranks must agree on.
         """
         size, rank = self._world.size, self._world.rank
+        step = self._pending[-1].step
         losses = torch.stack([p.loss.float() for p in self._pending])
-        over = self._deadline is not None and time.monotonic() > self._deadline
-        rest = losses.new_zeros(2 + 2 * size)
-        rest[0] = float(over and self._world.is_main)
-        rest[1] = float(self.stop_requested)
-        rest[2 + rank] = alone_s
-        rest[2 + size + rank] = used_bytes / GIB
+        rest = losses.new_zeros(WISHES + 2 * size)
+        rest[:WISHES] = torch.tensor(self._agreement.wishes(step))
+        rest[WISHES + rank] = alone_s
+        rest[WISHES + size + rank] = used_bytes / GIB
         message = torch.cat([losses, rest])
         if size > 1:
             dist.all_reduce(message)
         values = message.tolist()
         count = len(self._pending)
-        self.time_is_up, self.preempted = values[count] > 0, values[count + 1] > 0
-        ranks = _Ranks(
-            alone_s=values[count + 2 : count + 2 + size], used_gib=values[count + 2 + size :]
-        )
+        by_rank = values[count + WISHES :]
+        self._agreement.settle(step, values[count : count + WISHES])
+        ranks = RankFigures(alone_s=by_rank[:size], used_gib=by_rank[size:])
         return [loss / size for loss in values[:count]], ranks
 
     def _step_record(
@@ -228,7 +220,7 @@ class Journal:
             lr=pending.lr,
             tokens=self._tokens_per_step,
             duration_s=spent.duration_s,
-            applied=pending.applied,
+            applied=bool(pending.applied),
             data_s=spent.data_s,
             forward_s=spent.forward_s,
             backward_s=spent.backward_s,
@@ -244,7 +236,7 @@ class Journal:
         loss: float,
         times: list[PhaseTimes],
         memory: MemoryReading,
-        ranks: "_Ranks",
+        ranks: RankFigures,
     ) -> None:
         steady = len(self.phase_times) > WARMUP_STEPS
         straggler = ranks.straggler() if steady else None
@@ -273,11 +265,19 @@ class Journal:
                 | ({"slow": f"rank {straggler.rank}"} if straggler else {})
             )
         )
-        if self._board is not None:
-            scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
-            scalars |= {"tokens_per_s": tokens_per_s, "step_s": step_s}
-            for name, value in scalars.items():
-                self._board.add_scalar(name, value, last.step)
+        scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
+        self._plot(scalars | {"tokens_per_s": tokens_per_s, "step_s": step_s}, last.step)
+
+    def _plot(self, scalars: dict[str, float], step: int) -> None:
+        if self._board_folder is None:
+            return
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # Later points are an earlier life's.
+            self._board = SummaryWriter(str(self._board_folder), purge_step=step)
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
 
     def _write_samples(self) -> None:
         while self._samples:
@@ -285,9 +285,3 @@ class Journal:
 
     def _write(self, record: Record) -> None:
         self._file.write(json.dumps(record.as_dict(), allow_nan=False) + "\n")
-
-
-def _open_board(folder: Path) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))

@@ -45,6 +45,7 @@ class RunRecord(Record):
     strategy_also_called: str
     precision: str
     model: str
+    attention: str | None = None
     parameters: int
     matmul_parameters: int
     flops_per_token: int
@@ -103,7 +104,8 @@ class EventRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseRecord(Record):
-    """One phase over one period of the run: `init`, `first_step`, `steady`, `evaluation`.
+    """One phase over one period of the run: `init`, `resume`, `first_step`, `steady`, `save`,
+    `evaluation`.
 
     `period` keeps apart what late out-of-memory errors hide in. `peak_bytes` is the highest
     allocated (GPU) or tracked live (`--memory-trace`) figure inside the phase.

@@ -1,35 +1,34 @@
 """Everything around the loop that measures and writes, so that the loop only trains."""
 
 import contextlib
-import socket
+import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from launcher.errors import ExitCode
+from launcher.measure.agreement import Agreement
 from launcher.measure.console import RunConsole
-from launcher.measure.folder import RunFolder
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.journal import Journal
 from launcher.measure.limit import limit_memory
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.nvml import resolve_uuid
+from launcher.measure.opening import open_folder, rewind_absent_ranks, run_record
 from launcher.measure.phases import PhaseClock
-from launcher.measure.records import WARMUP_STEPS, EvalRecord, RunRecord
+from launcher.measure.records import WARMUP_STEPS, EvalRecord
 from launcher.measure.sampler import Sampler, mean_power_w
+from launcher.measure.skips import SkippedSteps
 from launcher.measure.summary import phase_records, summarize
-from launcher.preflight import Prepared, default_run_folder
+from launcher.preflight import Prepared
 from launcher.saves import Saves
 from launcher.sizes import parse_bytes
 from launcher.strategies.engine import Engine, StepResult
-from launcher.world import World
-from model.cost import flops_per_token
+from launcher.world import OWN_AGENT, World
 
 
 class Session:
@@ -44,22 +43,31 @@ class Session:
         self.preempted = False
         self.step = 0
         self.console = RunConsole(enabled=world.is_main)
-        self.folder = RunFolder(_agree_on_folder(prepared, world))
-        self._create_folder()
+        self.folder, self._origin = open_folder(prepared, world)
         self.clock = PhaseClock(world.device)
         measure = self._config.measure
         self.memory = memory_meter(world.device, trace=measure.memory_trace)
-        self.record = _run_record(prepared, world, self.folder.path.name)
-        minutes = self._config.loop.max_minutes
+        self.record = run_record(prepared, world, self.folder.path.name)
+        loop = self._config.loop
+        self.agreement = Agreement(
+            world,
+            log_every=measure.log_every,
+            max_seconds=None if loop.max_minutes is None else 60 * loop.max_minutes,
+            save_seconds=None if loop.save_minutes is None else 60 * loop.save_minutes,
+        )
+        self.skipped = SkippedSteps(most_in_a_row=loop.max_skipped_steps)
         self.journal = Journal(
             self.folder.path,
             self.record,
             world,
             self.clock,
             self.console,
+            agreement=self.agreement,
+            skipped=self.skipped,
             log_every=measure.log_every,
-            max_seconds=None if minutes is None else 60 * minutes,
             tensorboard=measure.tensorboard,
+            reopens=self._origin.reopens
+            and (self.folder.path / f"rank{world.rank}.jsonl").exists(),
         )
         self.sampler = None
         if measure.sample_every_s:
@@ -70,7 +78,16 @@ class Session:
                 rest_every_s=max(1.0, measure.sample_every_s),
             )
         self._engine: Engine | None = None
-        self._saves = Saves(prepared.resolved, world, self.folder.path, self.journal, self.console)
+        self._saves = Saves(
+            prepared.resolved,
+            world,
+            self.folder.path,
+            journal=self.journal,
+            console=self.console,
+            agreement=self.agreement,
+            skipped=self.skipped,
+            measured=self._checkpointing,
+        )
         self._energy_before = self._energy_after = self._energy()
         self._stack = contextlib.ExitStack()
 
@@ -109,7 +126,10 @@ class Session:
         """The engine is built: give it the state to resume from, and its bytes their names."""
         self._engine = engine
         self.memory.watch(engine)
-        self.step = self._saves.resume(engine)
+        self.step = self.resumed_step = self._saves.resume(engine, self._origin)
+        if self._origin.reopens:
+            self.journal.rewind(self.step)
+            rewind_absent_ranks(self.folder.path, self.step, self._world)
 
     def steps(self) -> Iterator[int]:
         """Count the steps of the schedule until it, the time, or `--stop-after` is reached."""
@@ -125,10 +145,10 @@ class Session:
             yield step
             if self._saves.after_step(step, self._engine):
                 self.clock.restart()
-            if self.journal.time_is_up or self.journal.preempted:
+            if self.agreement.time_is_up or self.agreement.preempted:
                 break
         self.journal.flush()
-        self.preempted = self.journal.preempted
+        self.preempted = self.agreement.preempted
         if self.preempted:
             self._saves.save_for_good(self.step, self._engine)
         self._saves.finish()
@@ -141,6 +161,12 @@ class Session:
         """Time and memory of what runs inside: data, forward, backward or step."""
         self.where = f"{name} of step {self.step}"
         with self.clock.phase(name), self.memory.phase(name):
+            yield
+
+    @contextlib.contextmanager
+    def _checkpointing(self, period: str) -> Iterator[None]:
+        self.memory.period(period)
+        with self.memory.phase("checkpoint"):
             yield
 
     def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
@@ -158,8 +184,8 @@ class Session:
             self.journal.write(ledger)
 
     def request_stop(self) -> None:
-        """A signal asks this rank to save and end; all ranks do so at the next logged step."""
-        self.journal.stop_requested = True
+        """A signal asks this rank to save and end; all ranks do so at the same step, soon."""
+        self.agreement.stop_requested = True
 
     def evaluated(self, record: EvalRecord) -> None:
         """Note an evaluation between steps."""
@@ -170,17 +196,26 @@ class Session:
         """A (done, total) callback that moves a bar."""
         return lambda done, total: self.console.progress(name, done, total)
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """What this rank's process ends with when nothing has failed."""
+        # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
+        if self.preempted and OWN_AGENT not in os.environ:
+            return ExitCode.PREEMPTED
+        return ExitCode.DONE
+
     def finish_preempted(self) -> None:
         """Say that the run is saved and can go on."""
         if self._world.is_main:
             self.folder.write_status(
                 "preempted",
                 phase=f"step {self.step}",
-                reason="asked to stop by SIGUSR1",
+                reason="asked to stop by a signal",
                 exit_code=ExitCode.PREEMPTED,
             )
             self.console.line(
-                f"preempted after step {self.step}: go on with --resume {self.folder.path}"
+                f"preempted after step {self.step}: go on with the same command and "
+                f"--out {self.folder.path} --resume auto"
             )
 
     def finish(self, test: EvalRecord) -> None:
@@ -200,6 +235,9 @@ class Session:
             samples=samples,
             training_power_w=mean_power_w(self._energy_before, self._energy_after),
             duration_s=time.monotonic() - self._started_s,
+            resumed_step=self.resumed_step,
+            skipped_steps=self.skipped.total,
+            stopped_by=self._stopped_by(),
         )
         if self._world.is_main:
             self.folder.write_summary(dict(summary.values))
@@ -231,11 +269,10 @@ class Session:
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy
 
-    def _create_folder(self) -> None:
-        if self._world.is_main:
-            self.folder.create(self._config.flat())
-        if self._world.size > 1:
-            dist.barrier()
+    def _stopped_by(self) -> str:
+        if self.agreement.time_is_up:
+            return "max_minutes"
+        return "steps" if self.step >= self.record.steps else "stop_after"
 
     def _introduce(self) -> None:
         record = self.record
@@ -245,6 +282,9 @@ class Session:
             f"{record.model}: {record.parameters:,} parameters, {record.precision}; "
             f"{record.strategy} (= {record.strategy_also_called}) on {ranks}, {place}"
         )
+        self.console.line(
+            f"attention: {record.attention}: {self._prepared.resolved.attention.reason}"
+        )
         self.console.line(f"corpus: {self._prepared.corpus.description}")
         self.console.line(
             f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: "
@@ -252,40 +292,3 @@ class Session:
             f"{record.accumulation} accumulated; seed {self._config.loop.seed}; run folder "
             f"{self.folder.path}"
         )
-
-
-def _agree_on_folder(prepared: Prepared, world: World) -> Path:
-    out = prepared.resolved.config.loop.out
-    if out is None:
-        chosen = [str(default_run_folder(prepared.resolved))] if world.is_main else [None]
-        if world.size > 1:
-            dist.broadcast_object_list(chosen, src=0)
-        out = Path(str(chosen[0]))
-    return out
-
-
-def _run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
-    resolved = prepared.resolved
-    config, model = resolved.config, resolved.model
-    on_gpu = world.device.type == "cuda"
-    return RunRecord(
-        run=name,
-        rank=world.rank,
-        world_size=world.size,
-        hostname=socket.gethostname(),
-        device=str(world.device),
-        device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
-        strategy=resolved.strategy_label,
-        strategy_also_called=resolved.also_called,
-        precision=config.optim.precision,
-        model=config.model.model,
-        parameters=model.parameter_count,
-        matmul_parameters=model.matmul_parameter_count,
-        flops_per_token=flops_per_token(model, resolved.seq_len),
-        micro_batch=config.data.micro_batch,
-        accumulation=resolved.accumulation,
-        global_batch=resolved.global_batch,
-        seq_len=resolved.seq_len,
-        steps=resolved.steps,
-        started_unix_s=time.time(),
-    )

@@ -59,6 +59,9 @@ def summarize(
     samples: SamplerSummary | None,
     training_power_w: float | None,
     duration_s: float,
+    resumed_step: int,
+    skipped_steps: int,
+    stopped_by: str,
 ) -> Summary:
     """Gather what every rank has to say (all ranks call this)."""
     tokens_per_s = journal.tokens_per_s()
@@ -80,12 +83,14 @@ def summarize(
             "model": run.model,
             "world_size": run.world_size,
             "steps": len(journal.phase_times),
-            "stopped_by": "max_minutes" if journal.time_is_up else "steps",
+            "resumed_step": resumed_step,
+            "skipped_steps": skipped_steps,
+            "stopped_by": stopped_by,
             "test_loss": test.loss,
             "perplexity": test.perplexity,
             "test_tokens": test.tokens,
             "tokens_per_s": tokens_per_s,
-            "first_step_s": journal.phase_times[0].duration_s,
+            "first_step_s": next((t.duration_s for t in journal.phase_times), None),
             "peak_bytes": worst["peak_bytes"],
             "peak_kind": "allocated on the GPU" if on_gpu else "resident set of the process",
             "peak_rank": worst["rank"],
@@ -101,7 +106,7 @@ def phase_records(
 ) -> Iterable[PhaseRecord]:
     """Mean seconds and highest bytes of each phase, for each period that has any."""
     periods = {"first_step": times[:1], "steady": times[WARMUP_STEPS:]}
-    for period in ("init", "first_step", "steady", "evaluation"):
+    for period in ("init", "resume", "first_step", "steady", "save", "evaluation"):
         spent = periods.get(period, [])
         phases = PHASES if spent else [phase for p, phase in peaks if p == period]
         for phase in phases:

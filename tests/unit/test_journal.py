@@ -14,11 +14,15 @@ import torch
 import yaml
 
 from launcher.config import RunConfig
+from launcher.errors import UserError
+from launcher.measure.agreement import Agreement
 from launcher.measure.console import RunConsole
 from launcher.measure.folder import RunFolder
 from launcher.measure.journal import Journal
 from launcher.measure.phases import PHASES, PhaseClock
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord
+from launcher.measure.rewind import rewind
+from launcher.measure.skips import Diverged, SkippedSteps
 from launcher.world import World
 
 CPU = torch.device("cpu")
@@ -52,28 +56,39 @@ def run_record() -> RunRecord:
 class Run:
     """A journal in a folder, and a way to take steps."""
 
-    def __init__(self, folder: Path, *, log_every: int = 2, shown: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, log_every: int = 2, shown: bool = False, reopens: bool = False
+    ) -> None:
         self.file = folder / "rank0.jsonl"
         self.clock = PhaseClock(CPU)
+        world = World(rank=0, local_rank=0, size=1, local_size=1, device=CPU)
+        self.skipped = SkippedSteps(most_in_a_row=3)
         self.journal = Journal(
             folder,
             run_record(),
-            World(rank=0, local_rank=0, size=1, local_size=1, device=CPU),
+            world,
             self.clock,
             RunConsole(enabled=shown),
+            agreement=Agreement(world, log_every=log_every),
+            skipped=self.skipped,
             log_every=log_every,
-            max_seconds=None,
             tensorboard=False,
+            reopens=reopens,
         )
 
     def step(
-        self, number: int, *, loss: float | None = None, grad_norm: torch.Tensor | float = 1.5
+        self,
+        number: int,
+        *,
+        loss: float | None = None,
+        grad_norm: torch.Tensor | float = 1.5,
+        applied: torch.Tensor | bool = True,
     ) -> None:
         for phase in PHASES:
             with self.clock.phase(phase):
                 pass
         value = torch.tensor(float(number if loss is None else loss))
-        self.journal.step(number, loss=value, grad_norm=grad_norm, applied=True, lr=0.1)
+        self.journal.step(number, loss=value, grad_norm=grad_norm, applied=applied, lr=0.1)
 
     def records(self) -> list[dict[str, Any]]:
         return [strict_json(line) for line in self.file.read_text().splitlines()]
@@ -184,7 +199,9 @@ def test_pandas_reads_the_file(run: Run) -> None:
 def test_a_new_folder_says_what_runs_and_where(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "first")
     folder.create(RunConfig().flat())
-    assert sorted(os.listdir(folder.path)) == ["config.yaml", "environment.json", "status.json"]
+    assert sorted(os.listdir(folder.path)) == [
+        *(".lock", "config.yaml", "environment.json", "status.json")
+    ]
     assert yaml.safe_load((folder.path / "config.yaml").read_text()) == RunConfig().flat()
     environment = strict_json((folder.path / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
@@ -255,3 +272,67 @@ def test_a_killed_rank_leaves_the_reason_to_the_agent(tmp_path: Path) -> None:
     status = folder.settle("rank 1 ended with killed by SIGKILL", 1)
     assert (status["state"], status["phase"], status["exit_code"]) == ("failed", "train", 4)
     assert "SIGKILL" in status["reason"]
+
+
+def test_a_second_life_takes_back_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    first = Run(tmp_path, log_every=1)
+    for number in (1, 2, 3):
+        first.step(number)
+    first.journal.close()
+    with first.file.open("a") as file:
+        file.write('{"kind": "step", "step": 4, "lo')  # killed while writing
+    second = Run(tmp_path, log_every=1, reopens=True)
+    second.journal.rewind(2)
+    second.step(3, loss=30.0)
+    second.journal.close()
+    records = second.records()
+    steps = [(record["step"], record["loss"]) for record in records if record["kind"] == "step"]
+    assert steps == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [record["kind"] for record in records].count("run") == 2
+
+
+def test_what_closes_a_run_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    kept = ['{"kind": "eval", "step": 5, "split": "validation"}', '{"kind": "gpu", "t_s": 1.0}']
+    gone = ['{"kind": "eval", "step": 5, "split": "test"}', '{"kind": "phase", "period": "steady"}']
+    path.write_text("\n".join([*kept, *gone, '{"kind": "ledger", "step": 6}', "", "[1]"]) + "\n")
+    rewind(path, 5)
+    assert path.read_text().splitlines() == kept
+
+
+def test_skipped_steps_are_counted_and_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
+    run = Run(tmp_path, log_every=1)
+    for number, applied in enumerate((False, False, True, False, torch.tensor(False)), start=1):
+        run.step(number, applied=applied)
+    assert run.skipped.total == 4
+    with pytest.raises(Diverged, match="3 steps in a row were skipped, up to step 6"):
+        run.step(6, loss=math.nan, applied=False)
+    run.journal.close()
+    applied = [record["applied"] for record in run.records() if record["kind"] == "step"]
+    assert applied == [False, False, True, False, False, False]
+
+
+def test_two_living_runs_never_share_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = RunFolder(path)
+    first.create({"steps": 1})
+    with pytest.raises(UserError, match=f"in use by a run that is alive .process {os.getpid()} on"):
+        RunFolder(path).reopen({"steps": 1})
+    with pytest.raises(FileExistsError):
+        RunFolder(path).create({"steps": 1})
+
+
+def test_a_reopened_folder_keeps_what_the_first_life_left(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = RunFolder(path)
+    first.create({"steps": 1})
+    first.claim_failure(RuntimeError("broken"), rank=0, phase="step", code=4)
+    first.write_summary({"steps": 1})
+    del first  # its end gives the lock back
+    second = RunFolder(path)
+    second.reopen({"steps": 2})
+    assert not second.has_failed
+    assert json.loads((path / "failure-1.json").read_text())["reason"] == "RuntimeError: broken"
+    assert json.loads((path / "summary-1.json").read_text()) == {"steps": 1}
+    assert yaml.safe_load((path / "config-1.yaml").read_text()) == {"steps": 1}
+    assert yaml.safe_load((path / "config.yaml").read_text()) == {"steps": 2}

@@ -1,0 +1,85 @@
+"""One rank that takes four steps under each strategy, once plainly and once with a NaN between.
+
+    torchrun --nproc 2 nonfinite_rank.py TEXT RESULTS
+
+Rank 0 writes {case: {"plain": losses, "disturbed": losses, "applied": [...]}} to RESULTS.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from harness import MODEL_FLAGS
+from parity_rank import release
+
+from launcher.data import GlobalBatches
+from launcher.preflight import prepare
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, ranks_from_environment, start
+
+CASES = {
+    "ddp": "--strategy=ddp",
+    "fsdp": "--strategy=fsdp",
+    "fsdp bf16": "--strategy=fsdp --precision=bf16",
+    "fsdp offload": "--strategy=fsdp --offload-optimizer=cpu",
+    "zero0": "--zero=0",
+    "zero1": "--zero=1",
+    "zero2": "--zero=2",
+    "zero3": "--zero=3",
+    "zero0 bf16": "--zero=0 --precision=bf16",
+    "zero1 bf16": "--zero=1 --precision=bf16",
+    "zero2 bf16": "--zero=2 --precision=bf16 --grad-accum-dtype=bf16",
+    "zero3 bf16": "--zero=3 --precision=bf16",
+    "zero3 offload": "--zero=3 --offload-optimizer=cpu",
+}
+STEPS, POISONED = 4, 2  # the poisoned step comes after this many good ones
+
+
+def main() -> None:
+    text, results = sys.argv[1:]
+    world = start("cpu", timeout_s=60, needs_group=True)
+    found = {}
+    for name, flags in CASES.items():
+        plain, _ = train(flags.split(), text, world, poison=False)
+        disturbed, applied = train(flags.split(), text, world, poison=True)
+        found[name] = {"plain": plain, "disturbed": disturbed, "applied": applied}
+    if world.is_main:
+        Path(results).write_text(json.dumps(found))
+    leave(0, together=True)
+
+
+def train(
+    flags: list[str], text: str, world: World, *, poison: bool
+) -> tuple[list[float], list[bool]]:
+    """Losses of the good steps, and for all steps whether they were applied."""
+    size, local_size = ranks_from_environment()
+    arguments = [*MODEL_FLAGS, *flags, "--micro-batch=2", "--steps=10", f"--data={text}"]
+    prepared = prepare(arguments, world_size=size, ranks_per_node=local_size)
+    resolved = prepared.resolved
+    engine = build_engine(prepared, world)
+    batches = GlobalBatches(
+        prepared.corpus.train, seq_len=resolved.seq_len, global_batch=resolved.global_batch, seed=0
+    )
+    losses, applied = [], []
+    for number in range(STEPS):
+        rows = batches.rank_slice(number, rank=world.rank, world_size=world.size)
+        ((tokens, targets),) = to_device(rows, 2, world.device)
+        if poison and number == POISONED:
+            loss = engine.forward(tokens, targets, last=True)
+            # The other rank has gradients that look healthy.
+            engine.backward(loss * (float("nan") if world.rank == 1 else 1.0))
+            applied.append(bool(engine.step(0.01).applied))
+        loss = engine.forward(tokens, targets, last=True)
+        engine.backward(loss)
+        applied.append(bool(engine.step(0.01).applied))
+        losses.append(loss.detach())
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    release(engine)
+    return (mean / world.size).tolist(), applied
+
+
+if __name__ == "__main__":
+    main()

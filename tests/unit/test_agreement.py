@@ -1,0 +1,73 @@
+"""Ranks stop and save at the same step, though they wish it at different times."""
+
+import pytest
+import torch
+
+from launcher.measure import agreement as module
+from launcher.measure.agreement import Agreement
+from launcher.world import World
+
+
+def rank(number: int, size: int = 2, **options: float) -> Agreement:
+    world = World(
+        rank=number, local_rank=number, size=size, local_size=size, device=torch.device("cpu")
+    )
+    return Agreement(world, log_every=10, **options)
+
+
+class Clock:
+    """Stands still until it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+
+
+def settle(ranks: list[Agreement], step: int) -> None:
+    wishes = [member.wishes(step) for member in ranks]
+    for member in ranks:
+        member.settle(step, [sum(values) for values in zip(*wishes, strict=True)])
+
+
+def test_one_rank_that_is_asked_to_stop_is_enough() -> None:
+    ranks = [rank(0), rank(1)]
+    settle(ranks, 1)
+    assert [member.preempted for member in ranks] == [False, False]
+    ranks[1].stop_requested = True
+    settle(ranks, 2)
+    assert [member.preempted for member in ranks] == [True, True]
+
+
+def test_only_the_main_rank_watches_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ranks = [rank(0, max_seconds=60, save_seconds=30), rank(1, max_seconds=1, save_seconds=1)]
+    clock.now_s += 20
+    settle(ranks, 1)
+    assert not any(member.time_is_up or member.save_is_due for member in ranks)
+    clock.now_s += 20
+    settle(ranks, 2)
+    assert all(member.save_is_due and not member.time_is_up for member in ranks)
+    for member in ranks:
+        member.saved()
+    clock.now_s += 25
+    settle(ranks, 3)
+    assert all(member.time_is_up and not member.save_is_due for member in ranks)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(0.01, 10), (0.5, 4), (30.0, 1)], ids=["fast", "medium", "slow"]
+)
+def test_slow_steps_are_asked_for_more_often(
+    step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    alone = rank(0, size=1)
+    clock.now_s += step_s
+    settle([alone], 1)
+    alone.stop_requested = True
+    for step in range(2, 12):
+        clock.now_s += step_s
+        alone.between_logged_steps(step)
+        if alone.preempted:
+            break
+    assert step == 1 + steps

@@ -1,0 +1,74 @@
+"""Where a run begins, from what is on disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.config import LoopChoice
+from launcher.errors import UserError
+from launcher.measure.folder import RunFolder
+from launcher.origin import AUTO, Origin, ended_out_of_memory, find_origin
+
+RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that nobody runs any more, without a checkpoint."""
+    path = tmp_path / "run"
+    RunFolder(path).create({"steps": 10})
+    return path
+
+
+def save(run: Path, step: int = 5) -> None:
+    (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+
+
+def test_auto_begins_where_there_is_nothing_yet(tmp_path: Path) -> None:
+    loop = LoopChoice(out=tmp_path / "new", resume=AUTO)
+    assert find_origin(loop, {}) == Origin(source=None, reopens=False)
+
+
+def test_auto_goes_on_in_the_folder(run: Path) -> None:
+    loop = LoopChoice(out=run, resume=AUTO)
+    assert find_origin(loop, {}) == Origin(source=None, reopens=True)
+    save(run)
+    assert find_origin(loop, {}) == Origin(source=run, reopens=True)
+    RunFolder(run).write_status("completed", phase="end")
+    assert find_origin(loop, {}).over
+
+
+def test_restarted_ranks_go_on_unasked(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save(other)
+    loop = LoopChoice(out=run, resume=other)
+    assert find_origin(loop, {}) == Origin(source=other, reopens=False)
+    assert find_origin(loop, RESTARTED) == Origin(source=other, reopens=True)
+    save(run)
+    assert find_origin(loop, RESTARTED) == Origin(source=run, reopens=True)
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(UserError, match="is not a run folder"):
+        find_origin(LoopChoice(out=tmp_path, resume=AUTO), {})
+
+
+def test_a_living_run_keeps_its_folder(tmp_path: Path) -> None:
+    alive = RunFolder(tmp_path / "run")
+    alive.create({})
+    with pytest.raises(UserError, match="in use by a run that is alive"):
+        find_origin(LoopChoice(out=alive.path, resume=AUTO), {})
+
+
+def test_auto_needs_a_folder() -> None:
+    with pytest.raises(UserError, match="name it with --out"):
+        find_origin(LoopChoice(resume=AUTO), {})
+
+
+def test_only_a_restart_asks_how_the_run_ended(run: Path) -> None:
+    assert not ended_out_of_memory(run, RESTARTED)
+    (run / "status.json").write_text(json.dumps({"state": "oom", "exit_code": 3}))
+    assert ended_out_of_memory(run, RESTARTED)
+    assert not ended_out_of_memory(run, {})
