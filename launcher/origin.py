@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config import LoopChoice
 from launcher.errors import ExitCode, UserError
@@ -43,7 +45,8 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
             candidates(elsewhere)  # raises where there is none
         return Origin(source=elsewhere, reopens=False)
     _check_run(out)
-    source = out if CheckpointFolder(out / "checkpoints").list() else elsewhere
+    saved = CheckpointFolder(out / "checkpoints").list()
+    source = out if saved else elsewhere or _first_source(out)
     return Origin(source=source, reopens=True, over=_status(out).get("state") == "completed")
 
 
@@ -59,6 +62,15 @@ def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> boo
         and out is not None
         and _status(out).get("exit_code") == ExitCode.OUT_OF_MEMORY
     )
+
+
+def _first_source(out: Path) -> Path | None:
+    """What the run was resumed from in its first life, which has saved nothing of its own."""
+    for path in out.glob("config*.yaml"):
+        resume = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resume")
+        if resume not in (None, str(AUTO)):
+            return Path(resume)
+    return None
 
 
 def _check_run(out: Path) -> None:

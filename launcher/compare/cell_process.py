@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 TICK_S = 0.5
-GRACE_S = 10.0  # the time a rank has to write how it ended
+GRACE_S = 10.0  # the time that ranks have to save and to write how they ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,12 +26,12 @@ class Ended:
 def run_to_end(
     command: Sequence[str], *, log: Path, timeout_s: float, tick: Callable[[], None]
 ) -> Ended:
-    """Run `command` with its output in `log`, calling `tick` twice a second.
+    """Run `command` with its output at the end of `log`, calling `tick` twice a second.
 
     At the time-out, or when anything is raised in here (Ctrl-C), all of its processes are ended.
     """
     started_s = time.monotonic()
-    with open(log, "xb") as output:
+    with open(log, "ab") as output:
         # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then stops
         # the cell in order.
         process = subprocess.Popen(
@@ -57,11 +57,12 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is not None:
         return
     parent = psutil.Process(process.pid)
-    # Listed before the parent goes: orphans cannot be found any more. Each rank leads a session
-    # of its own, so that a signal to torchrun's group does not reach it.
+    # Listed before the parent goes: orphans cannot be found any more.
     family = [*parent.children(recursive=True), parent]
     try:
-        os.killpg(process.pid, signal.SIGTERM)
+        # The ranks finish their step and save. Not SIGTERM: Slurm may have sent that already, and
+        # the second one ends them at once.
+        os.kill(process.pid, signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:  # also when a Ctrl-C comes while this waits

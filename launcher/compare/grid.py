@@ -2,15 +2,16 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from launcher.arguments import SUPERSEDES, parse_run_config
 from launcher.compare.grid_source import OURS, Grid, Values, flags_of
-from launcher.config import RunConfig, field_types, flag
+from launcher.config import RunConfig, field_types
 from launcher.errors import UserError
+from launcher.flags import flag
 from launcher.preflight import prepare
 from launcher.resolve import resolve
 from launcher.world import choose_device
@@ -22,6 +23,8 @@ ABBREVIATIONS = {
     **{"micro_batch": "mb", "global_batch": "gb", "seq_len": "seq"},
     **{"strategy": "", "precision": "", "model": "", "data": ""},
 }
+
+ChooseDevice = Callable[[str, int], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +56,12 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
     return typed, {k: v for k, v in not_default(config).items() if k not in typed}
 
 
-def cells_of(grid: Grid, typed: Values, *, nproc: int) -> list[Cell]:
+def cells_of(
+    grid: Grid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
+) -> list[Cell]:
     """The sweep's cells, in order; those that cannot run have a state and a reason.
+
+    `choose_device` is asked which device a cell's `--device` will mean on the machine it runs on.
 
     Raises:
         UserError: a typed flag and the grid set the same thing, or no cell can run.
@@ -64,7 +71,9 @@ def cells_of(grid: Grid, typed: Values, *, nproc: int) -> list[Cell]:
     for key in sorted(varied & typed.keys()):
         raise UserError(f"{flag(key)} {typed[key]} is also set by the grid: leave one of them out")
     base = {**_without_superseded(grid.base, typed), **typed}
-    cells = [_cell(name, values, base, nproc) for name, values in _combinations(grid)]
+    cells = [
+        _cell(name, values, base, nproc, choose_device) for name, values in _combinations(grid)
+    ]
     runnable = [cell for cell in cells if cell.state is None]
     first = next((cell for cell in cells if cell.state == "refused"), None)
     if first and not runnable:
@@ -152,7 +161,7 @@ def _without_superseded(base: Values, newer: Values) -> Values:
     return {key: value for key, value in base.items() if key not in gone}
 
 
-def _cell(name: str, values: Values, base: Values, nproc: int) -> Cell:
+def _cell(name: str, values: Values, base: Values, nproc: int, choose_device: ChooseDevice) -> Cell:
     unavailable = values.pop("unavailable", None)
     flags = {**_without_superseded(base, values), **values}
     if unavailable is not None:

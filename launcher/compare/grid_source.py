@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from launcher.arguments import parse_run_config
-from launcher.config import ModelChoice, flag
+from launcher.config import ModelChoice
 from launcher.errors import UserError
+from launcher.flags import flag
 
 SHIPPED = Path(__file__).parent / "grids"
 STRATEGIES = (

@@ -1,17 +1,16 @@
 """Finds what a report is about: run folders, and a sweep's cells with a folder or without."""
 
 import glob
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.compare.sweep_rows import SWEEP_FILE, read_sweep
 from launcher.errors import UserError
 
 MARKS = ("config.yaml", "status.json", "rank0.jsonl")
-SWEEP_FILE = "sweep.json"
 _ATTEMPT = re.compile(r"(?<=.)\.attempt\d+$")
 
 
@@ -98,7 +97,7 @@ def _found_in(path: Path) -> list[FoundRun]:
 def _cells(sweep: Path) -> dict[Path, FoundRun] | None:
     """The cells of a sweep by their run folders; None when the file cannot be understood."""
     try:
-        rows = json.loads((sweep / SWEEP_FILE).read_bytes())["cells"]
+        rows = read_sweep(sweep)["cells"]
         return {
             path: FoundRun(path=path, cell=SweepCell(state=str(row["state"]), reason=row["reason"]))
             for row in rows

@@ -1,5 +1,7 @@
 """A sweep's folder: `sweep.json` with one row per cell, run folders `cells/NAME`, `logs/NAME.txt`.
 
+What a cell has come to since is in `rows/NAME.json`, a row as in sweep.json (see sweep_rows).
+
     {"schema_version": 1, "nproc": 2, "arguments": [...], "updated_unix_s": ...,
      "cells": [{"name", "flags", "state", "reason", "duration_s", "folder", "log", "figures"}]}
 
@@ -8,18 +10,21 @@ unavailable, or pending, running, interrupted. `figures` are taken from the run'
 null where there is none.
 """
 
+import contextlib
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from launcher.compare.cell_process import Ended
 from launcher.compare.grid import Cell
-from launcher.errors import UserError
+from launcher.compare.sweep_rows import ROWS, SWEEP_FILE, read_row, read_sweep
+from launcher.errors import ExitCode, UserError
 from launcher.measure.folder import RunFolder
 
 SCHEMA_VERSION = 1
@@ -58,6 +63,13 @@ class Row:
             "figures": self.figures,
         }
 
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Self:
+        """The row that `as_dict` has written, of a cell that can run."""
+        cell = Cell(name=row["name"], flags=row["flags"])
+        taken = {key: row[key] for key in ("state", "reason", "duration_s", "figures")}
+        return cls(cell=cell, **taken)
+
 
 class SweepFolder:
     """Where a sweep keeps what it knows."""
@@ -74,14 +86,13 @@ class SweepFolder:
         return self.path / "logs" / f"{name}.txt"
 
     def read(self) -> dict[str, Any] | None:
-        """The content of sweep.json; None where no sweep has been.
+        """The content of sweep.json and of its rows; None where no sweep has been.
 
         Raises:
             UserError: the folder holds something else, or the file cannot be read.
         """
         try:
-            content: dict[str, Any] = json.loads((self.path / "sweep.json").read_text())
-            return content
+            return read_sweep(self.path)
         except FileNotFoundError:
             if self.path.is_dir() and not any(self.path.glob("[!.]*")):
                 return None
@@ -90,8 +101,34 @@ class SweepFolder:
                     f"--out {self.path} exists and is not a sweep's folder: choose another one"
                 ) from None
             return None
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.path / 'sweep.json'} cannot be read: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / SWEEP_FILE} cannot be read: {error}") from None
+
+    def read_cell(self, number: int) -> tuple[Row, dict[str, Any]]:
+        """The row of cell `number`, from 0 on, and the content of sweep.json.
+
+        Looks at no other cell's file, which its own task may just be replacing.
+
+        Raises:
+            UserError: no prepared sweep, or no such cell in it.
+        """
+        try:
+            content = json.loads((self.path / SWEEP_FILE).read_bytes())
+            cells = content["cells"]
+            if not 0 <= number < len(cells):
+                raise UserError(
+                    f"--cell {number}: the sweep in {self.path} has {len(cells)} cells, from 0 on"
+                )
+            row = cells[number]
+            with contextlib.suppress(FileNotFoundError):
+                row = read_row(self._row_file(row["name"]))
+            return Row.from_dict(row), content
+        except FileNotFoundError:
+            raise UserError(
+                f"--out {self.path} holds no sweep: prepare one with sweep --prepare"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.path / SWEEP_FILE} cannot be read: {error}") from None
 
     def create(self) -> None:
         """Make the folders.
@@ -100,7 +137,7 @@ class SweepFolder:
             UserError: they cannot be made there.
         """
         try:
-            for name in ("cells", "logs"):
+            for name in ("cells", "logs", ROWS):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
@@ -114,9 +151,11 @@ class SweepFolder:
             "updated_unix_s": time.time(),
             "cells": [row.as_dict() for row in rows],
         }
-        temporary = self.path / f".sweep.json.{os.getpid()}"
-        temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
-        temporary.replace(self.path / "sweep.json")
+        _replace(self.path / SWEEP_FILE, content)
+
+    def write_row(self, row: Row) -> None:
+        """Replace the file of one cell, which nobody writes but the process that runs it."""
+        _replace(self._row_file(row.cell.name), row.as_dict())
 
     def move_aside(self, name: str) -> None:
         """Keep what an earlier attempt left, as NAME.attempt1, .attempt2 and so on."""
@@ -133,27 +172,37 @@ class SweepFolder:
             if old.exists():
                 old.rename(new)
 
+    def catch_up(self, row: Row) -> None:
+        """What stopped or killed a sweep may have left a cell that ended all the same."""
+        if not row.done:
+            self.settle(row, None)
+        self.write_row(row)
+
     def settle(self, row: Row, ended: Ended | None) -> None:
         """Read from the run's own folder how the cell ended; `ended` is None when not seen."""
         status = RunFolder(self.run_folder(row.cell.name)).read_status() or {}
         state, phase = status.get("state"), status.get("phase", "start")
+        code = ended.exit_code if ended is not None else None
         if ended is not None:
             row.duration_s = ended.duration_s
         row.reason = status.get("reason")
         if state in ("completed", "oom"):
             row.state = state
-        elif ended is not None and ended.exit_code is None:
+        elif ended is not None and code is None:
             row.state = "timeout"
             row.reason = (
                 f"stopped after {ended.duration_s / 60:.1f} minutes while in {phase}: "
                 "give more with --timeout-minutes"
             )
-        elif state in ("failed", "preempted"):
+        elif state == "failed" or (state == "preempted" and code in (None, ExitCode.PREEMPTED)):
             row.state = state
-        elif ended is not None:
+        elif ended is not None:  # before it could say so: what `status` says is of an earlier life
             row.state = "failed"
-            row.reason = self._last_words(row.cell.name) or f"exit code {ended.exit_code}"
+            row.reason = self._last_words(row.cell.name) or f"exit code {code}"
         row.figures = self._figures(row.cell.name)
+
+    def _row_file(self, name: str) -> Path:
+        return self.path / ROWS / f"{name}.json"
 
     def _figures(self, name: str) -> dict[str, Any] | None:
         try:
@@ -168,6 +217,13 @@ class SweepFolder:
         said = [line.removeprefix("memscale: ") for line in lines if line.startswith("memscale: ")]
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return ": ".join([*said[-1:], *raised[-1:]])
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write the file as a whole: its readers see what was there before, or all of this."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def rows_of(cells: Sequence[Cell], earlier: dict[str, Any] | None, *, nproc: int) -> list[Row]:

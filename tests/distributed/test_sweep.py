@@ -1,5 +1,6 @@
 """Sweeps with real runs, real failures and real signals."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import yaml
 from harness import TIMEOUT_S, environment, python, write_text
 
 from launcher.compare.cell_process import run_to_end
+from launcher.compare.sweep import main
+from launcher.compare.sweep_rows import read_sweep
 
 SWEEP = "import sys; from launcher.compare.sweep import main; sys.exit(main(sys.argv[1:]))"
 ENDLESS = 10_000_000
@@ -55,7 +58,7 @@ def tree(folder: Path) -> dict[str, int]:
     return {str(p): p.stat().st_mtime_ns for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_six_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
+def test_five_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     grid = write_grid(
         tmp_path,
@@ -63,25 +66,23 @@ def test_six_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
         {"name": "hungry", "strategy": "single", "memory_limit": "300MiB", "micro_batch": 20_000},
         # Not even the ranks' meeting is over within a microsecond.
         {"name": "broken", "strategy": "fsdp", "collective_timeout_s": 1e-6},
-        {"name": "endless", "strategy": "single", "steps": ENDLESS},
         {"name": "contradictory", "strategy": "ddp", "offload_optimizer": "cpu"},
         {"name": "later", "attention": "rocket", "unavailable": "needs a rocket"},
     )
     asked = ("--nproc=1", "--grid-file", grid, "--out", out)
-    done = sweep(*asked, "--timeout-minutes=0.5")
+    done = sweep(*asked)
     assert done.returncode == 0, done.stderr
     assert processes_of(out) == []
     assert states(out) == {
         "good": "completed",
         "hungry": "oom",
         "broken": "failed",
-        "endless": "timeout",
         "contradictory": "refused",
         "later": "unavailable",
     }
     check_rows(out)
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("6 cells: 1 completed, 1 oom, 1 failed, 1 timeout, 1 refused, 1 unavail")
+    assert last.startswith("5 cells: 1 completed, 1 oom, 1 failed, 1 refused, 1 unavailable")
 
     # Again: only what is not done, with its earlier attempt kept. Nobody gets far in 3 s.
     kept = {name: tree(out / "cells" / name) for name in ("good", "hungry")}
@@ -90,10 +91,8 @@ def test_six_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
     assert processes_of(out) == []
     assert kept == {name: tree(out / "cells" / name) for name in kept}
     assert sorted(path.name for path in (out / "logs").iterdir()) == [
-        *("broken.attempt1.txt", "broken.txt", "endless.attempt1.txt", "endless.txt"),
-        *("good.txt", "hungry.txt"),
+        *("broken.attempt1.txt", "broken.txt", "good.txt", "hungry.txt"),
     ]
-    assert (out / "cells" / "endless.attempt1" / "config.yaml").exists()
     assert "good: completed" in done.stdout
     assert "(kept)" in done.stdout
 
@@ -107,8 +106,6 @@ def check_rows(out: Path) -> None:
     assert figures["peak_bytes"] > 0
     assert found["hungry"]["figures"] is None
     assert "DistNetworkError" in found["broken"]["reason"]
-    assert "--timeout-minutes" in found["endless"]["reason"]
-    assert found["endless"]["flags"]["steps"] == ENDLESS
     assert found["contradictory"]["reason"].startswith("--offload-optimizer cpu needs")
     assert found["later"]["reason"] == "needs a rocket"
     for row in found.values():
@@ -119,11 +116,12 @@ def check_rows(out: Path) -> None:
 
 def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    grid = write_grid(tmp_path, {"name": "endless", "strategy": "ddp", "steps": ENDLESS})
+    endless = {"name": "endless", "strategy": "ddp", "steps": ENDLESS, "save_every": 1, "keep": 1}
+    grid = write_grid(tmp_path, endless)
     asked = [sys.executable, "-c", SWEEP, "--nproc=2", f"--grid-file={grid}", f"--out={out}"]
     process = subprocess.Popen(asked, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
-        wait_for_first_step(process, out / "cells" / "endless" / "rank1.jsonl")
+        wait_for_checkpoint(process, out / "cells" / "endless")
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -142,15 +140,81 @@ def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) ->
     done = sweep(f"--out={out}", "--timeout-minutes=0.02")
     assert done.returncode == 0, done.stderr
     assert states(out) == {"endless": "timeout"}
-    assert (out / "cells" / "endless.attempt1").exists()
+    assert "--timeout-minutes" in rows(out)["endless"]["reason"]
+    assert rows(out)["endless"]["flags"]["steps"] == ENDLESS
+    # What was stopped goes on in its folder; only what has failed starts in a new one.
+    assert not (out / "cells" / "endless.attempt1").exists()
 
 
-def wait_for_first_step(process: "subprocess.Popen[str]", records: Path) -> None:
+def wait_for_checkpoint(process: "subprocess.Popen[str]", run: Path) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
-    while not (records.exists() and '"kind": "step"' in records.read_text()):
+    while not list((run / "checkpoints").glob("step-*")):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    steps = 300
+    grid = write_grid(
+        tmp_path,
+        {"name": "long", "strategy": "ddp", "steps": steps, "save_every": 10},
+        {"name": "short", "strategy": "single"},
+        {"name": "contradictory", "strategy": "ddp", "offload_optimizer": "cpu"},
+    )
+    done = sweep("--prepare", "--nproc=1", f"--grid-file={grid}", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert "run each of 0,1 with" in done.stdout
+    assert states(out) == {"long": "pending", "short": "pending", "contradictory": "refused"}
+
+    asked = [sys.executable, "-c", SWEEP, f"--out={out}", "--cell"]
+    long, short = (
+        subprocess.Popen([*asked, cell], env=environment(), stdout=subprocess.PIPE, text=True)
+        for cell in "01"
+    )
+    wait_for_checkpoint(long, out / "cells" / "long")
+    for member in [psutil.Process(long.pid), *psutil.Process(long.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    long.communicate()
+    output, _ = short.communicate(timeout=TIMEOUT_S)
+    assert (short.returncode, "short: completed" in output) == (0, True), output
+    now = {row["name"]: row["state"] for row in read_sweep(out)["cells"]}
+    assert now == {"long": "running", "short": "completed", "contradictory": "refused"}
+
+    done = sweep(f"--out={out}", "--cell=0")
+    assert done.returncode == 0, done.stderr
+    recorded = (out / "cells" / "long" / "rank0.jsonl").read_text().splitlines()
+    records = list(map(json.loads, recorded))
+    assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, steps + 1))
+    assert "resumed" in [r["name"] for r in records if r["kind"] == "event"]
+    assert sorted(path.name for path in (out / "cells").iterdir()) == ["long", "short"]
+
+    # The same sweep, continued on one machine, has nothing left to do.
+    done = sweep(f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(kept)") == 2
+    assert states(out) == {"long": "completed", "short": "completed", "contradictory": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prepare", "--grid=seed=1,2"), "how many processes has each cell? give --nproc 4"),
+        (("--prepare", "--nproc=1"), "nothing to compare: give --grid"),
+        (("--cell=0",), "holds no sweep: prepare one with sweep --prepare"),
+        (("--cell=0", "--seed=1"), "--cell runs a cell as it was prepared: give --out, and noth"),
+    ],
+)
+def test_what_cannot_be_prepared_or_run_apart(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, f"--out={tmp_path / 'sweep'}"]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert len(printed.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_input_starts_nothing(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 CONTROL_IP = "10.77.0.1"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")
 NAMESPACES = ("--mount", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
-TIMEOUT_S = 120.0  # only ends what hangs
+TIMEOUT_S = 600.0  # only ends what hangs
 CPUS, GPUS = 4, 2  # of each node, as far as Slurm is concerned
 
 
@@ -227,7 +227,7 @@ class Cluster:
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
-    """Poll until `condition` holds; raises TimeoutError after two minutes."""
+    """Poll until `condition` holds; raises TimeoutError after ten minutes."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline_s:

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cluster import Cluster, wait_for, why_not
 from distributed.harness import MODEL_FLAGS, torchrun, write_text
+
+from launcher.compare.sweep_rows import read_sweep
 
 pytestmark = pytest.mark.slurm
 
@@ -19,6 +22,9 @@ SLURM = Path(__file__).parents[2] / "slurm"
 ON_CPUS = ("--nodes=2", "--gpus-per-node=0", "--ntasks-per-node=1")
 FLAGS = (*MODEL_FLAGS, "--micro-batch=2", "--global-batch=8", "--no-tensorboard")
 ENDLESS = ("--steps=1000000",)
+# Enough for a signal to arrive in between, whatever else the machine does.
+STEPS = 300
+SIGNAL = ("scancel", "--batch", "--signal=USR1")
 # The job finds the interpreter of these tests first, as it does that of an active environment.
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
@@ -33,6 +39,13 @@ def cluster() -> Iterator[Cluster]:
             yield running
         finally:
             print(running.logs())  # pytest shows it when a test has failed
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_the_queue(cluster: Cluster) -> Iterator[None]:
+    """A test that fails leaves no job that would keep the next one waiting."""
+    yield
+    cluster.run("scancel", "--user=root")
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +69,42 @@ def log(cwd: Path, job: str) -> str:
     return (cwd / f"slurm-{job}.out").read_text(encoding="utf-8")
 
 
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    """What rank 0 has recorded of that kind; none before it has begun."""
+    if not (run / "rank0.jsonl").exists():
+        return []
+    # The last line may be only half there while the run goes on.
+    lines = (run / "rank0.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
 def losses(run: Path) -> list[float]:
-    records = map(json.loads, (run / "rank0.jsonl").read_text(encoding="utf-8").splitlines())
-    return [record["loss"] for record in records if record["kind"] == "step"]
+    return [record["loss"] for record in records(run, "step")]
+
+
+def status(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "status.json").read_text(encoding="utf-8"))
+    return found
+
+
+def check_resumed_once(run: Path, *, at: int) -> None:
+    """The run has every step once, and went on in its own folder after step `at`."""
+    assert status(run)["state"] == "completed"
+    assert [record["step"] for record in records(run, "step")] == list(range(1, STEPS + 1))
+    resumed = [event["step"] for event in records(run, "event") if event["name"] == "resumed"]
+    assert resumed == [at]
+    assert 0 < at < STEPS
 
 
 def is_training(run: Path) -> bool:
     """Whether steps are being recorded."""
-    return (run / "rank0.jsonl").exists() and '"step"' in (run / "rank0.jsonl").read_text()
+    return bool(records(run, "step"))
+
+
+def saved_step(run: Path) -> int:
+    """The step of the newest checkpoint, 0 when there is none."""
+    found = sorted((run / "checkpoints").glob("step-*"))
+    return int(found[-1].name.removeprefix("step-")) if found else 0
 
 
 def test_two_nodes_train_as_two_local_processes(
@@ -136,25 +177,103 @@ def test_a_job_that_cannot_start_says_why(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dead_node_brings_the_job_back_and_scancel_ends_it(
+def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     cluster: Cluster, text: Path, tmp_path: Path
 ) -> None:
-    script = (SLURM / "train.sbatch", *FLAGS, *ENDLESS, "--data", str(text))
-    job = sbatch(cluster, tmp_path, *ON_CPUS, *script)
-    runs = tmp_path / "runs"
-    wait_for("the first steps", lambda: is_training(runs / f"slurm-{job}"))
+    flags = (*FLAGS, f"--steps={STEPS}", "--data", str(text))
+    jobs = [
+        sbatch(cluster, tmp_path, *ON_CPUS, SLURM / "train.sbatch", *flags, "--zero=2"),
+        sbatch(cluster, tmp_path, "--gpus-per-node=0", SLURM / "single_gpu.sbatch", *flags),
+    ]
+    runs = [tmp_path / "runs" / f"slurm-{job}" for job in jobs]
+    waiting = dict(zip(jobs, runs, strict=True))
+
+    def each_is_signalled_at_its_first_steps() -> bool:
+        for job in [job for job, run in waiting.items() if is_training(run)]:
+            cluster.run(*SIGNAL, job)
+            del waiting[job]
+        return not waiting
+
+    wait_for("the first steps of both jobs", each_is_signalled_at_its_first_steps)
+    saved = []
+    for job, run in zip(jobs, runs, strict=True):
+        wait_for(f"job {job} to be requeued", lambda job=job: cluster.job(job)["Restarts"] == "1")
+        assert f"saved; job {job} goes back to the queue" in log(tmp_path, job)
+        saved.append(saved_step(run))
+    for job, run, step in zip(jobs, runs, saved, strict=True):
+        assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
+        check_resumed_once(run, at=step)
+
+
+def test_a_dead_node_brings_the_job_back_and_scancel_leaves_nothing(
+    cluster: Cluster, text: Path, tmp_path: Path
+) -> None:
+    script = (*ON_CPUS, SLURM / "train.sbatch", *FLAGS, "--data", str(text))
+    job = sbatch(cluster, tmp_path, *script, f"--steps={STEPS}", "--save-every=10", "--zero=2")
+    run = tmp_path / "runs" / f"slurm-{job}"
+    wait_for("a checkpoint", lambda: saved_step(run) > 0)
 
     cluster.kill_node("n2")
     wait_for("the job to be requeued", lambda: cluster.job(job)["Restarts"] == "1")
     wait_for("node n1 to be empty", lambda: not cluster.processes("n1"))
+    step = saved_step(run)
+    assert status(run)["state"] != "completed"
     cluster.start_node("n2")
-    wait_for("steps on both nodes again", lambda: is_training(runs / f"slurm-{job}-restart1"))
-    assert any("launcher.train" in line for line in cluster.processes("n1"))
-    assert any("launcher.train" in line for line in cluster.processes("n2"))
+    assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
+    check_resumed_once(run, at=step)
 
-    cluster.run("scancel", job)
-    cluster.wait_for_job(job, "CANCELLED")
+    endless = sbatch(cluster, tmp_path, *script, *ENDLESS)
+    wait_for("steps", lambda: is_training(tmp_path / "runs" / f"slurm-{endless}"))
+    for name in ("n1", "n2"):
+        assert any("launcher.train" in line for line in cluster.processes(name))
+    cluster.run("scancel", endless)
+    cluster.wait_for_job(endless, "CANCELLED")
     for name in ("n1", "n2"):
         wait_for(f"{name} to be empty", lambda name=name: not cluster.processes(name))
-    assert cluster.job(job)["JobState"] == "CANCELLED"
-    assert cluster.job(job)["Restarts"] == "1"
+    assert cluster.job(endless)["JobState"] == "CANCELLED"
+    assert cluster.job(endless)["Restarts"] == "0"
+
+
+def test_a_sweep_is_an_array_with_a_report(cluster: Cluster, text: Path, tmp_path: Path) -> None:
+    grid = tmp_path / "grid.yaml"
+    cells = [
+        {"name": "long", "steps": STEPS},
+        {"name": "short", "steps": 3, "seed": 1},
+        {"name": "contradictory", "strategy": "single", "offload_optimizer": "cpu"},
+        # Not even the ranks' meeting is over within a microsecond.
+        {"name": "broken", "strategy": "fsdp", "collective_timeout_s": 1e-6},
+    ]
+    grid.write_text(yaml.safe_dump({"cells": cells}))
+    out = tmp_path / 'my "own" sweep'
+    behind = (*FLAGS, "--data", text, "--grid-file", grid, "--out", out)
+    done = submit(cluster, tmp_path, "--sweep", "--gpus-per-node=0", "--", *behind)
+    assert done.returncode == 0, done.stderr
+    array, report = done.stdout.split()[1], done.stdout.split("; job ")[1].split()[0]
+    run = out / "cells" / "long"
+    wait_for("steps of the long cell", lambda: is_training(run))
+    assert cluster.job(report)["Dependency"].startswith(f"afterany:{array}_")
+    cluster.run(*SIGNAL, f"{array}_0")
+    wait_for("it to be requeued", lambda: cluster.job(f"{array}_0")["Restarts"] == "1")
+    step = saved_step(run)
+    assert json.loads((out / "rows" / "long.json").read_text())["state"] == "preempted"
+
+    job_log = out / "logs" / f"slurm-{report}-report.out"
+    assert cluster.wait_for_job(report, "COMPLETED", "FAILED") == "COMPLETED", job_log.read_text()
+    check_resumed_once(run, at=step)
+    rows = {row["name"]: row for row in read_sweep(out)["cells"]}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "long": "completed",
+        "short": "completed",
+        "contradictory": "refused",
+        "broken": "failed",
+    }
+    assert rows["long"]["figures"]["test_loss"] > 0
+    found = json.loads((out / "report" / "report.json").read_text())["runs"]
+    assert {row["run"]: row["state"] for row in found} == {
+        name: row["state"] for name, row in rows.items()
+    }
+    assert (out / "report" / "report.html").exists()
+    # A cell that failed is a job that failed; one that cannot run has none.
+    states = [cluster.job(f"{array}_{number}")["JobState"] for number in (0, 1, 3)]
+    assert states == ["COMPLETED", "COMPLETED", "FAILED"]
+    assert cluster.try_run("scontrol", "show", "job", f"{array}_2").returncode != 0

@@ -12,7 +12,8 @@ import torch.distributed.run
 import yaml
 
 from launcher.arguments import parse_run_config
-from launcher.config import RunConfig, field_types, flag
+from launcher.config import RunConfig, field_types
+from launcher.flags import flag
 
 NOT_DEFAULT: dict[str, str] = {
     "model": "gpt2",
@@ -34,6 +35,7 @@ NOT_DEFAULT: dict[str, str] = {
     "heads": "3",
     "activation": "relu",
     "attention": "eager",
+    "sdpa_backend": "math",
     "activation_checkpointing": "full",
     "strategy": "fsdp",
     "grad_accum_dtype": "bf16",

@@ -49,6 +49,14 @@ def test_restarted_ranks_go_on_unasked(run: Path, tmp_path: Path) -> None:
     assert find_origin(loop, RESTARTED) == Origin(source=run, reopens=True)
 
 
+def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save(other)
+    for resume in (str(other), "auto"):  # the second life is reopened before it saves anything
+        RunFolder(run).reopen({"resume": resume})
+    assert find_origin(LoopChoice(out=run, resume=AUTO), {}).source == other
+
+
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(UserError, match="is not a run folder"):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.submit import SCRIPTS, main
+from launcher.submit import main
+from launcher.submit.job import SCRIPTS
 
 SMALL = ("--model=nano", "--micro-batch=2")
 CPU = ("--gpus-per-node=0", "--dry-run", "--")
@@ -30,7 +31,7 @@ def test_the_script_gets_the_options_and_an_interpreter(
     script = printed_script(capsys, *options, "--dry-run", "--", *SMALL, "--zero", "3")
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert directives[-1] == (
-        "#SBATCH --nodes=2 --gpus-per-node=4 --ntasks-per-node=1 --output=slurm-%j.out "
+        "#SBATCH --output=slurm-%j.out --nodes=2 --gpus-per-node=4 --ntasks-per-node=1 "
         "--partition a100 --job-name 'a b'"
     )
     assert "python=python\n" not in script
@@ -59,9 +60,42 @@ def test_flags_reach_the_script_untouched(
     assert shown.split("\0")[:-1] == flags
 
 
+def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / 'my "50%" sweep'
+    grid = ("--grid", "strategy=ddp,single,fsdp", "--out", str(out))
+    options = ("--sweep", "--gpus-per-node=2", "--partition", "a100", "--dry-run")
+    printed = printed_script(capsys, *options, "--", *SMALL, *grid)
+    array, report = printed.split("#!/bin/bash")[1:]
+    logs = f'{tmp_path}/my "50%%" sweep/logs'
+    # One process cannot be what two are asked for.
+    assert (
+        f"#SBATCH '--output={logs}/slurm-%A_%a.out' --nodes=1 --gpus-per-node=2 "
+        "--ntasks-per-node=1 --partition a100 --array=0,2\n"
+    ) in array
+    assert f"set -- --out '{out}'\n" in array
+    assert (
+        f"#SBATCH --partition a100 --dependency=afterany:ARRAY '--output={logs}/slurm-%j-report.out"
+    ) in report
+    assert f"set -- '{out}' --out '{out}/report'\n" in report
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--sweep", "--"), "nothing to compare: give --grid"),
+        (("--sweep", "--", "--grid=strategy=ddp,zero5"), "--grid strategy=zero5: use one of"),
+        (
+            ("--sweep", "--nodes=2", "--", "--grid=zero=1,2"),
+            "each cell of a sweep runs on one node",
+        ),
+        (("--sweep", "--", "--nproc=2", "--grid=zero=1,2"), "--nproc is not for behind the --"),
+        (("--sweep", "--", "--grid=seed=1,2", "--data=no.txt"), "seed1: --data no.txt does not"),
+        (("--sweep", "--gpus-per-node=0", "--", "--grid=seed=1,2"), "add --device cpu behind"),
+        (("--sweep", "--", "--grid=seed=1,2", "--device=cpu"), "--gpus-per-node 1 idle"),
+        (("--sweep", "--", "--grid=seed=1,2", "--context=0"), "seed1: context 0 is not positive"),
         (("--nodes", "2", "--zero", "3"), "write -- before the flags of launcher.train"),
         (("--nodes=0", "--"), "--nodes 0 must be 1 or more"),
         (("--nodes=many", "--"), "-N/--nodes: invalid int value: 'many'"),
@@ -100,7 +134,7 @@ def test_without_sbatch_nothing_is_submitted(
     assert "there is no sbatch on PATH" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["train.sbatch", "single_gpu.sbatch"])
+@pytest.mark.parametrize("name", sorted(path.name for path in SCRIPTS.iterdir()))
 def test_a_script_started_by_hand_says_what_it_is(name: str) -> None:
     done = subprocess.run(
         ["bash", str(SCRIPTS / name)],

@@ -1,0 +1,66 @@
+"""One cell of a sweep, from how it stands to its end."""
+
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from launcher.checkpoint.store import CheckpointFolder
+from launcher.compare.cell_process import run_to_end
+from launcher.compare.grid_source import flags_of
+from launcher.compare.sweep_folder import Row, SweepFolder
+from launcher.lifecycle import Interrupted
+
+# What a cell is that neither ended nor failed by itself; "running" where all died at once.
+STOPPED = ("running", "preempted", "interrupted", "timeout")
+
+
+def run_cell(
+    row: Row, folder: SweepFolder, *, nproc: int, timeout_s: float, tick: Callable[[], None]
+) -> None:
+    """Run the cell in processes of its own; `row` and its file say at all times how it stands.
+
+    A cell that was stopped goes on from its newest checkpoint. One that has none, or has failed,
+    starts anew, and what it has left is kept beside it.
+
+    Raises:
+        Interrupted: this process was told to stop; the cell's processes are gone.
+    """
+    name = row.cell.name
+    run_folder = folder.run_folder(name)
+    goes_on = row.state in STOPPED and CheckpointFolder(run_folder / "checkpoints").list()
+    if not goes_on:
+        folder.move_aside(name)
+    row.state, row.reason, row.duration_s, row.figures = "running", None, None, None
+    folder.write_row(row)
+    try:
+        ended = run_to_end(
+            [
+                *(sys.executable, "-m", "launcher.torchrun", "--nproc", str(nproc)),
+                *("-m", "launcher.train", *flags_of(row.cell.flags), f"--out={run_folder}"),
+                *(["--resume=auto"] if goes_on else []),
+            ],
+            log=folder.log(name),
+            timeout_s=timeout_s,
+            tick=tick,
+        )
+    except Interrupted as stopped:
+        row.state, row.reason = "interrupted", str(stopped)
+        raise
+    else:
+        folder.settle(row, ended)
+    finally:
+        folder.write_row(row)
+
+
+def stop_in_order() -> None:
+    """From now on a signal ends the cell that runs, and raises Interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # A second signal must not cut the stopping of the cell short.
+    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise Interrupted(f"stopped by {signal.Signals(number).name}")

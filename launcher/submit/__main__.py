@@ -1,0 +1,7 @@
+"""python -m launcher.submit: `memscale submit` without the other verbs."""
+
+import sys
+
+from launcher.submit import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""The command line of `memscale submit`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from launcher.errors import ExitCode, UserError
+from launcher.submit.job import Job
+from launcher.submit.training import OUTPUT, submit_training
+
+# What the scripts themselves decide from the number of nodes and of ranks on each.
+DECIDED = ("--ntasks", "-n", "--ntasks-per-node", "--gpus", "-G", "--gres", "--array", "-a")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Submit a training or a sweep, or print its scripts; 0 when that is done, 2 when refused."""
+    try:
+        options, job = _parse(argv)
+        if options.sweep:
+            from launcher.submit.sweep import submit_sweep  # takes a second
+
+            submit_sweep(job, dry_run=options.dry_run)
+        else:
+            submit_training(job, dry_run=options.dry_run)
+    except UserError as error:
+        print(f"memscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.DONE
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="memscale submit",
+        usage="memscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
+        description="Submit a training to Slurm, or with --sweep a sweep and its report, from a "
+        "folder that all nodes share. What is neither below nor behind -- is an option of sbatch: "
+        "--partition, --time, --account, --job-name, --mem, ...",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--sweep", action="store_true", help="behind -- are flags of sweep: --grid, --out, ...")
+    add("-N", "--nodes", type=int, default=1, help="machines (default: 1)")
+    add("--gpus-per-node", type=int, default=1, help="a rank each (default: 1); 0: on the CPU")
+    add("--ranks-per-node", type=int, help="only with --gpus-per-node 0 (default then: 1)")
+    add(
+        *("-o", "--output"),
+        help=f"log file (default: {OUTPUT}, of a sweep in its folder)".replace("%", "%%"),
+    )
+    add("--dry-run", action="store_true", help="print the batch script instead of submitting it")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
+    tokens = list(argv)
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    options, more = _parser().parse_known_args(tokens[:end])
+    if end == len(tokens):
+        raise UserError("write -- before the flags of launcher.train: submit --nodes 2 -- --zero 3")
+    for name, least in (("nodes", 1), ("gpus_per_node", 0), ("ranks_per_node", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value} must be {least} or more")
+    if options.gpus_per_node and options.ranks_per_node:
+        raise UserError(
+            f"--ranks-per-node {options.ranks_per_node} is for jobs without GPUs: "
+            f"--gpus-per-node {options.gpus_per_node} gives a rank to each GPU"
+        )
+    for token in more:
+        if token.partition("=")[0] in DECIDED:
+            raise UserError(
+                f"{token} is decided by the batch script: "
+                "give --nodes, --gpus-per-node or --ranks-per-node"
+            )
+    return options, Job(
+        nodes=options.nodes,
+        gpus_per_node=options.gpus_per_node,
+        ranks_per_node=options.gpus_per_node or options.ranks_per_node or 1,
+        output=options.output,
+        more=tuple(more),
+        arguments=tuple(tokens[end + 1 :]),
+    )
