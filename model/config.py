@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 Activation = Literal["gelu", "relu"]
-AttentionKind = Literal["auto", "eager", "sdpa"]
-ActivationCheckpointing = Literal["none", "selective", "full"]
+AttentionKind = Literal["auto", "eager", "sdpa", "flash", "flex"]
+SdpaBackend = Literal["auto", "flash", "cudnn", "efficient", "math"]
+ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,9 @@ class ModelConfig:
     dropout: float = 0.0
     """Dropout probability on embeddings, attention weights and residual branches."""
     attention: AttentionKind = "auto"
-    """Attention implementation."""
+    """Attention kernel; model.attention.choose says what auto is, and which can run."""
+    sdpa_backend: SdpaBackend = "auto"
+    """What attention sdpa must use inside; auto leaves it to PyTorch."""
     window: int | None = None
     """Sliding causal window: token i sees tokens i - window to i; None sees all before it."""
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -75,6 +78,7 @@ class ModelConfig:
             )
         _require_one_of("activation", self.activation, Activation)
         _require_one_of("attention", self.attention, AttentionKind)
+        _require_one_of("sdpa_backend", self.sdpa_backend, SdpaBackend)
         _require_one_of(
             "activation_checkpointing", self.activation_checkpointing, ActivationCheckpointing
         )

@@ -6,16 +6,16 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from model.attention import KERNELS, build_mask, resolve_attention
+from model.attention import kernel_for
 from model.config import ModelConfig
 from model.loss import automatic_chunk_rows, linear_cross_entropy
-from model.recompute import selective_contexts
+from model.recompute import checkpointed
 
 _INITIAL_STD = 0.02
 
@@ -32,8 +32,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        kind, _ = resolve_attention(config.attention, window=config.window)
-        self.kernel = KERNELS[kind]
+        self.attend = kernel_for(config).function
         self.head_dim = config.head_dim
         self.window = config.window
         self.dropout = config.dropout
@@ -41,7 +40,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Any) -> Tensor:
         batch, seq_len, _ = x.shape
         # [B*T, 3 d] -> q, k, v of [B, H, T, head_dim]
         q, k, v = (
@@ -49,7 +48,7 @@ class Attention(nn.Module):
             for part in self.qkv(x.flatten(0, 1)).chunk(3, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
-        y = self.kernel.function(q, k, v, mask=mask, window=self.window, dropout=dropout)
+        y = self.attend(q, k, v, mask=mask, window=self.window, dropout=dropout)
         y = self.proj(y.transpose(1, 2).reshape(batch * seq_len, -1))
         return self.residual_dropout(y).view_as(x)  # type: ignore[no-any-return]
 
@@ -72,16 +71,26 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-LayerNorm residual block."""
+    """Pre-LayerNorm residual block, which recomputes itself in backward where the config says so.
+
+    Recomputation is in here and not around it, so that compiling a block compiles both.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.config = config
         self.ln_1 = nn.LayerNorm(config.d_model)
         self.attn = Attention(config)
         self.ln_2 = nn.LayerNorm(config.d_model)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Any) -> Tensor:
+        """x [B, T, d] and what the attention kernel prepared for T -> [B, T, d]."""
+        if self.training and torch.is_grad_enabled():
+            return checkpointed(self._forward, x, mask, config=self.config)
+        return self._forward(x, mask)
+
+    def _forward(self, x: Tensor, mask: Any) -> Tensor:
         x = x + self.attn(self.ln_1(x), mask)
         return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
 
@@ -122,8 +131,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        kind, _ = resolve_attention(config.attention, window=config.window)
-        self.kernel = KERNELS[kind]
+        self.prepare_mask = kernel_for(config).prepare
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
         self.wpe = nn.Embedding(config.context, config.d_model)
         self.drop = nn.Dropout(config.dropout)
@@ -145,21 +153,10 @@ class GPT(nn.Module):
             )
         positions = torch.arange(seq_len, device=tokens.device)
         x = self.drop(self.wte(tokens) + self.wpe(positions))
-        mask = build_mask(self.kernel, seq_len, self.config.window, tokens.device)
+        mask = self.prepare_mask(seq_len, self.config.window, tokens.device)
         for block in self.blocks:
-            x = self._run_block(block, x, mask)
+            x = block(x, mask)
         return self.head(self.ln_f(x), targets)  # type: ignore[no-any-return]
-
-    def _run_block(self, block: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        mode = self.config.activation_checkpointing
-        if mode == "none" or not self.training or not torch.is_grad_enabled():
-            return block(x, mask)  # type: ignore[no-any-return]
-        if mode == "full":
-            return checkpoint(block, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
-        contexts = partial(selective_contexts, self.config)
-        return checkpoint(  # type: ignore[no-any-return]
-            block, x, mask, use_reentrant=False, context_fn=contexts
-        )
 
 
 def initial_value(

@@ -1,25 +1,62 @@
-"""Selective activation checkpointing: never recompute a matmul or an attention.
+"""Activation checkpointing of a block: recompute all of it, or never a matmul or an attention.
 
 torch's own `create_selective_checkpoint_contexts` refuses any operator in the recomputation that
 it did not meet in the forward. Parameters that are gathered on demand (ZeRO-3) are fetched by
-other operators the second time, so these two modes look only at the operators that are kept.
+other operators the second time, so the two modes here look only at the operators that are kept.
+Compiled code has no dispatch modes; there torch's own contexts mark what the compiler keeps.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
-from model.attention import FUSED_OPS
 from model.config import ModelConfig
+from model.offload import offload_saved
 
+# Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
+FUSED_OPS = frozenset(
+    {
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._flash_attention_forward.default,
+    }
+)
+_FUSED_NAMESPACES = frozenset({"flash_attn"})
 _LINEAR_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 _BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
 
 _Kept = defaultdict[Any, deque[Any]]
+
+
+def checkpointed(
+    function: Callable[[Tensor, Any], Tensor], x: Tensor, mask: Any, *, config: ModelConfig
+) -> Tensor:
+    """`function(x, mask)`, keeping for backward what the config's activation_checkpointing says."""
+    mode = config.activation_checkpointing
+    if mode == "none":
+        return function(x, mask)
+    if mode == "full":
+        return checkpoint(function, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
+    if mode == "offload":
+        with offload_saved():  # of the checkpoint's own: x, and not the mask that all blocks share
+            return checkpoint(lambda x: function(x, mask), x, use_reentrant=False)  # type: ignore[no-any-return]
+    contexts = _compiled_contexts if torch.compiler.is_compiling() else selective_contexts
+    return checkpoint(  # type: ignore[no-any-return]
+        function, x, mask, use_reentrant=False, context_fn=partial(contexts, config)
+    )
 
 
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -28,9 +65,17 @@ def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDis
     return _Keep(config, kept), _Reuse(config, kept)
 
 
+def _compiled_contexts(config: ModelConfig) -> Any:
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keeps = _keeps(config, op, args)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
 def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator's output is kept: matmuls and attention, not norms or activations."""
-    if op in FUSED_OPS:
+    if op in FUSED_OPS or getattr(op, "namespace", None) in _FUSED_NAMESPACES:
         # Skipping a kernel that draws random numbers would shift every later dropout mask.
         return config.dropout == 0.0
     if op in _LINEAR_OPS:

@@ -1,21 +1,32 @@
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.attention.flex_attention import create_block_mask
 
-from model.attention import KERNELS, build_mask, resolve_attention
-from model.config import AttentionKind, ModelConfig
+from model.attention import KERNELS, AttentionKernel, flash, flex, kernel_for
+from model.config import AttentionKind, ModelConfig, SdpaBackend
 from model.gpt import GPT
 
 CONFIG = ModelConfig(vocab_size=61, context=40, layers=1, heads=2, d_model=16)
-KINDS = tuple(KERNELS)
+TRAINS_ON_CPU = ("eager", "sdpa")
+CPU_BACKENDS: tuple[SdpaBackend, ...] = ("flash", "math")
 
 
-def _attend(kind: str, qkv: tuple[Tensor, ...], window: int | None) -> Tensor:
-    mask = build_mask(KERNELS[kind], qkv[0].size(-2), window, qkv[0].device)
-    return KERNELS[kind].function(*qkv, mask=mask, window=window, dropout=0.0)
+def _attend(kernel: AttentionKernel, qkv: tuple[Tensor, ...], window: int | None) -> Tensor:
+    mask = kernel.prepare(qkv[0].size(-2), window, qkv[0].device)
+    return kernel.function(*qkv, mask=mask, window=window, dropout=0.0)
+
+
+def _with_gradients(
+    kernel: AttentionKernel, qkv: list[Tensor], direction: Tensor, window: int | None
+) -> tuple[Tensor, ...]:
+    inputs = tuple(t.clone().requires_grad_() for t in qkv)
+    output = _attend(kernel, inputs, window)
+    return (output, *torch.autograd.grad((output * direction).sum(), inputs))
 
 
 def test_every_kind_a_user_can_name_has_a_kernel() -> None:
@@ -28,21 +39,112 @@ def test_eager_and_sdpa_agree_forward_and_backward(seq_len: int, window: int | N
     torch.manual_seed(0)
     qkv = [torch.randn(2, 3, seq_len, 8) for _ in range(3)]
     direction = torch.randn(2, 3, seq_len, 8)
-    results = []
-    for kind in ("eager", "sdpa"):
-        inputs = tuple(t.clone().requires_grad_() for t in qkv)
-        output = _attend(kind, inputs, window)
-        results.append((output, *torch.autograd.grad((output * direction).sum(), inputs)))
-    for eager, sdpa in zip(*results, strict=True):
-        torch.testing.assert_close(eager, sdpa, rtol=1e-5, atol=1e-6)
+    expected = _with_gradients(KERNELS["eager"], qkv, direction, window)
+    for backend in ("auto", *CPU_BACKENDS):
+        kernel = kernel_for(replace(CONFIG, attention="sdpa", sdpa_backend=backend))
+        got = _with_gradients(kernel, qkv, direction, window)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 1, 64, 200])
+@pytest.mark.parametrize("seq_len", [1, 37, 128, 300])
+def test_flex_agrees_with_eager_in_torchs_reference_implementation(
+    seq_len: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our block mask in the implementation that needs no compiler; its kernels need a GPU."""
+    monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda q, k, v: None)
+    torch.manual_seed(0)
+    qkv = [torch.randn(1, 2, seq_len, 16) for _ in range(3)]
+    direction = torch.randn(1, 2, seq_len, 16)
+    expected = _with_gradients(KERNELS["eager"], qkv, direction, window)
+    got = _with_gradients(KERNELS["flex"], qkv, direction, window)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 1, 63, 64, 127, 128, 129, 255, 256, 400])
+@pytest.mark.parametrize("seq_len", [1, 128, 300, 512])
+def test_blocks_of_the_flex_mask_are_those_torch_finds_pair_by_pair(
+    seq_len: int, window: int | None
+) -> None:
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        near = query - key <= (seq_len if window is None else window)
+        return (query >= key) & near
+
+    ours = flex.block_mask(seq_len, window, torch.device("cpu"))
+    theirs = create_block_mask(visible, None, None, seq_len, seq_len, device="cpu")
+    assert ours.seq_lengths == theirs.seq_lengths
+    for name in ("kv", "full_kv", "q", "full_q"):
+        counts = [getattr(mask, f"{name}_num_blocks") for mask in (ours, theirs)]
+        assert torch.equal(*counts)
+        lists = [getattr(mask, f"{name}_indices") for mask in (ours, theirs)]
+        for row, count in enumerate(counts[0][0, 0].tolist()):
+            assert torch.equal(*(found[0, 0, row, :count] for found in lists))
+
+
+def test_no_tensor_of_flash_or_flex_is_t_by_t() -> None:
+    seq_len = 4096
+    assert KERNELS["flash"].prepare(seq_len, 64, torch.device("cpu")) is None
+    mask = flex.block_mask(seq_len, 64, torch.device("cpu"))
+    tensors = [value for value in vars(mask).values() if isinstance(value, Tensor)]
+    assert tensors
+    assert max(tensor.numel() for tensor in tensors) == (seq_len // flex.BLOCK) ** 2
+
+
+def _seen_by_flash(q: Tensor, left: int, right: int, causal: bool) -> Tensor:
+    """What the documentation of flash-attn says its arguments mean, bool [T, T]."""
+    position = torch.arange(q.size(1))
+    ahead = position[None, :] - position[:, None]
+    seen = torch.ones_like(ahead, dtype=torch.bool)
+    seen &= (ahead <= right) if right >= 0 else seen
+    seen &= (ahead >= -left) if left >= 0 else seen
+    return seen & (ahead <= 0) if causal else seen
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 60])
+def test_flash_passes_layout_and_window_as_the_operator_wants_them(window: int | None) -> None:
+    """The operator's arguments, evaluated in plain arithmetic: its kernels need a GPU."""
+    library = torch.library.Library("aten", "IMPL")
+    torch.manual_seed(0)
+    qkv = tuple(torch.randn(2, 3, 37, 16) for _ in range(3))
+
+    def evaluate(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, ...]:
+        _, _, max_q, max_k, dropout, causal, _ = rest
+        assert (max_q, max_k, dropout) == (37, 37, 0.0)
+        seen = _seen_by_flash(
+            q, options["window_size_left"], options["window_size_right"], causal=causal
+        )
+        by_head = (part.transpose(1, 2) for part in (q, k, v))
+        out = KERNELS["eager"].function(*by_head, mask=seen, window=None, dropout=0.0)
+        return (out.transpose(1, 2), *(torch.empty(0) for _ in range(4)))
+
+    try:
+        library.impl("_flash_attention_forward", evaluate, "CPU")
+        q, k, v = (part.transpose(1, 2) for part in qkv)
+        with torch.no_grad():
+            got = flash.through_torch(q, k, v, window=window, dropout=0.0).transpose(1, 2)
+    finally:
+        library._destroy()
+    torch.testing.assert_close(got, _attend(KERNELS["eager"], qkv, window), rtol=1e-5, atol=1e-6)
+
+
+def test_torchs_flash_operator_can_be_differentiated() -> None:
+    parts = [
+        torch.empty(2, 37, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for _ in range(3)
+    ]
+    out = flash.through_torch(*parts, window=5, dropout=0.0)
+    assert out.shape == parts[0].shape
+    for part, gradient in zip(parts, torch.autograd.grad(out.sum(), parts), strict=True):
+        assert gradient.shape == part.shape
+
+
+@pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 def test_bf16_attention_is_near_fp32(kind: str) -> None:
     torch.manual_seed(0)
     qkv = tuple(torch.randn(2, 3, 37, 8) for _ in range(3))
-    exact = _attend(kind, qkv, None)
-    rounded = _attend(kind, tuple(t.bfloat16() for t in qkv), None)
+    exact = _attend(KERNELS[kind], qkv, None)
+    rounded = _attend(KERNELS[kind], tuple(t.bfloat16() for t in qkv), None)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, rtol=0.03, atol=0.03)
 
@@ -58,14 +160,14 @@ def _influence(config: ModelConfig, position: int, seq_len: int) -> list[bool]:
         return (model(tokens) != model(changed)).any(-1)[0].tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_token_influences_itself_and_what_follows_only(kind: str, layers: int) -> None:
     influence = _influence(replace(CONFIG, attention=kind, layers=layers), 9, 23)
     assert influence == [position >= 9 for position in range(23)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 @pytest.mark.parametrize(("window", "layers", "reach"), [(1, 1, 1), (6, 1, 6), (6, 2, 12)])
 def test_a_window_bounds_influence_to_window_tokens_a_layer(
     kind: str, window: int, layers: int, reach: int
@@ -77,14 +179,15 @@ def test_a_window_bounds_influence_to_window_tokens_a_layer(
 
 def test_sdpa_gets_an_explicit_mask_only_when_the_window_bites() -> None:
     device = torch.device("cpu")
-    assert build_mask(KERNELS["sdpa"], 10, None, device) is None
-    assert build_mask(KERNELS["sdpa"], 10, 9, device) is None
-    mask = build_mask(KERNELS["sdpa"], 10, 8, device)
+    prepare = KERNELS["sdpa"].prepare
+    assert prepare(10, None, device) is None
+    assert prepare(10, 9, device) is None
+    mask = prepare(10, 8, device)
     assert mask is not None
     assert int((~mask.tril()).sum()) == 45 + 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 def test_dropout_acts_in_training_only(kind: str) -> None:
     torch.manual_seed(0)
     model = GPT(replace(CONFIG, attention=kind, dropout=0.5))
@@ -97,13 +200,3 @@ def test_dropout_acts_in_training_only(kind: str) -> None:
         assert not torch.equal(model(tokens), model(tokens))
         model.eval()
         assert torch.equal(model(tokens), model(tokens))
-
-
-def test_resolution_says_what_runs_and_why() -> None:
-    assert resolve_attention("eager", window=None) == ("eager", "requested")
-    kind, reason = resolve_attention("auto", window=None)
-    assert kind == "sdpa"
-    assert "T x T" in reason
-    kind, reason = resolve_attention("auto", window=8)
-    assert kind == "sdpa"
-    assert "window" in reason

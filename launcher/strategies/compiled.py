@@ -1,0 +1,70 @@
+"""`--compile`: torch.compile over the whole model or block by block, and where it cannot be.
+
+Compiling is in place (`nn.Module.compile`), so parameters keep their names in checkpoints.
+"""
+
+import os
+import shlex
+import shutil
+import sysconfig
+from pathlib import Path
+
+from torch import nn
+
+from launcher.config import RunConfig
+from launcher.errors import UserError
+
+
+def compile_whole(module: nn.Module) -> None:
+    """One graph of everything from tokens to loss, compiled at the first forward."""
+    module.compile()
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """One graph that all blocks share: what happens between them stays where it is."""
+    for block in model.get_submodule("blocks").children():
+        block.compile()
+
+
+def refusal(config: RunConfig) -> str | None:
+    """Why `--compile` does not go with the rest of a config, or None."""
+    if not config.loop.compile:
+        return None
+    if config.sharding.strategy == "zero" and config.sharding.zero == 3:
+        # It runs, with the same losses: 30 graphs of a few operators each where a block has one.
+        return (
+            "--compile with --zero 3: DeepSpeed fetches parameters in the middle of each block, "
+            "which leaves only crumbs to compile: use --strategy fsdp, which shards the same"
+        )
+    if config.model.activation_checkpointing == "offload":
+        return (
+            "--compile with --activation-checkpointing offload: blocks that move what they save "
+            "are not compiled: use full or selective, or leave --compile out"
+        )
+    if config.measure.memory_trace:
+        return (
+            "--compile with --memory-trace: the trace follows single operators, and with it torch "
+            "would run the model uncompiled: leave one of them out"
+        )
+    return None
+
+
+def require_compilers(device_type: str) -> None:
+    """What torch.compile calls to build kernels is on this machine.
+
+    Raises:
+        UserError: no C++ compiler (CPU), no C compiler or triton (GPU), no Python headers.
+    """
+    variable, default = ("CXX", "g++") if device_type == "cpu" else ("CC", "gcc")
+    command = os.environ.get(variable, default)
+    if shutil.which(shlex.split(command)[0]) is None:
+        raise UserError(
+            f"--compile builds kernels with {command}, which is not here: install it "
+            f"(apt-get install g++), name another in {variable}, or leave --compile out"
+        )
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").exists():
+        raise UserError(
+            f"--compile builds kernels with Python.h, which is not in {headers}: install it "
+            "(apt-get install python3-dev), or leave --compile out"
+        )

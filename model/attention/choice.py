@@ -1,0 +1,117 @@
+"""Which attention runs, and why: decided before anything starts, from the setting alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from model.attention import flash
+from model.attention.dense import BACKENDS, sdpa, sdpa_backend
+from model.attention.kernel import KERNELS, AttentionKernel, Setting
+from model.config import AttentionKind, ModelConfig, SdpaBackend
+
+_ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The kernel that runs and why, for the log. `str` gives `sdpa (flash)`, `eager`."""
+
+    kind: AttentionKind
+    backend: str | None
+    """What does the work inside: sdpa's backend or flash's implementation. None where there is
+    only one, or where the GPU has to be asked (`on`)."""
+    reason: str
+    setting: Setting
+    sdpa_backend: SdpaBackend
+
+    def __str__(self) -> str:
+        return self.kind if self.backend is None else f"{self.kind} ({self.backend})"
+
+    def on(self, device: torch.device, *, seq_len: int) -> Choice:
+        """The same with the backend that PyTorch takes on `device` for sequences this long.
+
+        Allocates a few kilobytes there. Raises ValueError when the wanted one cannot run.
+        """
+        if self.kind != "sdpa":
+            return self
+        backend = sdpa_backend(self.setting, self.sdpa_backend, device=device, seq_len=seq_len)
+        return replace(self, backend=backend)
+
+
+def choose(
+    kind: AttentionKind,
+    *,
+    device_type: str,
+    dtype: torch.dtype,
+    head_size: int,
+    window: int | None,
+    dropout: float,
+    sdpa_backend: SdpaBackend = "auto",
+    capability: tuple[int, int] | None = None,
+) -> Choice:
+    """The attention of that kind, or for `auto` the fastest that is installed and able.
+
+    Allocates nothing on a GPU. Raises ValueError, with the reason and the fix, when the kind or
+    the sdpa backend that is asked for cannot run in this setting.
+    """
+    setting = Setting(
+        device_type=device_type,
+        dtype=dtype,
+        head_size=head_size,
+        window=window,
+        dropout=dropout,
+        capability=capability,
+    )
+    reason = "asked for"
+    if sdpa_backend != "auto":
+        if kind not in ("auto", "sdpa"):
+            raise ValueError(
+                f"sdpa_backend {sdpa_backend} belongs to attention sdpa, not {kind}; leave it out."
+            )
+        kind, reason = "sdpa", f"sdpa_backend {sdpa_backend} asked for"
+    if kind == "auto":
+        kind, reason = _fastest(setting)
+    obstacle = KERNELS[kind].obstacle(setting)
+    if obstacle is not None:
+        raise ValueError(obstacle)
+    backend = flash.implementation(capability, dropout) if kind == "flash" else None
+    choice = Choice(
+        kind=kind, backend=backend, reason=reason, setting=setting, sdpa_backend=sdpa_backend
+    )
+    if device_type == "cpu":
+        choice = choice.on(torch.device("cpu"), seq_len=_ANY_LENGTH)
+    return choice
+
+
+def kernel_for(config: ModelConfig) -> AttentionKernel:
+    """The kernel of a model. `auto` that nobody has resolved with `choose` runs everywhere: sdpa.
+
+    Raises nothing: whether it can run is `choose`'s question.
+    """
+    if config.attention not in ("auto", "sdpa") or config.sdpa_backend == "auto":
+        return KERNELS["sdpa" if config.attention == "auto" else config.attention]
+    return replace(KERNELS["sdpa"], function=partial(sdpa, backend=BACKENDS[config.sdpa_backend]))
+
+
+def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
+    """FA3 and FA4 are the fastest on the GPUs that have them; then what takes a window as a number.
+
+    Without a window, torch's own choice (cuDNN on Hopper, FA2 before) is as fast as FA2 is.
+    """
+    if setting.device_type != "cuda":
+        why = "the fused attention of this device"
+        return "sdpa", why + ("" if setting.window is None else ", with the window as a mask")
+    able = {kind for kind, kernel in KERNELS.items() if kernel.obstacle(setting) is None}
+    newest = flash.implementation(setting.capability, setting.dropout)
+    if "flash" in able and newest in ("FA3", "FA4"):
+        return "flash", f"{newest} is installed for this GPU"
+    if setting.window is None:
+        return "sdpa", "the fused attention that PyTorch takes on this GPU"
+    if "flash" in able:
+        return "flash", "takes the window as a number, without a T x T mask"
+    if "flex" in able:
+        return "flex", "the window as blocks, without a T x T mask; flash cannot run here"
+    return "sdpa", "the window as a mask; neither flash nor flex can run here"

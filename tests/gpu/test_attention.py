@@ -1,0 +1,133 @@
+"""Every kind of attention against the textbook form, where its real kernels run: on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import KERNELS, choose, kernel_for
+from model.config import AttentionKind, ModelConfig
+from model.gpt import GPT
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
+
+KINDS: tuple[AttentionKind, ...] = ("sdpa", "flash", "flex")
+CONFIG = ModelConfig(vocab_size=64, context=300, layers=2, heads=2, d_model=128)
+
+
+def _skip_unless_able(kind: AttentionKind, dtype: torch.dtype, window: int | None) -> None:
+    try:
+        choose(
+            kind,
+            device_type="cuda",
+            dtype=dtype,
+            head_size=64,
+            window=window,
+            dropout=0.0,
+            capability=torch.cuda.get_device_capability(),
+        )
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def _with_gradients(
+    kind: str, qkv: list[Tensor], direction: Tensor, window: int | None
+) -> tuple[Tensor, ...]:
+    kernel = KERNELS[kind]
+    inputs = [part.clone().requires_grad_() for part in qkv]
+    mask = kernel.prepare(qkv[0].size(-2), window, qkv[0].device)
+    out = kernel.function(*inputs, mask=mask, window=window, dropout=0.0)
+    return (out, *torch.autograd.grad((out * direction).sum(), inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 1, 64])
+@pytest.mark.parametrize("seq_len", [1, 37, 128, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_agrees_with_eager_forward_and_backward(
+    kind: AttentionKind, seq_len: int, window: int | None, dtype: torch.dtype
+) -> None:
+    _skip_unless_able(kind, dtype, window)
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, 3, seq_len, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    direction = torch.randn(2, 3, seq_len, 64, device="cuda", dtype=dtype)
+    exact = _with_gradients("eager", [part.float() for part in qkv], direction.float(), window)
+    got = _with_gradients(kind, qkv, direction, window)
+    tolerance = 2e-3 if dtype == torch.float32 else 3e-2  # fp32: flex may use TF32 matmuls
+    for ours, theirs in zip(got, exact, strict=True):
+        torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_the_backend_that_is_recorded_is_the_one_that_runs(window: int | None) -> None:
+    choice = choose(
+        "sdpa",
+        device_type="cuda",
+        dtype=torch.bfloat16,
+        head_size=64,
+        window=window,
+        dropout=0.0,
+        capability=torch.cuda.get_device_capability(),
+    ).on(torch.device("cuda"), seq_len=300)
+    kernel = kernel_for(replace(CONFIG, attention="sdpa", window=window))
+    qkv = [
+        torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    mask = kernel.prepare(300, window, torch.device("cuda"))
+    with torch.profiler.profile() as profile:
+        kernel.function(*qkv, mask=mask, window=window, dropout=0.0)
+    operators = {event.key for event in profile.key_averages()}
+    assert f"aten::_scaled_dot_product_{choice.backend}_attention" in operators or (
+        choice.backend == "math" and "aten::_scaled_dot_product_attention_math" in operators
+    )
+
+
+@pytest.mark.parametrize("kind", ["flash", "flex"])
+def test_a_window_takes_no_t_by_t_memory(kind: AttentionKind) -> None:
+    _skip_unless_able(kind, torch.bfloat16, 64)
+    seq_len = 16_384
+    qkv = [
+        torch.randn(1, 1, seq_len, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    kernel = KERNELS[kind]
+    peaks = []
+    for _ in range(2):  # the first call compiles
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        mask = kernel.prepare(seq_len, 64, qkv[0].device)
+        kernel.function(*qkv, mask=mask, window=64, dropout=0.0).sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[-1] < seq_len**2 / 4
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_model_is_the_same_model(
+    kind: AttentionKind, window: int | None, checkpointing: str
+) -> None:
+    _skip_unless_able(kind, torch.bfloat16, window)
+    config = replace(CONFIG, window=window, loss_chunk=128)
+    tokens = torch.randint(0, config.vocab_size, (2, 300), device="cuda")
+    losses, norms = [], []
+    for attention, mode, compiled in (("eager", "none", False), (kind, checkpointing, True)):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = GPT(
+            replace(config, attention=attention, activation_checkpointing=mode)  # type: ignore[arg-type]
+        ).cuda()
+        if compiled:
+            model.compile()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(tokens, tokens.roll(-1, 1))
+        loss.backward()
+        losses.append(float(loss))
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+    assert losses[1] == pytest.approx(losses[0], rel=5e-3)
+    assert norms[1] == pytest.approx(norms[0], rel=3e-2)

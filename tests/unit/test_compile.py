@@ -1,0 +1,71 @@
+"""`--compile`: the same losses, the same names, one graph; and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from launcher.config import RunConfig
+from launcher.errors import UserError
+from launcher.optim import learning_rate
+from launcher.preflight import prepare
+from launcher.resolve import resolve
+from launcher.strategies.compiled import require_compilers
+from launcher.train import build_engine
+from launcher.world import start
+
+FLAGS = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --heads 2"
+FLAGS += " --context 32 --micro-batch 2 --window 9 --loss-chunk 40"
+FLAGS += " --activation-checkpointing selective --steps 3 --lr 1e-2"
+
+
+def _losses(text: Path, *flags: str) -> tuple[list[float], list[str]]:
+    prepared = prepare(
+        [*FLAGS.split(), "--data", str(text), *flags], world_size=1, ranks_per_node=1
+    )
+    world = start("cpu", timeout_s=60, needs_group=False)
+    engine = build_engine(prepared, world)
+    torch.manual_seed(0)
+    losses = []
+    for step in range(1, 4):
+        tokens = torch.randint(0, 257, (2, 32))
+        loss = engine.forward(tokens, tokens.roll(-1, 1), last=True)
+        engine.backward(loss)
+        engine.step(learning_rate(step, prepared.resolved.config.optim, 3))
+        losses.append(float(loss.detach()))
+    return losses, sorted(engine.training_state().shapes)
+
+
+def test_compiled_training_is_the_same_training(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(Path(__file__).read_text() * 20)
+    expected, names = _losses(text)
+    counters.clear()
+    losses, compiled_names = _losses(text, "--compile")
+    assert losses == pytest.approx(expected, rel=2e-5)
+    assert compiled_names == names
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"memory_trace": True}, "--memory-trace.*leave one of them out"),
+        ({"zero": 3}, "--compile with --zero 3.*use --strategy fsdp"),
+        ({"activation_checkpointing": "offload"}, "offload.*use full or selective"),
+    ],
+)
+def test_what_compiling_cannot_go_with_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    config = RunConfig().replace(compile=True, **changes)
+    with pytest.raises(UserError, match=sentence):
+        resolve(config, world_size=2, device_type="cpu")
+
+
+def test_a_missing_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_compilers("cpu")
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(UserError, match=r"no-such-compiler.*apt-get install g\+\+.*CXX"):
+        require_compilers("cpu")
