@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo test check clean
+.PHONY: install demo test test-nvme check clean
 
 install: $(VENV)/installed
 
@@ -30,7 +30,13 @@ demo: install
 test: install
 	sh tests/slurm/install.sh
 	sh tests/browser/install.sh
-	$(BIN)/python -m pytest -q
+	sh tests/offload/install.sh
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Real swap files. DeepSpeed's I/O is compiled first, which takes minutes, once per machine.
+test-nvme: install
+	sh tests/offload/install.sh
+	MEMSCALE_TEST_NVME=1 $(BIN)/python -m pytest -q -m nvme
 
 check: install
 	$(BIN)/ruff format --check .

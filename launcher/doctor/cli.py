@@ -42,6 +42,7 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
             "torch": gpu.torch_and_driver,
             "DeepSpeed": software.deepspeed,
             "compilers": software.compilers,
+            "async I/O": software.async_io,
             "build locks": software.stale_locks,
             "Hugging Face": partial(software.extras, HUGGING_FACE, "hf"),
             "GPU packages": partial(software.extras, GPU_PACKAGES, "gpu"),

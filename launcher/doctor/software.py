@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
 from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.strategies import nvme_build
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -117,11 +116,27 @@ def compilers() -> Finding:
     return ok(f"{words.stdout.splitlines()[0]}; ninja, Python.h{_nvcc()}")
 
 
+def async_io() -> Finding:
+    """Whether DeepSpeed's asynchronous I/O, which NVMe offload goes through, is or can be built."""
+    nvme_build.use_own_ninja()
+    if nvme_build.is_built():
+        return ok("DeepSpeed's async_io is built, for --offload-optimizer nvme")
+    missing = nvme_build.what_is_missing()
+    if missing is not None:
+        return Finding(
+            state="n/a",
+            found=f"DeepSpeed's async_io cannot be built without {missing}",
+            consequence="no --offload-optimizer nvme and --offload-param nvme",
+            fix=nvme_build.INSTALL,
+        )
+    return ok("DeepSpeed's async_io can be built; the first run with NVMe offload does, in minutes")
+
+
 def stale_locks() -> Finding:
     """Locks of builds that were killed: the next build of the op waits for them for ever."""
-    root = extensions_folder()
+    root = nvme_build.extensions_folder()
     locks = [p for depth in ("*/lock", "*/*/lock") for p in root.glob(depth)]
-    held = _open_files() if locks else set()
+    held = nvme_build.held_files() if locks else set()
     stale = [path for path in locks if str(path.resolve()) not in held]
     if stale:
         return fail(
@@ -131,14 +146,6 @@ def stale_locks() -> Finding:
             + " ".join(str(path) for path in stale),
         )
     return ok(f"none stale in {root}" + (f", {len(locks)} being built" if locks else ""))
-
-
-def extensions_folder() -> Path:
-    """Where torch builds extensions: $TORCH_EXTENSIONS_DIR, else torch_extensions in the cache."""
-    if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "torch_extensions"
 
 
 def extras(packages: Mapping[str, str], extra: str) -> Finding:
@@ -173,16 +180,3 @@ def _version(package: str) -> str | None:
 
 def _is_ours(script: Path) -> bool:
     return OURS in script.read_text(encoding="utf-8", errors="replace")
-
-
-def _open_files() -> set[str]:
-    """Files that processes of this user hold open; torch keeps a lock open while it builds."""
-    return set(_paths(psutil.process_iter()))
-
-
-def _paths(processes: Iterable[psutil.Process]) -> Iterable[str]:
-    for process in processes:
-        try:
-            yield from (file.path for file in process.open_files())
-        except (psutil.Error, OSError):  # somebody else's, or gone by now
-            continue

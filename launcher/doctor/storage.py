@@ -1,7 +1,6 @@
 """Room for runs and the corpus cache; speed and suitability of a folder for NVMe offload."""
 
 import contextlib
-import ctypes.util
 import mmap
 import os
 import shutil
@@ -10,11 +9,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
-
 from launcher.data.cache import default_cache_dir
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.sizes import gib
+from launcher.strategies.nvme_folder import file_system
 
 GIB = 2**30
 LITTLE_DISK_BYTES = 5 * GIB
@@ -70,13 +68,11 @@ def nvme(folder: Path | None) -> Finding:
         problems.append(
             f"room for about {free / 16e9:.1f} billion parameters with their Adam states"
         )
-    if ctypes.util.find_library("aio") is None:
-        problems.append("libaio is missing, which DeepSpeed's async_io needs")
     if problems:
         return warn(
             found,
             "; ".join(problems),
-            "choose a folder on a local NVMe disk; libaio: apt install libaio-dev",
+            "choose a folder on a local NVMe disk",
         )
     return ok(found)
 
@@ -93,17 +89,6 @@ def measure(folder: Path) -> tuple[float, float, bool]:
     finally:
         os.unlink(name)
     return written / write_s, read / read_s, direct
-
-
-def file_system(folder: Path) -> str:
-    """Type of the file system that holds `folder`, `unknown file system` when not listed."""
-    place = folder.resolve()
-    mounts = {
-        Path(p.mountpoint): p.fstype
-        for p in psutil.disk_partitions(all=True)
-        if place.is_relative_to(p.mountpoint)
-    }
-    return mounts[max(mounts, key=lambda m: len(m.parts))] if mounts else "unknown file system"
 
 
 def nearest_existing(path: Path) -> Path:

@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.config import RunConfig, flag
+from launcher.config import RunConfig
 from launcher.errors import UserError
+from launcher.flags import flag
+from launcher.offload_choice import OffloadChoice
+from launcher.sizes import parse_bytes
+from launcher.strategies.offload_sizes import (
+    PARAM_BUFFERS,
+    largest_slice_count,
+    optimizer_buffer_count,
+    swap_buffer_count,
+)
 from model.config import ModelConfig
 
 AUTO = "auto"
@@ -67,6 +76,9 @@ def sharding_of_file(path: Path) -> dict[str, Any]:
             )
         if device != AUTO:
             found[name] = device
+        folder = _section(zero, name, path).get("nvme_path", AUTO)
+        if device == "nvme" and folder not in (AUTO, None):
+            found["nvme_path"] = Path(folder)
     return found
 
 
@@ -83,7 +95,9 @@ def build_config(
     if path:
         _check_owned(config, file, path, accumulation=accumulation, world_size=world_size)
     ours = _owned(config, accumulation=accumulation)
-    ours["zero_optimization"] = _zero_section(config, model, file)
+    ours["zero_optimization"] = _zero_section(config, model, file, world_size)
+    if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
+        ours["aio"] = _merge(_aio_section(config.offload), file.get("aio", {}))
     dropped = ("optimizer", "scheduler", "train_batch_size", *PRECISION_SECTIONS)
     rest = {k: v for k, v in file.items() if k not in ours and k not in dropped and v != AUTO}
     return {**rest, **ours}
@@ -105,15 +119,29 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
             # DeepSpeed's own bf16 mode runs an Adam step while it starts at stage 0.
             owned["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
         else:
-            owned["bf16"] = {"enabled": True}
+            # Otherwise stages 1 and 2 would train on with NaN.
+            owned["bf16"] = {"enabled": True, "check_grad_overflow": True}
             owned["data_types"] = {"grad_accum_dtype": sharding.grad_accum_dtype}
+    elif config.optim.precision == "bf16-pure":
+        owned["bf16"] = {
+            "enabled": True,
+            "check_grad_overflow": True,
+            "bf16_master_weights_and_grads": True,
+            "bf16_optimizer_states": True,
+        }
+        owned["data_types"] = {"grad_accum_dtype": "bf16"}
+    elif config.optim.precision == "fp16":
+        # As torch.amp.GradScaler: one overflow halves the scale, 2000 good steps double it.
+        owned["fp16"] = {"enabled": True, "loss_scale_window": 2000, "hysteresis": 1}
     return owned
 
 
-def _zero_section(config: RunConfig, model: ModelConfig, file: JsonObject) -> JsonObject:
+def _zero_section(
+    config: RunConfig, model: ModelConfig, file: JsonObject, world_size: int
+) -> JsonObject:
     sharding = config.sharding
     # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
-    bucket = model.block_parameter_count
+    bucket = sharding.bucket or model.block_parameter_count
     section: JsonObject = {
         "stage": sharding.zero,
         "reduce_bucket_size": bucket,
@@ -127,12 +155,42 @@ def _zero_section(config: RunConfig, model: ModelConfig, file: JsonObject) -> Js
         section["stage3_param_persistence_threshold"] = model.ffn_dim
         section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
         section["stage3_max_reuse_distance"] = bucket
-    pin = config.loop.device == "cuda"
+    pin = config.offload.pin_memory and config.loop.device == "cuda"
     if sharding.offload_optimizer != "none":
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
     if sharding.offload_param != "none":
         section["offload_param"] = {"device": sharding.offload_param, "pin_memory": pin}
+    _add_nvme(section, config, model, world_size)
     return _merge(section, file.get("zero_optimization", {}))
+
+
+def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_size: int) -> None:
+    """Buffers of the model's size; the engine adds the folder."""
+    offload = config.offload
+    if config.sharding.offload_optimizer == "nvme":
+        section["sub_group_size"] = swap_buffer_count(offload)
+        section["offload_optimizer"] |= {
+            "buffer_count": optimizer_buffer_count(offload),
+            "pipeline_read": offload.nvme_overlap,
+            "pipeline_write": offload.nvme_overlap,
+        }
+    if config.sharding.offload_param == "nvme":
+        section["sub_group_size"] = swap_buffer_count(offload)
+        section["offload_param"] |= {
+            "buffer_count": PARAM_BUFFERS,
+            "buffer_size": largest_slice_count(model, world_size),
+            "max_in_cpu": 0,  # DeepSpeed would keep the first 1e9 elements in host memory
+        }
+
+
+def _aio_section(offload: OffloadChoice) -> JsonObject:
+    return {
+        "block_size": parse_bytes(offload.nvme_block, "--nvme-block"),
+        "queue_depth": offload.nvme_queue_depth,
+        "intra_op_parallelism": offload.nvme_threads,
+        "single_submit": False,
+        "overlap_events": True,
+    }
 
 
 def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
@@ -150,17 +208,22 @@ def _check_owned(
     config: RunConfig, file: JsonObject, path: Path, *, accumulation: int, world_size: int
 ) -> None:
     data, optim, sharding = config.data, config.optim, config.sharding
-    bf16 = optim.precision == "bf16"
+    bf16 = optim.precision in ("bf16", "bf16-pure")
+    in_bf16 = optim.precision == "bf16-pure"
     owned = (
         ("train_micro_batch_size_per_gpu", data.micro_batch, "micro_batch"),
         ("train_batch_size", data.micro_batch * accumulation * world_size, "global_batch"),
         ("gradient_accumulation_steps", accumulation, "global_batch"),
         ("gradient_clipping", optim.clip, "clip"),
         ("bf16.enabled", bf16, "precision"),
-        ("fp16.enabled", False, "precision"),
+        ("fp16.enabled", optim.precision == "fp16", "precision"),
         ("amp.enabled", False, "precision"),
         ("torch_autocast.enabled", bf16 and sharding.zero == 0, "precision"),
-        ("data_types.grad_accum_dtype", sharding.grad_accum_dtype, "grad_accum_dtype"),
+        (
+            "data_types.grad_accum_dtype",
+            "bf16" if in_bf16 else sharding.grad_accum_dtype,
+            "grad_accum_dtype",
+        ),
         ("optimizer.params.lr", optim.lr, "lr"),
         ("optimizer.params.betas", list(optim.betas), "betas"),
         ("optimizer.params.eps", optim.eps, "eps"),
@@ -178,10 +241,12 @@ def _check_owned(
                 'set it to "auto" in the file, or change the flag'
             )
     kind = _section(file, "optimizer", path).get("type", AUTO)
-    if str(kind).lower() not in (AUTO, "adam", "adamw"):
+    # DeepSpeed's "Adam" decays as AdamW does, unless told otherwise.
+    same = ("adam", "adamw") if optim.optimizer == "adamw" else (optim.optimizer,)
+    if str(kind).lower() not in (AUTO, *same):
         raise UserError(
-            f"--deepspeed {path}: optimizer.type is {kind!r}, but memscale trains with AdamW: "
-            'remove the optimizer section or set it to "auto"'
+            f"--deepspeed {path}: optimizer.type is {kind!r}, but --optimizer makes it "
+            f'{optim.optimizer!r}: remove the optimizer section or set it to "auto"'
         )
     for key, theirs in _section(_section(file, "scheduler", path), "params", path).items():
         if theirs != AUTO:

@@ -13,13 +13,21 @@ from torch import Tensor, nn
 
 from launcher.errors import UserError
 from launcher.measure.records import Ledger
+from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.deepspeed_config import build_config
-from launcher.strategies.engine import Engine, Recipe, StepResult
+from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.materialize import fill_flat_slice, materialize_whole
 from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero_shards import zero_state
 from launcher.strategies.zero_states import count_states
+from launcher.strategies.zero_swap import (
+    fill_swapped,
+    is_swapped,
+    keep_gradients_in_memory,
+    place_swap_files,
+    prefetch_each_once,
+)
 
 
 def build(recipe: Recipe) -> Engine:
@@ -30,16 +38,26 @@ def build(recipe: Recipe) -> Engine:
     ds_config = build_config(
         config, recipe.model, accumulation=recipe.accumulation, world_size=recipe.world.size
     )
-    dtype = torch.bfloat16 if ds_config.get("bf16") else torch.float32
+    if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
+        assert config.offload.nvme_path is not None  # resolve has refused it
+        place_swap_files(ds_config, config.offload.nvme_path)
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = next((low[name] for name in low if name in ds_config), torch.float32)
     if stage == 3:
         module = _born_sharded(deepspeed, recipe, ds_config)
     else:
         module = recipe.meta_module()
         materialize_whole(module, recipe.initial_value, device=recipe.world.device, dtype=dtype)
+    if config.loop.compile:
+        compile_blocks(module)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
         engine, _, _, _ = deepspeed.initialize(
             model=module, optimizer=recipe.new_optimizer(module), config=ds_config
         )
+    if config.sharding.offload_optimizer == "nvme":
+        keep_gradients_in_memory(engine.optimizer)
+    if config.sharding.offload_param == "nvme":
+        prefetch_each_once(engine)
     return ZeroEngine(engine, recipe)
 
 
@@ -56,6 +74,9 @@ class ZeroEngine:
         self._device = recipe.world.device
         self._norm_is_ours = recipe.config.sharding.zero == 0
 
+    def begin_step(self, lr: float) -> None:
+        """The learning rate comes with `step`."""
+
     def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         self._engine.set_gradient_accumulation_boundary(last)
         loss: Tensor = self._engine(tokens, targets)
@@ -67,14 +88,31 @@ class ZeroEngine:
     def step(self, lr: float) -> StepResult:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
-        norm: Tensor | float
-        if self._norm_is_ours:  # stage 0 has none to tell
+        if self._norm_is_ours:  # stage 0 has none to tell, and would train on with NaN
             parameters = self._engine.module.parameters()
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            finite = torch.isfinite(norm)
+            self._engine.optimizer.found_inf = (~finite).float()
+            self._engine.step()
+            return StepResult(grad_norm=norm, applied=finite)
         self._engine.step()
-        if not self._norm_is_ours:
-            norm = self._engine.get_global_grad_norm()
-        return StepResult(grad_norm=norm, applied=bool(self._engine.was_step_applied()))
+        return StepResult(
+            grad_norm=self._engine.get_global_grad_norm(),
+            applied=bool(self._engine.was_step_applied()),
+        )
+
+    def loss_scale(self) -> LossScale | None:
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        if scaler is None or not scaler.dynamic:
+            return None
+        good_steps = scaler.cur_iter - 1 - scaler.last_overflow_iter
+        return LossScale(scale=float(scaler.cur_scale), good_steps=good_steps)
+
+    def set_loss_scale(self, value: LossScale) -> None:
+        if self.loss_scale() is not None:
+            scaler = self._engine.optimizer.loss_scaler
+            scaler.cur_scale = value.scale
+            scaler.last_overflow_iter = scaler.cur_iter - 1 - value.good_steps
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         self._engine.eval()
@@ -143,5 +181,9 @@ def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> 
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
         local = sharded.ds_tensor
         value = recipe.initial_value(name, sharded.ds_shape)
-        fill_flat_slice(local.data, value, recipe.world.rank * local.ds_numel)
+        offset = recipe.world.rank * local.ds_numel
+        if is_swapped(sharded):
+            fill_swapped(sharded, value, offset)
+        else:
+            fill_flat_slice(local.data, value, offset)
     return module

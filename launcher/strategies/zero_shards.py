@@ -1,25 +1,31 @@
 """The training state of DeepSpeed's ZeRO 0 to 3: fragments of flat fp32 partitions.
 
 Reads DeepSpeed's own bookkeeping of which range of which parameter lies where in the flat
-partition. Optimizer states that DeepSpeed has swapped out to NVMe are not in memory to be read.
+partition. States that DeepSpeed has swapped out are read and written in their files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 from torch import Tensor
 
 from launcher.strategies.flat_shards import (
     PARAM,
+    OwnShapes,
     Shard,
     TrainingState,
     counters,
     create_states,
+    read_state,
     set_counters,
     state_kinds,
+    write_state,
 )
 from launcher.strategies.native_shards import NativeState
+from launcher.strategies.zero_swap import Swapped
 
 
 def zero_state(engine: Any) -> TrainingState:
@@ -41,6 +47,16 @@ class _Fragment:
     offset: int
     numel: int
 
+    def shard(self, kind: str, flat: Tensor) -> Shard:
+        """This range of `flat`, one of the states of the partition."""
+        return Shard(
+            name=self.name,
+            kind=kind,
+            shape=self.shape,
+            start=self.start,
+            data=flat[self.offset : self.offset + self.numel],
+        )
+
 
 class _FragmentedState:
     """`TrainingState` of stages 1, 2 and 3."""
@@ -54,40 +70,54 @@ class _FragmentedState:
         groups = self._inner.param_groups
         # At stage 3 a parameter group has several flat partitions.
         group_of = getattr(self._outer, "sub_group_to_group_id", range(len(self._masters)))
+        self._swapped = Swapped(self._outer)
+        self._swapped.create_states()
         create_states(
-            self._inner, [(groups[group_of[i]], [flat]) for i, flat in enumerate(self._masters)]
+            self._inner,
+            [
+                (groups[group_of[i]], [flat])
+                for i, flat in enumerate(self._masters)
+                if flat not in self._swapped
+            ],
         )
         self.shapes = {
             name: tuple(getattr(p, "ds_shape", p.shape))
             for name, p in engine.module.named_parameters()
         }
-        self._state_kinds = state_kinds(self._inner, self._masters[0])
-        self.kinds = (PARAM, *self._state_kinds)
+        self.kinds = (PARAM, *state_kinds(self._inner, self._masters[0]))
+        self.own_shapes: OwnShapes = {}  # what is factored cannot be cut anywhere
 
     def saved(self) -> Iterator[Shard]:
         """The fp32 master weights and optimizer states of this rank's partition."""
+        for _, shards in self._flat_states():
+            yield from shards
+
+    def _flat_states(self) -> Iterator[tuple[Callable[[], None], Iterator[Shard]]]:
+        """(what to call when they are filled, the shards) of every flat tensor of the state."""
+        pieces: dict[Tensor, list[_Fragment]] = {master: [] for master in self._masters}
         for piece in self._find_fragments(self._engine):
-            state = self._inner.state[piece.flat]
-            flats = {PARAM: piece.flat, **{kind: state[kind] for kind in self._state_kinds}}
-            for kind, flat in flats.items():
-                yield Shard(
-                    name=piece.name,
-                    kind=kind,
-                    shape=piece.shape,
-                    start=piece.start,
-                    data=flat.detach()[piece.offset : piece.offset + piece.numel],
-                )
+            pieces[piece.flat].append(piece)
+        for master, kind in product(self._masters, self.kinds):
+            if master in self._swapped:
+                flat = self._swapped.read(master, kind)
+                write = partial(self._swapped.write_through, master, kind)
+            else:
+                flat = read_state(self._inner, master, kind).detach()
+                write = partial(write_state, self._inner, master, kind, flat)
+            yield write, (piece.shard(kind, flat) for piece in pieces[master])
 
     def loaded(self) -> Iterator[Shard]:
         """The same and, at stages 1 and 2, the whole parameters that the model computes with."""
-        yield from self.saved()
+        for write, shards in self._flat_states():
+            yield from shards
+            write()
         if self._engine.zero_optimization_stage() < 3:
             for name, parameter in self._engine.module.named_parameters():
                 data = parameter.detach().view(-1)
                 yield Shard(name=name, kind=PARAM, shape=self.shapes[name], start=0, data=data)
 
     def counters(self) -> dict[str, float]:
-        """Adam's step."""
+        """Adam's step; SGD has none."""
         return counters(self._inner, self._masters[0])
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
@@ -98,7 +128,8 @@ class _FragmentedState:
             # Whole copies of small parameters may be around; the next forward gathers new ones.
             self._outer._partition_all_parameters()
             for number in range(len(self._masters)):
-                self._outer._reassign_or_swap_out_partitioned_parameters(number)
+                with self._swapped.in_memory(number):
+                    self._outer._reassign_or_swap_out_partitioned_parameters(number)
 
 
 def _masters(outer: Any) -> list[Tensor]:

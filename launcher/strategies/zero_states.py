@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from launcher.strategies.storages import StorageCount
+from launcher.strategies.zero_swap import count_swapped
 
 MASTER_WEIGHTS = (
     "single_partition_of_fp32_groups",  # stages 1, 2
@@ -30,6 +31,7 @@ def count_states(engine: Any, count: StorageCount) -> None:
     outer = engine.optimizer
     inner = getattr(outer, "optimizer", outer)
     parameters = list(engine.module.parameters())
+    count_swapped(engine, count)  # first: states that were swapped out may still name its buffers
     count.add("optimizer", _tensors(list(inner.state.values())))
     for name in MASTER_WEIGHTS:
         count.add("master", _tensors(getattr(outer, name, None)))

@@ -267,7 +267,7 @@ def test_auto_follows_the_flags(stage: int, precision: str, tmp_path: Path) -> N
             {"optimizer": {"params": {"weight_decay": 0.0}}},
             ("weight_decay is 0.0", "--weight-decay makes it 0.1"),
         ),
-        ({"optimizer": {"type": "Lamb"}}, ("'Lamb'", "AdamW", '"auto"')),
+        ({"optimizer": {"type": "Lamb"}}, ("'Lamb'", "'adamw'", '"auto"')),
         (
             {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}},
             ("warmup_num_steps is 9", "--warmup-steps", '"auto"'),
@@ -297,5 +297,5 @@ def test_the_same_value_is_no_conflict(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(content))
     found = handed_over(path, 2, global_batch=32, lr=0.5, precision="bf16")
-    assert found["bf16"] == {"enabled": True}
+    assert found["bf16"] == {"enabled": True, "check_grad_overflow": True}
     assert found["data_types"] == {"grad_accum_dtype": "fp32"}

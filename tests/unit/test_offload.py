@@ -1,0 +1,199 @@
+"""Offload without DeepSpeed: arithmetic, refusals, folders for swap files, activations."""
+
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from launcher.arguments import parse_run_config
+from launcher.errors import UserError
+from launcher.resolve import Resolved, resolve
+from launcher.strategies import nvme_build, offload_check
+from launcher.strategies.nvme_folder import SwapFolder, check_folder, remove_abandoned
+from launcher.strategies.offload_sizes import (
+    OffloadSizes,
+    largest_parameter_count,
+    offload_sizes,
+)
+from model.config import NAMED, ModelConfig
+from model.gpt import GPT
+
+GIB = 2**30
+ON_DISK = "--zero 3 --precision bf16 --offload-optimizer nvme --offload-param nvme --nvme-path {}"
+
+
+def resolved(flags: str, world_size: int = 4) -> Resolved:
+    return resolve(parse_run_config(flags.split()), world_size=world_size, device_type="cpu")
+
+
+def sizes(flags: str, world_size: int = 4) -> OffloadSizes:
+    run = resolved(flags, world_size)
+    return offload_sizes(run.config, run.model, world_size)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_largest_parameter(name: str) -> None:
+    with torch.device("meta"):
+        module = GPT(NAMED[name])
+    assert largest_parameter_count(NAMED[name]) == max(p.numel() for p in module.parameters())
+
+
+def test_bytes_of_each_choice() -> None:
+    mine = -(-NAMED["gpt2-xl"].parameter_count // 4)
+    slice_ = 50257 * 1600 // 4
+    model = "--model gpt2-xl "
+    assert sizes(model) == OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=0)
+    # Master weight, two moments, and the gradient that the CPU updates from.
+    on_cpu = sizes(model + "--zero 2 --offload-optimizer cpu")
+    assert on_cpu == OffloadSizes(host_bytes=16 * mine, locked_bytes=0, disk_bytes=0)
+    both = sizes(model + "--zero 3 --precision bf16 --offload-optimizer cpu --offload-param cpu")
+    assert both.host_bytes == 18 * mine
+    # FSDP's offloaded parameters are the master weights.
+    assert sizes(model + "--strategy fsdp --offload-param cpu").host_bytes == 16 * mine
+    on_disk = sizes(model + ON_DISK.format("x"))
+    assert (on_disk.host_bytes, on_disk.disk_bytes) == (4 * mine, 14 * mine)
+    group = 2**24 + slice_
+    assert on_disk.locked_bytes == pytest.approx(4 * 4 * group + 2 * group + 5 * 2 * slice_, abs=99)
+
+
+@pytest.mark.parametrize("flags", ["--zero 3 --offload-optimizer cpu", ON_DISK])
+def test_what_does_not_fit_is_refused_with_the_figures(flags: str, tmp_path: Path) -> None:
+    run = resolved(
+        "--layers 4 --d-model 65536 --heads 64 --vocab-size 500 " + flags.format(tmp_path)
+    )
+    figures = r"--offload-optimizer .*: [\d.]+GiB of host memory are needed for 4 ranks on this "
+    with pytest.raises(UserError, match=figures + r"machine, but [\d.]+GiB are free: "):
+        offload_check.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
+
+
+def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    run = resolved(ON_DISK.format(tmp_path))
+    huge = OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=2**60)
+    with pytest.raises(UserError, match=r"1073741824\.00GiB are needed in --nvme-path .* 1 rank "):
+        offload_check._check_disk("--offload-optimizer nvme", tmp_path, huge, 1)
+    fits = offload_sizes(run.config, run.model, 4)
+    offload_check._check_disk("--offload-optimizer nvme", tmp_path, fits, 4)
+
+
+def test_host_memory_that_is_free() -> None:
+    assert 0 < offload_check.available_host_bytes() <= psutil.virtual_memory().total
+
+
+def test_a_control_group_limits_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\n")
+    monkeypatch.setattr(offload_check, "CGROUP", tmp_path)
+    assert offload_check.available_host_bytes() == GIB // 2 + GIB // 4
+    (tmp_path / "memory.max").write_text("max\n")
+    assert offload_check.available_host_bytes() > 0
+
+
+# Claims a folder in argv[1], says so, and waits to be killed.
+HOLDER = """
+import sys, time
+from pathlib import Path
+from launcher.strategies.nvme_folder import SwapFolder
+print(SwapFolder(Path(sys.argv[1])).path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    mine = SwapFolder(tmp_path)
+    (mine.path / "state.swp").write_bytes(b"in use")
+    (tmp_path / "memscale-swap-without-owner").mkdir()
+    (tmp_path / "memscale-swap-elsewhere").mkdir()
+    elsewhere = tmp_path / "memscale-swap-elsewhere" / "owner.json"
+    elsewhere.write_text('{"host": "another", "boot": "another", "pid": 1}')
+    (tmp_path / "thesis.txt").write_text("mine")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    theirs = Path(holder.stdout.readline().strip())
+    (theirs / "state.swp").write_bytes(b"in use")
+    assert remove_abandoned(tmp_path) == []
+    holder.kill()
+    holder.communicate()
+    before = set(tmp_path.iterdir())
+    assert remove_abandoned(tmp_path) == [theirs]
+    assert set(tmp_path.iterdir()) == before - {theirs}
+    mine.remove()
+    assert not mine.path.exists()
+
+
+def test_a_folder_that_cannot_hold_swap_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--nvme-path .*file.*give a folder on a local disk"):
+        check_folder(tmp_path / "file", "--nvme-path")
+    check_folder(tmp_path / "new" / "folder", "--nvme-path")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_a_stale_build_lock_is_removed_and_a_held_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "lock"
+    nvme_build.remove_stale_lock(lock)  # there is none
+    descriptor = os.open(lock, os.O_CREAT | os.O_EXCL)  # as torch takes it
+    nvme_build.remove_stale_lock(lock)
+    assert lock.exists()
+    os.close(descriptor)
+    nvme_build.remove_stale_lock(lock)
+    assert not lock.exists()
+    assert str(lock) in capsys.readouterr().err
+
+
+def test_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not nvme_build.is_built()
+    with pytest.raises(UserError, match=r"no-such-compiler.*apt install g\+\+ libaio-dev"):
+        nvme_build.ensure_built("cpu")
+
+
+def test_offloaded_activations_give_the_same_gradients() -> None:
+    def step(checkpointing: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = GPT(config(checkpointing))
+        torch.manual_seed(1)
+        model(TOKENS, TOKENS).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    expected, got = step("none"), step("offload")
+    assert len(got) == len(expected) > 0
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_offloaded_activations_do_not_stay_on_the_device() -> None:
+    model = GPT(config("offload"))
+    inputs: list[weakref.ref[torch.Tensor]] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: inputs.append(weakref.ref(args[0])))
+    loss = model(TOKENS, TOKENS)
+    assert len(inputs) == 3
+    assert [reference() for reference in inputs] == [None] * 3
+    loss.backward()
+
+
+TOKENS = torch.arange(32).view(2, 16)
+
+
+def config(checkpointing: str) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=64,
+        context=16,
+        layers=3,
+        heads=2,
+        d_model=16,
+        dropout=0.1,
+        activation_checkpointing=checkpointing,  # type: ignore[arg-type]
+    )
