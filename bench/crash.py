@@ -2,8 +2,9 @@
 
     python bench/crash.py [--kills 200] [--output bench/results/crash.json]
 
-A third of the kills wait until a checkpoint is being written. After each kill every checkpoint
-that is there is read whole, checksums included. At the end every step must be on record exactly
+A third of the kills wait until a checkpoint is being written, a third until training has gone on,
+and a third come while the ranks start. After each kill every checkpoint that is there is read
+whole, checksums included. At the end every step must be on record exactly
 once, with the losses of a run that nobody disturbed.
 """
 
@@ -36,7 +37,8 @@ STRATEGIES = {
 MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--layers", "4"]
 MODEL += ["--d-model", "256", "--heads", "4", "--context", "32", "--micro-batch", "2"]
 MODEL += ["--no-tensorboard", "--sample-every-s", "0", "--log-every", "1"]
-LATEST_KILL_S = 3.0  # after the restarted run's ranks are there: importing, loading, training
+START_S = 5.0  # in which the ranks import, meet and load
+TRAIN_S = 1.0  # after a life's first step; several steps and saves
 
 
 def main() -> None:
@@ -92,15 +94,15 @@ def disturbed(flags: list[str], folder: Path, kills: int, draw: random.Random) -
         victims = wait_for_ranks(agent, victims)
         if not victims:
             break
-        wait_for_moment(out / "checkpoints", draw, while_saving=tally["kills"] % 3 == 0)
+        moment = ("saving", "training", "starting")[tally["kills"] % 3]
+        saving_folder = wait_for_moment(out, draw, moment)
         victim = draw.choice(victims)
-        with_saving = is_saving(out / "checkpoints")
         try:
             victim.send_signal(signal.SIGKILL)
         except psutil.NoSuchProcess:
             continue
         tally["kills"] += 1
-        tally["kills_while_saving"] += with_saving and is_saving(out / "checkpoints")
+        tally["kills_while_saving"] += saving_folder is not None and saving_folder.exists()
         for path in sorted((out / "checkpoints").glob("step-*")):
             if (damage := unreadable(path)) != "gone":
                 tally["checkpoints_read"] += 1
@@ -143,20 +145,39 @@ def wait_for_ranks(agent: "subprocess.Popen[bytes]", old: list[psutil.Process]) 
     return []
 
 
-def wait_for_moment(checkpoints: Path, draw: random.Random, *, while_saving: bool) -> None:
-    """Any moment; or one soon after a save has begun."""
-    if not while_saving:
-        time.sleep(draw.uniform(0, LATEST_KILL_S) + draw.choice([0, LATEST_KILL_S]))
-        return
-    until_s = time.monotonic() + 120
-    before = set(checkpoints.glob(".saving-*"))
-    while time.monotonic() < until_s and not set(checkpoints.glob(".saving-*")) - before:
-        time.sleep(0.0005)
-    time.sleep(draw.uniform(0, 0.03))
+def wait_for_moment(out: Path, draw: random.Random, moment: str) -> Path | None:
+    """Until the ranks that have just started are where they shall be hit.
+
+    Returns:
+        The folder that a checkpoint is being written into, when that is the moment.
+    """
+    if moment == "starting":
+        time.sleep(draw.uniform(0, START_S))
+        return None
+    until_s = time.monotonic() + 300
+    before = set((out / "checkpoints").glob(".saving-*"))
+    begun_s = time.time()
+    while time.monotonic() < until_s:
+        new = set((out / "checkpoints").glob(".saving-*")) - before
+        if moment == "saving" and new:
+            time.sleep(draw.uniform(0, 0.03))
+            return new.pop()
+        if moment == "training" and has_stepped(out / "rank0.jsonl", begun_s):
+            time.sleep(draw.uniform(0, TRAIN_S))
+            return None
+        time.sleep(0.0005 if moment == "saving" else 0.02)
+    return None
 
 
-def is_saving(checkpoints: Path) -> bool:
-    return any(checkpoints.glob(".saving-*"))
+def has_stepped(path: Path, begun_s: float) -> bool:
+    """Whether the newest line is a step of the life that began then."""
+    if not path.exists() or path.stat().st_mtime < begun_s:
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2000))
+        lines = file.read().decode(errors="replace").splitlines()
+    # What a life writes before its first step: its run record, and that it has resumed.
+    return bool(lines) and lines[-1].startswith('{"kind": "step"')
 
 
 def unreadable(path: Path) -> str | None:

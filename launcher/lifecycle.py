@@ -6,6 +6,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from launcher.measure.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import dump_snapshot
 from launcher.measure.session import Session
+from launcher.plan.advice import advise, as_records, room_there_was
 from launcher.sizes import gib
 from launcher.world import World, leave
 
@@ -115,14 +117,17 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         else:
             print(f"memscale: rank {world.rank} failed while in {where}:", file=sys.stderr)
             traceback.print_exception(error)
-        folder.write_status(
+        tell = partial(
+            folder.write_status,
             "oom" if out_of_memory else "failed",
             phase=where,
             reason=reason,
             rank=world.rank,
             exit_code=code,
-            detail=detail,
         )
+        tell(detail=detail)
+        if out_of_memory:  # the report is safe by now
+            tell(detail=detail | _advise(session, world))
     leave(code, together=False)
 
 
@@ -146,3 +151,17 @@ def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None
         held = {k: v for k, v in ledger["device"].items() if v}
         lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
         print(f"memscale: at that moment: {lines}", file=sys.stderr)
+
+
+def _advise(session: Session, world: World) -> dict[str, Any]:
+    """Print what would have fitted; what the planner cannot say is nothing to fail for."""
+    try:
+        room = room_there_was(session.resolved, world.device, ranks_per_node=world.local_size)
+        advice = advise(
+            session.resolved, room, world_size=world.size, ranks_per_node=world.local_size
+        )
+    except Exception as error:
+        return {"advice": [], "advice_failed": f"{type(error).__name__}: {error}"}
+    for one in advice:
+        print(f"memscale: {one.line()}", file=sys.stderr)
+    return {"advice": as_records(advice)}

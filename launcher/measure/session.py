@@ -14,19 +14,20 @@ from launcher.errors import ExitCode
 from launcher.measure.agreement import Agreement
 from launcher.measure.console import RunConsole
 from launcher.measure.gpu_readings import EnergyReading
+from launcher.measure.heap import apply_limit
 from launcher.measure.journal import Journal
-from launcher.measure.limit import limit_memory
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
+from launcher.measure.memory_details import memory_details
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.opening import open_folder, rewind_absent_ranks, run_record
 from launcher.measure.phases import PhaseClock
-from launcher.measure.records import WARMUP_STEPS, EvalRecord
+from launcher.measure.records import WARMUP_STEPS, EvalRecord, Ledger
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.measure.skips import SkippedSteps
 from launcher.measure.summary import phase_records, summarize
+from launcher.plan.against import against_run, as_record
 from launcher.preflight import Prepared
 from launcher.saves import Saves
-from launcher.sizes import parse_bytes
 from launcher.strategies.engine import Engine, StepResult
 from launcher.world import OWN_AGENT, World
 
@@ -36,6 +37,7 @@ class Session:
 
     def __init__(self, prepared: Prepared, world: World) -> None:
         self._prepared = prepared
+        self.resolved = prepared.resolved
         self._world = world
         self._config = prepared.resolved.config
         self._started_s = time.monotonic()
@@ -78,6 +80,7 @@ class Session:
                 rest_every_s=max(1.0, measure.sample_every_s),
             )
         self._engine: Engine | None = None
+        self._peak: Ledger | None = None
         self._saves = Saves(
             prepared.resolved,
             world,
@@ -101,7 +104,7 @@ class Session:
         if measure.memory_snapshot:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
-            limit_memory(parse_bytes(measure.memory_limit, "--memory-limit"), self._world.device)
+            apply_limit(measure.memory_limit, self._world.device)
         self._introduce()
         return self
 
@@ -182,6 +185,7 @@ class Session:
         )
         if ledger is not None:
             self.journal.write(ledger)
+            self._peak = ledger
 
     def request_stop(self) -> None:
         """A signal asks this rank to save and end; all ranks do so at the same step, soon."""
@@ -244,27 +248,21 @@ class Session:
             self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
             for line in summary.lines(self.folder.path):
                 self.console.line(line)
+            if self._peak is not None:  # the last act: the run is done without it
+                plan = against_run(
+                    self.resolved,
+                    self._world,
+                    self._peak,
+                    self.journal.phase_times,
+                    resumed=self.resumed_step > 0,
+                )
+                self.folder.write_summary({**summary.values, "plan": as_record(plan)})
+                for line in plan.lines():
+                    self.console.line(line)
 
     def failure_details(self) -> dict[str, Any]:
         """What is known about memory at this moment, for an out-of-memory report."""
-        ledger = self.memory.now()
-        details: dict[str, Any] = {
-            "where": self.where,
-            "step": self.step,
-            "ledger": None if ledger is None else {**ledger.as_dict(), "moment": "oom"},
-        }
-        if isinstance(self.memory, TracedMemory):
-            details["largest_tensors"] = [
-                {
-                    "bytes": live.size_bytes,
-                    "shape": live.shape,
-                    "dtype": live.dtype,
-                    "born_in": live.phase,
-                    "module": live.module,
-                }
-                for live in self.memory.trace.largest(10)
-            ]
-        return details
+        return memory_details(self.memory, where=self.where, step=self.step)
 
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy

@@ -42,6 +42,9 @@ NOT_DEFAULT: dict[str, str] = {
     "offload_optimizer": "cpu",
     "offload_param": "cpu",
     "precision": "bf16",
+    "optimizer": "adam",
+    "moments_dtype": "bf16",
+    "momentum": "0.5",
     "device": "cpu",
 }
 

@@ -117,8 +117,21 @@ CASES = {
     "snapshot on a CPU": case("--memory-snapshot", "--memory-snapshot", "use --memory-trace"),
     "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
     "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
-    "nvme offload": case(
-        "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "use cpu"
+    "nvme offload at stage 2": case(
+        "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not 2", "use cpu"
+    ),
+    "nvme offload under fsdp": case(
+        "--offload-param nvme --strategy fsdp", "--offload-param nvme", "not --strategy fsdp"
+    ),
+    "nvme offload without a folder": case(
+        "--offload-optimizer nvme --zero 3", "--offload-optimizer nvme", "needs --nvme-path"
+    ),
+    "nvme parameters in fp32": case(
+        "--offload-param nvme --zero 3 --nvme-path .", "--offload-param nvme", "--precision bf16"
+    ),
+    "nvme buffer": case("--nvme-buffer 5x", "--nvme-buffer '5x'", "512MiB"),
+    "activation offload on a CPU": case(
+        "--activation-checkpointing offload", "--activation-checkpointing offload", "use full"
     ),
     "replicate not dividing": case(
         "--replicate 3 --strategy fsdp", "--replicate 3", "2 ranks", "use one of 1, 2"
@@ -128,7 +141,10 @@ CASES = {
     "bf16 accumulation in fp32": case(
         "--grad-accum-dtype bf16 --zero 2", "--grad-accum-dtype bf16", "--precision bf16"
     ),
-    "fp16 on a device without it": case("--precision fp16", "fp16", "one of fp32, bf16"),
+    "fp16 on a device without it": case(
+        "--precision fp16 --zero 2", "--precision fp16", "on GPUs only"
+    ),
+    "fp8 on a device without it": case("--precision fp8", "--precision fp8", "GPU"),
     "more ranks than GPUs": case(
         "--device cuda", "4096 ranks need 4096 GPUs", "--device cpu", ranks=4096
     ),
@@ -160,7 +176,7 @@ CASES = {
     ),
     "DeepSpeed nvme": case(
         "--deepspeed ds.json",
-        *("--offload-param nvme", "use cpu"),
+        *("--offload-param nvme", "needs --nvme-path"),
         ds_json='{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
     ),
     "DeepSpeed file under fsdp": deepspeed_case({}, "not fsdp", argv="--strategy fsdp"),

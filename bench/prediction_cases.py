@@ -1,0 +1,89 @@
+"""Which runs the prediction is held against."""
+
+from dataclasses import dataclass
+
+STRATEGIES = {
+    "single": ("--strategy=single",),
+    "ddp": ("--strategy=ddp",),
+    "fsdp": ("--strategy=fsdp",),
+    "fsdp-grad-op": ("--strategy=fsdp", "--no-reshard-after-forward"),
+    "fsdp-hybrid": ("--strategy=fsdp", "--replicate=2"),
+    "fsdp-each": ("--strategy=fsdp", "--reduce-each-micro-batch"),
+    "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
+    "zero0": ("--zero=0",),
+    "zero1": ("--zero=1",),
+    "zero2": ("--zero=2",),
+    "zero3": ("--zero=3",),
+    "zero1-offload": ("--zero=1", "--offload-optimizer=cpu"),
+    "zero2-offload": ("--zero=2", "--offload-optimizer=cpu"),
+    "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
+}
+SHAPES = {
+    # One that every number of ranks divides, and one that none does.
+    "cpu": {
+        "even": ("--layers=4", "--d-model=96", "--heads=4", "--context=64", "--vocab-size=512"),
+        "odd": (
+            *("--layers=6", "--d-model=66", "--heads=3", "--context=48", "--vocab-size=1021"),
+            "--tied=False",
+        ),
+    },
+    "cuda": {
+        "even": ("--model=gpt2", "--layers=8", "--vocab-size=32000"),
+        "odd": ("--model=gpt2", "--layers=12", "--tied=False"),
+    },
+}
+# Precision with checkpointing in full; accumulation and shape so that every pair occurs.
+ROWS = (
+    ("fp32", "none", 1, "even"),
+    ("bf16", "none", 2, "odd"),
+    ("fp32", "selective", 2, "even"),
+    ("bf16", "selective", 1, "odd"),
+    ("fp32", "full", 2, "odd"),
+    ("bf16", "full", 1, "even"),
+)
+MICRO_BATCH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration; its name says it all."""
+
+    name: str
+    family: str
+    flags: tuple[str, ...]
+
+
+def cases_for(ranks: int, device: str) -> list[Case]:
+    """Cases of one world size: all rows on two ranks (or any pretended size), a part on others."""
+    rows = ROWS if ranks == 2 or device == "cuda" else (ROWS[1], ROWS[4])
+    cases = []
+    for strategy, flags in STRATEGIES.items():
+        single = strategy == "single"
+        if (single and ranks > 1) or (strategy == "fsdp-hybrid" and ranks == 1):
+            continue
+        for row in ROWS if single else rows:
+            cases.append(_case(strategy, flags, row, ranks, device))
+    return cases
+
+
+def _case(
+    strategy: str,
+    flags: tuple[str, ...],
+    row: tuple[str, str, int, str],
+    ranks: int,
+    device: str,
+) -> Case:
+    precision, checkpointing, accumulation, shape = row
+    return Case(
+        name=f"{strategy}-{precision}-{checkpointing}-accumulate{accumulation}-{shape}",
+        family=strategy.split("-")[0],
+        flags=(
+            *flags,
+            *SHAPES[device][shape],
+            f"--precision={precision}",
+            f"--activation-checkpointing={checkpointing}",
+            f"--micro-batch={MICRO_BATCH}",
+            f"--global-batch={MICRO_BATCH * accumulation * ranks}",
+            f"--device={device}",
+        ),
+    )

@@ -1,0 +1,193 @@
+"""One rank of bench/prediction.py: runs cases one after the other and compares.
+
+    torchrun --nproc N prediction_rank.py RESULTS cpu|cuda WORLD_SIZE CASE...
+
+Rank 0 appends a JSON line per case to RESULTS.
+"""
+
+import gc
+import json
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from prediction_cases import Case, cases_for
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from launcher.arguments import parse_run_config
+from launcher.measure.memory import TracedMemory, memory_meter
+from launcher.optim import learning_rate
+from launcher.plan.allocator import replay
+from launcher.plan.predict import Prediction, predict
+from launcher.resolve import Resolved, resolve
+from launcher.train import build_engine, to_device
+from launcher.world import World, leave, start
+
+STEPS = 3
+
+
+def main() -> None:
+    results, device, ranks, *names = sys.argv[1:]
+    world_size = int(ranks)
+    world = join(device, world_size)
+    known = {case.name: case for case in cases_for(world_size, device)}
+    with Path(results).open("a", encoding="utf-8") as file:
+        for name in names:
+            case = known[name]
+            row = {"name": name, "world_size": world_size, "family": case.family}
+            try:
+                row["ranks"] = gathered(compare(case, world), world)
+            except Exception:
+                # The same mistake on every rank; the next case can still run.
+                row["error"] = traceback.format_exc()
+            if world.is_main:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    leave(0, together=device == "cpu")
+
+
+def join(device: str, world_size: int) -> World:
+    """A real process group on CPUs; on a GPU, rank 0 of one that is pretended."""
+    if device == "cpu":
+        return start("cpu", timeout_s=300, needs_group=True)
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    torch.cuda.set_device(0)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    return World(
+        rank=0,
+        local_rank=0,
+        size=world_size,
+        local_size=world_size,
+        device=torch.device("cuda", 0),
+    )
+
+
+def gathered(mine: dict[str, Any], world: World) -> list[dict[str, Any]]:
+    """What every rank found."""
+    if world.device.type == "cuda":
+        return [mine]
+    ranks: list[Any] = [None] * world.size
+    dist.all_gather_object(ranks, mine)
+    return ranks
+
+
+def compare(case: Case, world: World) -> dict[str, Any]:
+    """Peaks of this rank, measured and predicted."""
+    config = parse_run_config(list(case.flags))
+    resolved = resolve(config, world_size=world.size, device_type=world.device.type)
+    measured = measure(resolved, world)
+    predicted = predict(
+        resolved, world_size=world.size, device_type=world.device.type, rank=world.rank
+    )
+    phases = {f"{period}/{phase}": size for (period, phase), size in predicted.peaks.items()}
+    found = {
+        "rank": world.rank,
+        "measured_bytes": highest(measured["phases"]),
+        "predicted_bytes": highest(phases),
+        "measured_phases": measured["phases"],
+        "predicted_phases": phases,
+        "measured_held_bytes": measured["held_bytes"],
+        "predicted_held_bytes": predicted.held.device.states_bytes,
+    }
+    if world.device.type == "cuda":
+        found |= on_gpu(measured, predicted)
+    return found
+
+
+def highest(phases: dict[str, int]) -> int:
+    """The peak of training; building has phases of its own, which are compared apart."""
+    return max(size for name, size in phases.items() if not name.startswith("init"))
+
+
+def on_gpu(measured: dict[str, Any], predicted: Prediction) -> dict[str, int]:
+    """What the allocator reserves, too."""
+    use = replay(predicted.events)
+    return {
+        "measured_reserved_bytes": measured["reserved_bytes"],
+        "predicted_reserved_bytes": use.peak_reserved_bytes,
+        "predicted_rounded_bytes": use.peak_allocated_bytes,
+    }
+
+
+def measure(resolved: Resolved, world: World) -> dict[str, Any]:
+    """A few real steps, with the meter that `launcher.train` has."""
+    memory = memory_meter(world.device, trace=True)
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    tracing = memory.trace if isinstance(memory, TracedMemory) else nullcontext()
+    before = torch.cuda.memory_allocated() if world.device.type == "cuda" else 0
+    with tracing:
+        with memory.phase("build"):
+            engine = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+        complete_reductions(engine, world)
+        memory.watch(engine)
+        train(engine, memory, resolved, world)
+        held = engine.ledger()
+    reserved = torch.cuda.max_memory_reserved() if world.device.type == "cuda" else 0
+    phases = {
+        f"{period}/{phase}": size - before for (period, phase), size in memory.peaks().items()
+    }
+    release(engine)
+    del engine, memory
+    gc.collect()
+    return {
+        "phases": phases,
+        "held_bytes": held.device.states_bytes,
+        "reserved_bytes": reserved,
+    }
+
+
+def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
+    """The loop of launcher/train.py on made-up tokens."""
+    data, last = resolved.config.data, resolved.accumulation
+    rows = resolved.accumulation * data.micro_batch
+    generator = np.random.default_rng(world.rank)
+    for step in range(1, STEPS + 1):
+        memory.period("first_step" if step == 1 else "steady")
+        memory.begin_step(step)
+        with memory.phase("data"):
+            tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
+            micro_batches = to_device(tokens, data.micro_batch, world.device)
+        loss_sum = torch.zeros((), device=world.device)
+        for number, (inputs, targets) in enumerate(micro_batches, start=1):
+            with memory.phase("forward"):
+                loss = engine.forward(inputs, targets, last=number == last)
+            loss_sum += loss.detach()
+            with memory.phase("backward"):
+                engine.backward(loss)
+        with memory.phase("step"):
+            engine.step(learning_rate(step, resolved.config.optim, STEPS))
+        memory.end_step(step)
+
+
+def complete_reductions(engine: Any, world: World) -> None:
+    """A pretended group never finishes DDP's reductions: say at once that they are done."""
+    module = getattr(engine, "_module", None)
+    if world.device.type == "cpu" or not hasattr(module, "register_comm_hook"):
+        return
+
+    def hook(state: object, bucket: Any) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    module.register_comm_hook(None, hook)
+
+
+def release(engine: Any) -> None:
+    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
+    inner = getattr(engine, "_engine", None)
+    if inner is not None:
+        inner.destroy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Predicted bytes of a run that nobody has started."""

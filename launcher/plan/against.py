@@ -1,0 +1,166 @@
+"""Plan against run: what was predicted for a run, beside what it has measured."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from launcher.errors import UserError
+from launcher.measure.limit import lift_limit
+from launcher.measure.phases import PhaseTimes
+from launcher.measure.records import WARMUP_STEPS, Ledger
+from launcher.plan.calibration import Calibration
+from launcher.plan.hardware import find_gpu
+from launcher.plan.machine import Machine
+from launcher.plan.predict import Prediction, predict
+from launcher.plan.timing import step_seconds
+from launcher.resolve import Resolved
+from launcher.sizes import gib
+from launcher.world import World
+
+CATEGORIES = ("params", "master", "grads", "optimizer", "activations", "temporary", "buffers")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Against:
+    """One rank's peak of live tensors in a step, both ways; bytes."""
+
+    period: str
+    predicted: dict[str, int]
+    """By category, and in all (`peak`)."""
+    measured: dict[str, int]
+    predicted_step_s: float | None = None
+    measured_step_s: float | None = None
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, less 1: positive where too much was predicted."""
+        return self.predicted["peak"] / self.measured["peak"] - 1
+
+    def lines(self) -> list[str]:
+        """For the end of a run."""
+        by_category = ", ".join(
+            f"{name} {self.predicted[name] / 2**20:,.1f} / {self.measured[name] / 2**20:,.1f}"
+            for name in CATEGORIES
+            if self.predicted[name] or self.measured[name]
+        )
+        return [
+            f"predicted {gib(self.predicted['peak'])}, measured {gib(self.measured['peak'])} "
+            f"({self.off:+.1%})",
+            f"predicted / measured in MiB: {by_category}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotPredicted:
+    """The planner has nothing to say about a run."""
+
+    reason: str
+
+    def lines(self) -> list[str]:
+        """For the end of a run."""
+        return [f"predicted n/a ({self.reason})"]
+
+
+def against_run(
+    resolved: Resolved,
+    world: World,
+    peak: Ledger,
+    times: Sequence[PhaseTimes],
+    *,
+    resumed: bool,
+) -> Against | NotPredicted:
+    """Predict a run that is over, and on a GPU remember what it has taught.
+
+    Nothing that goes wrong in here is worth a run that went well: it is told as the reason.
+
+    Args:
+        peak: the measured ledger at the highest moment of a step.
+        times: of all steps.
+        resumed: the first step found the optimizer's states, which others bring forth.
+    """
+    period = "first_step" if peak.step == 1 and not resumed else "steady"
+    step_times_s = [time.duration_s for time in times[WARMUP_STEPS:]]
+    lift_limit(world.device)
+    try:
+        # A trace of live tensors would count the planner's own.
+        with _disable_current_modes():
+            return _against(resolved, world, peak, step_times_s, period)
+    except UserError as error:
+        return NotPredicted(reason=str(error))
+    except Exception as error:
+        return NotPredicted(reason=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def as_record(outcome: Against | NotPredicted) -> dict[str, Any]:
+    """For `summary.json`."""
+    return asdict(outcome) | ({"off": outcome.off} if isinstance(outcome, Against) else {})
+
+
+def _against(
+    resolved: Resolved, world: World, peak: Ledger, step_times_s: Sequence[float], period: str
+) -> Against:
+    prediction = predict(
+        resolved, world_size=world.size, device_type=world.device.type, rank=world.rank
+    )
+    measured_step_s = statistics.median(step_times_s) if step_times_s else None
+    predicted_step_s = None
+    if world.device.type == "cuda":
+        name = torch.cuda.get_device_name(world.device)
+        predicted_step_s = _predicted_step_s(resolved, world, name)
+        _learn(resolved, world, name, peak, measured_step_s, predicted_step_s)
+    ledger = prediction.peak if period == "steady" else prediction.first_step
+    return Against(
+        period=period,
+        predicted=_by_category(ledger) | {"peak": _highest(prediction, period)},
+        measured=_by_category(peak) | {"peak": sum(_by_category(peak).values())},
+        predicted_step_s=predicted_step_s,
+        measured_step_s=measured_step_s,
+    )
+
+
+def _by_category(ledger: Ledger) -> dict[str, int]:
+    return {name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES}
+
+
+def _highest(prediction: Prediction, period: str) -> int:
+    return max(size for (when, _), size in prediction.peaks.items() if when == period)
+
+
+def _predicted_step_s(resolved: Resolved, world: World, gpu: str) -> float | None:
+    known = find_gpu(gpu)
+    if known is None:
+        return None
+    machine = Machine.of_gpu(known.name, ranks_per_node=world.local_size)
+    return step_seconds(
+        resolved, world_size=world.size, gpus_per_node=world.local_size, machine=machine
+    ).total_s
+
+
+def _learn(
+    resolved: Resolved,
+    world: World,
+    gpu: str,
+    peak: Ledger,
+    measured_s: float | None,
+    predicted_s: float | None,
+) -> None:
+    calibration = Calibration.load()
+    # The planner knows a GPU by its name in the table.
+    known = find_gpu(gpu)
+    name = gpu if known is None else known.name
+    context, rest = peak.device.context_bytes, peak.device.unexplained_bytes
+    if context is not None and rest is not None:
+        outside = context + rest  # in use on the device, less what the allocator has reserved
+        calibration.learn_fixed_bytes(name, grouped=world.size > 1, size_bytes=outside)
+    if measured_s is not None and predicted_s is not None:
+        precision = resolved.config.optim.precision
+        calibration.learn_time(
+            name, precision, resolved.strategy_label, ratio=measured_s / predicted_s
+        )
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no fault of the run
+        calibration.save()

@@ -1,0 +1,124 @@
+"""Blocks and pools of the caching allocator's model, and the sizes that torch rounds to.
+
+The constants carry the names they have in c10/cuda/CUDACachingAllocator.cpp.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+K_MIN_BLOCK_SIZE = 512
+"""kMinBlockSize: every request is rounded up to a multiple of this."""
+K_SMALL_SIZE = 2**20
+"""kSmallSize: requests up to this size come from the small pool, others from the large one."""
+K_SMALL_BUFFER = 2 * 2**20
+"""kSmallBuffer: a segment of the small pool, and the page of its expandable segment."""
+K_MIN_LARGE_ALLOC = 10 * 2**20
+"""kMinLargeAlloc: large requests below this share segments of kLargeBuffer."""
+K_LARGE_BUFFER = 20 * 2**20
+"""kLargeBuffer (large_segment_size): such a segment, and the page of an expandable one."""
+K_ROUND_LARGE = 2 * 2**20
+"""kRoundLarge: requests from kMinLargeAlloc on get a segment of their own, rounded up to this."""
+
+
+def rounded_bytes(size_bytes: int) -> int:
+    """round_size: what a request occupies."""
+    return max(K_MIN_BLOCK_SIZE, rounded_up(size_bytes, K_MIN_BLOCK_SIZE))
+
+
+def segment_bytes(rounded: int) -> int:
+    """get_allocation_size: what is asked of the device when no free block fits."""
+    if rounded <= K_SMALL_SIZE:
+        return K_SMALL_BUFFER
+    if rounded < K_MIN_LARGE_ALLOC:
+        return K_LARGE_BUFFER
+    return rounded_up(rounded, K_ROUND_LARGE)
+
+
+def rounded_up(size: int, multiple: int) -> int:
+    """The next multiple of `multiple`."""
+    return -(-size // multiple) * multiple
+
+
+class Block:
+    """A range of a segment, linked to its neighbours there."""
+
+    __slots__ = ("address", "free", "mapped", "next", "pool", "prev", "size")
+
+    def __init__(self, pool: "Pool", address: int, size: int, *, mapped: bool = True) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.mapped = mapped
+        self.free = True
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+    def split_off(self, size: int) -> "Block":
+        """Keep the first `size` bytes; what follows becomes the next block."""
+        rest = Block(self.pool, self.address + size, self.size - size, mapped=self.mapped)
+        self.size = size
+        rest.prev, rest.next, self.next = self, self.next, rest
+        if rest.next is not None:
+            rest.next.prev = rest
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take the following block's bytes; it ceases to exist."""
+        absorbed = self.next
+        assert absorbed is not None
+        self.size += absorbed.size
+        self.next = absorbed.next
+        if self.next is not None:
+            self.next.prev = self
+
+
+class Pool:
+    """The small or the large pool: its free, mapped blocks ordered by size, then by address."""
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.page_bytes = K_SMALL_BUFFER if small else K_LARGE_BUFFER
+        self.expandable: Block | None = None
+        """First block of the pool's expandable segment, once there is one."""
+        self._order: list[tuple[int, int]] = []
+        self._blocks: dict[int, Block] = {}
+
+    def insert(self, block: Block) -> None:
+        insort(self._order, (block.size, block.address))
+        self._blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        del self._order[bisect_left(self._order, (block.size, block.address))]
+        del self._blocks[block.address]
+
+    def at_least(self, size: int) -> Iterator[Block]:
+        """Free blocks of `size` bytes or more, best fit first."""
+        for number in range(bisect_left(self._order, (size, 0)), len(self._order)):
+            yield self._blocks[self._order[number][1]]
+
+
+def growth(block: Block) -> int:
+    """Unmapped bytes that follow a block of an expandable segment."""
+    following = block.next
+    return following.size if following is not None and not following.mapped else 0
+
+
+def can_merge(block: Block, neighbour: Block | None) -> bool:
+    """Whether a free block can take a neighbour's bytes: both backed by memory, or both not."""
+    return neighbour is not None and neighbour.free and neighbour.mapped == block.mapped
+
+
+def lowest_with_room(first: Block, size: int) -> Block:
+    """Of the free ranges that include unmapped space, the lowest of at least `size` bytes."""
+    block: Block | None = first
+    while block is not None:
+        if block.free and (not block.mapped or growth(block)):
+            room = 0
+            reach: Block | None = block
+            while reach is not None and reach.free and room < size:
+                room += reach.size
+                reach = reach.next
+            if room >= size:
+                return block
+        block = block.next
+    raise AssertionError("the address space of an expandable segment never ends")

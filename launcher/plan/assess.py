@@ -1,0 +1,183 @@
+"""Does it fit, by how much, and how fast: one run on one machine."""
+
+import bisect
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from launcher.measure.records import Ledger
+from launcher.plan.allocator import replay
+from launcher.plan.candidates import Choice
+from launcher.plan.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
+from launcher.plan.machine import Machine
+from launcher.plan.predict import Prediction, predict
+from launcher.plan.timing import StepTime, step_seconds
+from launcher.resolve import Resolved
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+TIGHT_FROM: Final = 0.95
+"""Share of the memory above which a prediction that is a few percent off would not fit."""
+CLEARLY_FITS: Final = 0.8
+CLEARLY_NOT: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where it would run."""
+
+    machine: Machine
+    world_size: int
+    ranks_per_node: int
+    memory_bytes: int
+    """Of each device."""
+    fixed_bytes: int
+    """What a process takes of it before the first tensor: context, NCCL, workspaces."""
+
+    @property
+    def device_type(self) -> str:
+        """`cuda` or `cpu`."""
+        return self.machine.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assessment:
+    """One choice at one micro-batch."""
+
+    choice: Choice
+    run: Resolved
+    prediction: Prediction
+    used_bytes: int
+    """Of the device, at the highest moment: what the allocator reserves, context, NCCL."""
+    reserved_bytes: int
+    memory_bytes: int
+    time: StepTime
+    largest_micro_batch: int | None
+    """The largest that fits; None when not even the smallest does."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it would run."""
+        share = self.used_bytes / self.memory_bytes
+        return "does not fit" if share > 1 else "tight" if share > TIGHT_FROM else "fits"
+
+    @property
+    def margin_bytes(self) -> int:
+        """What is left; negative where it does not fit."""
+        return self.memory_bytes - self.used_bytes
+
+    @property
+    def why_not(self) -> str:
+        """Where it is highest and what takes most there."""
+        (period, phase), _ = max(self.prediction.peaks.items(), key=lambda item: item[1])
+        ledger = self.highest
+        lines = Counter(
+            {
+                name.removesuffix("_bytes"): getattr(ledger.device, name) or 0
+                for name in (
+                    *("params_bytes", "master_bytes", "grads_bytes", "optimizer_bytes"),
+                    *("buffers_bytes", "activations_bytes", "temporary_bytes"),
+                )
+            }
+        )
+        ((name, size_bytes),) = lines.most_common(1)
+        share = size_bytes / max(1, sum(lines.values()))
+        return f"{phase} of {period.replace('_', ' ')}: {share:.0%} is {name}"
+
+    @property
+    def highest(self) -> Ledger:
+        """The ledger of the highest moment."""
+        first, later = self.prediction.first_step, self.prediction.peak
+        used = [ledger.device.used_bytes or 0 for ledger in (first, later)]
+        return first if used[0] > used[1] else later
+
+
+def fixed_bytes(machine: Machine, world_size: int) -> int:
+    """Bytes of a GPU that no tensor accounts for; 0 on a CPU."""
+    if machine.device == "cpu":
+        return 0
+    return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
+
+
+def assess(choice: Choice, place: Place) -> Assessment:
+    """The fastest micro-batch of a choice that fits; the smallest one where none does."""
+    known: dict[int, Assessment] = {}
+
+    def at(index: int) -> Assessment:
+        if index not in known:
+            known[index] = assess_run(choice, choice.runs[index], place)
+        return known[index]
+
+    # Larger micro-batches need more, so the largest that fits is found by halving.
+    runs = range(len(choice.runs))
+    largest = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict == "does not fit") - 1
+    if largest < 0:
+        return at(0)
+    safe = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict != "fits") - 1
+    speeds = [_time(run, place).tokens_per_s for run in choice.runs[: max(safe, 0) + 1]]
+    best = at(max(range(len(speeds)), key=speeds.__getitem__))
+    size = choice.runs[largest].config.data.micro_batch
+    return dataclasses.replace(best, largest_micro_batch=size)
+
+
+def assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
+    """One choice at one micro-batch."""
+    prediction = predict(run, world_size=place.world_size, device_type=place.device_type)
+    reserved = _reserved_bytes(prediction, place)
+    return Assessment(
+        choice=choice,
+        run=run,
+        prediction=prediction,
+        used_bytes=reserved + place.fixed_bytes,
+        reserved_bytes=reserved,
+        memory_bytes=place.memory_bytes,
+        time=_time(run, place),
+        largest_micro_batch=None,
+    )
+
+
+def _time(run: Resolved, place: Place) -> StepTime:
+    return step_seconds(
+        run,
+        world_size=place.world_size,
+        gpus_per_node=place.ranks_per_node,
+        machine=place.machine,
+    )
+
+
+def _reserved_bytes(prediction: Prediction, place: Place) -> int:
+    """What the allocator holds at the highest moment.
+
+    Replaying it takes time: where the verdict is clear without, live bytes stand in.
+    """
+    live = prediction.peak_bytes
+    if place.device_type == "cpu":
+        return live
+    gpu = find_gpu(place.machine.name)
+    workspace = 0 if gpu is None else gpu.cublas_workspace_bytes
+    share = (live + workspace + place.fixed_bytes) / place.memory_bytes
+    if share > CLEARLY_NOT:
+        return live + workspace
+    limit = place.memory_bytes - place.fixed_bytes
+    use = replay([(-1, workspace), *prediction.events], limit_bytes=limit)
+    return limit + 1 if use.out_of_memory else use.peak_reserved_bytes
+
+
+def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:
+    """Best first: what fits, then what is tight, then the rest by how much is missing."""
+    order = {"fits": 0, "tight": 1, "does not fit": 2}
+
+    def key(a: Assessment) -> tuple[float, ...]:
+        if a.verdict == "does not fit":
+            return (order[a.verdict], a.used_bytes)
+        by_goal = {
+            "fastest": (-a.time.tokens_per_s, a.used_bytes),
+            "least-memory": (a.used_bytes, -a.time.tokens_per_s),
+            "largest-batch": (-(a.largest_micro_batch or 0), -a.time.tokens_per_s),
+            "largest-model": (-a.time.tokens_per_s, a.used_bytes),
+        }
+        return (order[a.verdict], *by_goal[goal])
+
+    return sorted(assessments, key=key)

@@ -1,0 +1,164 @@
+"""`memscale plan`: what fits, how close, how fast, before anything runs."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+
+import yaml
+
+from launcher.arguments import parse_run_config
+from launcher.config import RunConfig
+from launcher.errors import ExitCode, UserError
+from launcher.plan.assess import Assessment, Place, assess, fixed_bytes, ranked
+from launcher.plan.candidates import choices, given_fields
+from launcher.plan.hardware import GPUS, Gpu
+from launcher.plan.machine import Machine
+from launcher.plan.options import parse_options
+from launcher.plan.table import as_records, closing_lines, opening_lines, table
+from launcher.sizes import gib, parse_bytes
+from model.config import NAMED
+
+GPUS_PER_NODE = 8
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns an exit code of `ExitCode`."""
+    try:
+        options, training = parse_options(argv)
+        config = parse_run_config(training, prog="memscale plan")
+        place, assumed = find_place(options)
+        found = plan(config, given_fields(training, config), place, goal=options.goal)
+        show(found, options, training, place, assumed)
+    except UserError as error:
+        print(f"memscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.DONE
+
+
+def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list[Assessment]:
+    """Every choice, best first.
+
+    Raises:
+        UserError: no choice is valid.
+    """
+    models = [config]
+    if goal == "largest-model":
+        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
+        models = [config.replace(model=name) for name in names]
+    for candidate in models:
+        seen = fixed | {"model"}
+        found = [
+            assess(choice, place)
+            for choice in choices(
+                candidate,
+                seen,
+                world_size=place.world_size,
+                ranks_per_node=place.ranks_per_node,
+                device_type=place.device_type,
+            )
+        ]
+        if any(a.verdict == "fits" for a in found):
+            break
+    return ranked(found, goal)
+
+
+def find_place(options: argparse.Namespace) -> tuple[Place, str | None]:
+    """The machine to plan for, and what had to be assumed about it.
+
+    Raises:
+        UserError: no GPU is named and none has so much memory, or the GPU is not known.
+    """
+    memory = options.gpu_memory
+    memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
+    per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
+    assumed = None
+    if options.profile is not None:
+        machine = Machine.load(options.profile)
+    elif options.gpu is not None:
+        machine = Machine.of_gpu(options.gpu, ranks_per_node=per_node)
+    elif memory_bytes is not None:
+        gpu = _gpu_of_memory(memory_bytes)
+        machine = Machine.of_gpu(gpu.name, ranks_per_node=per_node)
+        assumed = f"times assume an {gpu.name}, the known GPU nearest to {gib(memory_bytes)}: name "
+        assumed += "yours with --gpu, or measure it with memscale profile"
+    else:
+        raise UserError(
+            "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
+            + ", ".join(gpu.name for gpu in GPUS)
+        )
+    place = Place(
+        machine=machine,
+        world_size=options.gpus,
+        ranks_per_node=min(per_node, options.gpus),
+        memory_bytes=memory_bytes or machine.memory_bytes,
+        fixed_bytes=fixed_bytes(machine, options.gpus),
+    )
+    if place.memory_bytes <= place.fixed_bytes:
+        raise UserError(
+            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU before its "
+            "first tensor: give more"
+        )
+    return place, assumed
+
+
+def show(
+    found: list[Assessment],
+    options: argparse.Namespace,
+    training: Sequence[str],
+    place: Place,
+    assumed: str | None,
+) -> None:
+    """Print the table and the command, and write what was asked for."""
+    best = found[0]
+    to_screen = str(options.json) == "-"
+    text = json.dumps(as_records(found, place), indent=2) + "\n"
+    if to_screen:
+        print(text, end="")
+    else:
+        for line in opening_lines(best, place, assumed):
+            print(line)
+        table(found, place, price=options.price_per_gpu_hour, show_all=options.all)
+        for line in closing_lines(found, place, command_of(best, training, place)):
+            print(line)
+        if options.json is not None:
+            options.json.write_text(text, encoding="utf-8")
+    if options.page is not None:
+        from launcher.plan.page import write_page
+
+        write_page(options.page, found, place, command_of(best, training, place))
+    if options.apply is not None:
+        if best.verdict == "does not fit":
+            raise UserError(f"--apply {options.apply}: nothing fits, so nothing is written")
+        flat = best.run.config.replace(device="auto").flat()
+        options.apply.write_text(yaml.safe_dump(flat, sort_keys=False), encoding="utf-8")
+
+
+def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
+    """What to type to run it: the user's own flags, and those that the plan has chosen."""
+    default = RunConfig().flat()
+    asked = parse_run_config(training, prog="memscale plan").flat()
+    chosen = best.run.config.flat()
+    names = (
+        *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),
+        *("offload_param", "precision", "activation_checkpointing", "micro_batch", "global_batch"),
+    )
+    flags = list(training)
+    for name in names:
+        value = chosen.get(name)
+        if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):
+            continue
+        option = "--" + name.replace("_", "-")
+        flags += [f"--no-{option[2:]}"] if value is False else [option, str(value)]
+    nodes = -(-place.world_size // place.ranks_per_node)
+    start = ["torchrun"]
+    if nodes > 1:
+        start += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
+    start += ["--nproc", str(place.ranks_per_node), "-m", "launcher.train"]
+    return shlex.join([*start, *flags])
+
+
+def _gpu_of_memory(memory_bytes: int) -> Gpu:
+    """The known GPU whose memory is nearest."""
+    return min(GPUS, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))

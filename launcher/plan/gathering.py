@@ -1,0 +1,86 @@
+"""The model as DeepSpeed's stage 3 runs it, for the trace: every module marked, linears its own.
+
+deepspeed 0.19.8 wraps inputs and outputs of every module in autograd functions, to fetch and
+release parameters around it (runtime/zero/parameter_offload.py), and replaces `F.linear` by a
+function that keeps its weight as it is (runtime/zero/linear.py). Both change which tensors live
+when, so the trace does the same; without importing deepspeed, which takes longer than the trace.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# (module name, whether it is entered, whether forwards)
+Mark = Callable[[str, bool, bool], None]
+
+
+class _Linear(torch.autograd.Function):
+    """LinearFunctionForZeroStage3, for the two-dimensional inputs and biases that GPT has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        if bias is not None:
+            return torch.addmm(bias, x, weight.t())
+        return x.matmul(weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, bias = ctx.saved_tensors
+        grad_x = grad.matmul(weight)
+        grad_weight = grad.t().matmul(x)
+        return grad_x, grad_weight, None if bias is None else grad.sum(0)
+
+
+class _Passing(torch.autograd.Function):
+    """Nothing but a word when the gradient comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, passing: Callable[[], None]) -> Tensor:
+        ctx.passing = passing
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.passing()
+        return grad, None
+
+
+def mark_modules(root: nn.Module, mark: Mark) -> None:
+    """Have every module say when it is entered and left, forwards and backwards."""
+    for name, module in root.named_modules():
+        _mark_module(name, module, mark)
+
+
+def _mark_module(name: str, module: nn.Module, mark: Mark) -> None:
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        mark(name, True, True)
+        return tuple(_follow(value, lambda: mark(name, False, False)) for value in inputs)
+
+    def after(module: nn.Module, inputs: Any, output: Tensor) -> Any:
+        mark(name, False, True)
+        return _follow(output, lambda: mark(name, True, False))
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after)
+
+
+def _follow(value: Any, passing: Callable[[], None]) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return _Passing.apply(value, passing)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def stage3_linears() -> Iterator[None]:
+    """Replace `F.linear` as DeepSpeed does."""
+    original = F.linear
+    F.linear = _Linear.apply
+    try:
+        yield
+    finally:
+        F.linear = original

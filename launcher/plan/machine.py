@@ -1,0 +1,248 @@
+"""What a machine achieves: from a file that `memscale profile` wrote, or from a known GPU's peaks.
+
+The planner's only source of rates. All of them are per rank, with all ranks of the node at work.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.errors import UserError
+from launcher.plan.hardware import gpu_named
+
+SCHEMA_VERSION = 1
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
+# Share of the peak that large matmuls reach: 790 of 989 TFLOP/s measured on an H200 in bf16.
+MATMUL_EFFICIENCY = 0.8
+# FlashAttention-2 (arXiv:2307.08691, table 1 and figure 5): forward up to 73% and backward up to
+# 63% of an A100's peak; weighted by their FLOPs 66%.
+ATTENTION_EFFICIENCY = 0.66
+# STREAM-like kernels on HBM reach 85 to 90% of the data sheet; elementwise kernels of torch less.
+MEMORY_EFFICIENCY = 0.8
+# nccl-tests: a ring all-reduce over NVSwitch has a bus bandwidth of about 235 GB/s on DGX A100
+# (peak 300) and 360 on DGX H100 (peak 450); over PCIe, which neighbours share, half.
+NVLINK_EFFICIENCY = 0.8
+PCIE_RING_EFFICIENCY = 0.5
+# Pinned host memory: 25 of 31.5 GB/s on PCIe 4 (CUDA's bandwidthTest).
+PCIE_COPY_EFFICIENCY = 0.8
+NETWORK_EFFICIENCY = 0.9
+# Ring, Simple protocol: hwLat and baseLat in NCCL's src/graph/tuning.cc.
+NVLINK_HOP_S, PCIE_HOP_S, NETWORK_HOP_S, COLLECTIVE_START_S = 3.4e-6, 5.7e-6, 14e-6, 8.4e-6
+# ZeRO-Offload (arXiv:2101.06840), table 4: CPU-Adam takes 2.57 s for 10 billion parameters.
+CPU_ADAM_PARAMETERS_PER_S = 10e9 / 2.57
+# Dispatch and launch of one eager operator; the order of magnitude that torch's profiler shows.
+OPERATOR_S = 8e-6
+# A data-centre NVMe drive on PCIe 3 (data sheets: 3.0 GB/s read, 2.0 GB/s written).
+DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S = 3.0e9, 2.0e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rate:
+    """One kind of collective over the links of a node.
+
+    Time of n ranks = start_s + hops x hop_s + bytes each rank sends / bytes_per_s: `bytes_per_s`
+    is the bus bandwidth of nccl-tests (doc/PERFORMANCE.md).
+    """
+
+    start_s: float
+    hop_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """One node, seen from one of its ranks."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    device: Literal["cpu", "cuda"]
+    source: str
+    """Where the figures come from."""
+    ranks_per_node: int
+    """Ranks that shared the node's host (and, on CPUs, its cores) when this was measured."""
+    memory_bytes: int
+    """Of the GPU, or of the host where the CPU computes."""
+    matmul_flops_per_s: Mapping[str, float]
+    """Achieved, by type: fp32, and bf16 where the device has it."""
+    attention_flops_per_s: Mapping[str, float]
+    """Achieved by the fused kernel, counting only the causal half."""
+    copy_bytes_per_s: float
+    """Read plus written."""
+    elementwise_bytes_per_s: float
+    """The same, for norms, activations and sums as they come in a block."""
+    operator_s: float
+    """Cost of starting one operator."""
+    host_to_device_bytes_per_s: float | None
+    device_to_host_bytes_per_s: float | None
+    collectives: Mapping[str, Rate] | None
+    """all_reduce, all_gather, reduce_scatter within a node; None where one process measured."""
+    network_bytes_per_s: float
+    """A rank's share of the node's network."""
+    network_hop_s: float
+    cpu_adam_parameters_per_s: float
+    disk_read_bytes_per_s: float
+    """Of the node's disk, all ranks together."""
+    disk_write_bytes_per_s: float
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether communication runs beside computation: on a CPU both need the same cores."""
+        return self.device == "cuda"
+
+    def shared_by(self, ranks_per_node: int) -> "Machine":
+        """The same node with another number of ranks: host rates are divided among them, which on
+        a CPU are all rates of computation."""
+        share = self.ranks_per_node / ranks_per_node
+        changes: dict[str, Any] = {
+            "ranks_per_node": ranks_per_node,
+            "cpu_adam_parameters_per_s": share * self.cpu_adam_parameters_per_s,
+        }
+        if self.device == "cpu":
+            for name in ("matmul_flops_per_s", "attention_flops_per_s"):
+                changes[name] = {k: share * rate for k, rate in getattr(self, name).items()}
+            for name in ("copy_bytes_per_s", "elementwise_bytes_per_s"):
+                changes[name] = share * getattr(self, name)
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def of_gpu(cls, name: str, *, ranks_per_node: int = 8) -> "Machine":
+        """A machine with a known GPU, from data sheets and published efficiencies.
+
+        Raises:
+            UserError: the GPU is not in the table; lists those that are.
+        """
+        gpu = gpu_named(name)
+        peaks = {"fp32": gpu.fp32_flops_per_s}
+        if gpu.bf16_flops_per_s is not None:
+            peaks["bf16"] = gpu.bf16_flops_per_s
+            peaks["tf32"] = gpu.bf16_flops_per_s / 2  # on every data sheet that has both
+        memory = MEMORY_EFFICIENCY * gpu.memory_bytes_per_s
+        pcie = PCIE_COPY_EFFICIENCY * gpu.pcie_bytes_per_s
+        if gpu.nvlink_bytes_per_s is None:
+            hop_s, link = PCIE_HOP_S, PCIE_RING_EFFICIENCY * gpu.pcie_bytes_per_s
+        else:
+            hop_s, link = NVLINK_HOP_S, NVLINK_EFFICIENCY * gpu.nvlink_bytes_per_s
+        rate = Rate(start_s=COLLECTIVE_START_S, hop_s=hop_s, bytes_per_s=link)
+        return cls(
+            name=gpu.name,
+            device="cuda",
+            source=f"data sheet of {gpu.source}",
+            ranks_per_node=ranks_per_node,
+            memory_bytes=gpu.memory_bytes,
+            matmul_flops_per_s={k: MATMUL_EFFICIENCY * v for k, v in peaks.items()},
+            attention_flops_per_s={k: ATTENTION_EFFICIENCY * v for k, v in peaks.items()},
+            copy_bytes_per_s=memory,
+            elementwise_bytes_per_s=memory,
+            operator_s=OPERATOR_S,
+            host_to_device_bytes_per_s=pcie,
+            device_to_host_bytes_per_s=pcie,
+            collectives=dict.fromkeys(COLLECTIVES, rate),
+            network_bytes_per_s=NETWORK_EFFICIENCY * gpu.network_bytes_per_s,
+            network_hop_s=NETWORK_HOP_S,
+            cpu_adam_parameters_per_s=CPU_ADAM_PARAMETERS_PER_S / ranks_per_node,
+            disk_read_bytes_per_s=DISK_READ_BYTES_PER_S,
+            disk_write_bytes_per_s=DISK_WRITE_BYTES_PER_S,
+        )
+
+    def as_json(self) -> str:
+        """The text of a profile file."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> "Machine":
+        """Read a profile file.
+
+        Raises:
+            UserError: missing, not JSON, of another version, or a value that cannot be; names it.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(
+                f"--profile {path}: there is no such file: measure one with memscale profile"
+            ) from None
+        except OSError as error:
+            raise UserError(f"--profile {path}: cannot be read ({error.strerror})") from None
+        except ValueError as error:  # neither UTF-8 nor JSON
+            raise UserError(
+                f"--profile {path}: not valid JSON ({error}): measure again with memscale profile"
+            ) from None
+        try:
+            return cls(**_checked(content))
+        except _Fault as fault:
+            raise UserError(
+                f"--profile {path}: {fault}: correct it or measure again with memscale profile"
+            ) from None
+
+
+class _Fault(Exception):
+    """What is wrong with a profile, without the file's name."""
+
+
+_MAY_BE_ABSENT = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "collectives")
+_TEXTS = ("name", "source")
+_MAY_BE_ZERO = ("start_s", "hop_s", "operator_s", "network_hop_s")
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise _Fault(f"holds {content!r:.40}, but must be a JSON object")
+    if content.get("schema_version") != SCHEMA_VERSION:
+        raise _Fault(f"schema_version is {content.get('schema_version')!r}, not {SCHEMA_VERSION}")
+    names = {field.name for field in dataclasses.fields(Machine)}
+    for name in sorted(names ^ content.keys()):
+        raise _Fault(f"{name} is {'missing' if name in names else 'unknown'}")
+    return {name: _value(name, value) for name, value in content.items()}
+
+
+def _value(name: str, value: Any) -> Any:
+    if value is None and name in _MAY_BE_ABSENT:
+        return None
+    if name == "device":
+        if value not in ("cpu", "cuda"):
+            raise _Fault(f"device is {value!r}, but must be cpu or cuda")
+        return value
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise _Fault(f"{name} is {value!r:.40}, but must be text")
+        return value
+    if name == "collectives":
+        rates = _table(name, value, COLLECTIVES)
+        return {kind: Rate(**_rate(f"{name}.{kind}", rates[kind])) for kind in COLLECTIVES}
+    if name.endswith("_flops_per_s"):
+        rates = _table(name, value, ("fp32",))
+        return {kind: _number(f"{name}.{kind}", rate) for kind, rate in rates.items()}
+    if name == "versions":
+        return _table(name, value, ())
+    return _number(name, value)
+
+
+def _table(name: str, value: Any, needed: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Fault(f"{name} is {value!r:.40}, but must be a JSON object")
+    for key in needed:
+        if key not in value:
+            raise _Fault(f"{name}.{key} is missing")
+    return value
+
+
+def _rate(name: str, value: Any) -> dict[str, float]:
+    fields = tuple(field.name for field in dataclasses.fields(Rate))
+    table = _table(name, value, fields)
+    return {field: _number(f"{name}.{field}", table[field]) for field in fields}
+
+
+def _number(name: str, value: Any) -> float:
+    least = "0 or more" if name.split(".")[-1] in _MAY_BE_ZERO else "more than 0"
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (value == 0 and least != "0 or more"):
+        raise _Fault(f"{name} is {value!r:.40}, but must be a number, {least}")
+    number: float = value
+    return number

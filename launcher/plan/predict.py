@@ -1,0 +1,175 @@
+"""The bytes of one rank of a run, without a GPU, a process group or the model's memory."""
+
+from dataclasses import dataclass, field
+
+from launcher.measure.records import Ledger
+from launcher.optim.registry import checkpointed
+from launcher.plan.buffers import Buffers, Ddp, Whole
+from launcher.plan.fsdp_buffers import Fsdp
+from launcher.plan.run import FP32, Rank
+from launcher.plan.timeline import LargeTensor, Tag, Timeline
+from launcher.plan.trace import trace_micro_batch
+from launcher.plan.trace_events import Born, Freed, Gradient, MicroBatch, Segment
+from launcher.plan.zero_buffers import zero_buffers
+from launcher.resolve import Resolved
+from launcher.strategies.offload_sizes import offload_sizes
+
+INT64 = 8
+_SIMULATED_MICRO_BATCHES = 3  # the first, one between, and the last: others repeat the second
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One rank's bytes, in the records that the measuring side writes."""
+
+    held: Ledger
+    """States between two steps."""
+    first_step: Ledger
+    """At the highest moment of the first step, in which optimizer states are born."""
+    peak: Ledger
+    """At the highest moment of any later step."""
+    peaks: dict[tuple[str, str], int]
+    """(period, phase) -> highest bytes on the device; periods init, first_step, steady, save,
+    resume."""
+    largest: tuple[LargeTensor, ...]
+    """The biggest tensors at `peak`."""
+    host_bytes: int
+    """Host memory that offload needs at most, for this rank: states and staging buffers."""
+    disk_bytes: int
+    """Bytes on disk that offload needs, for this rank."""
+    save_host_bytes: int
+    """Host memory that a save on a GPU stages this rank's share of the checkpoint in."""
+    events: list[tuple[int, int]] = field(repr=False)
+    """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest bytes on the device in the whole run."""
+        return max(self.peaks.values())
+
+
+def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int = 0) -> Prediction:
+    """Follow two steps of a resolved run, as rank `rank` of `world_size`.
+
+    The bytes are those of live tensors; what a caching allocator makes of them, and the context
+    of a GPU, come on top.
+    """
+    seen = Rank(resolved=resolved, world_size=world_size, rank=rank, device_type=device_type)
+    timeline = Timeline(device_type)
+    buffers = buffers_of(seen, timeline)
+    buffers.build()
+    trace = trace_micro_batch(
+        resolved.model,
+        seen.compute,
+        micro_batch=resolved.config.data.micro_batch,
+        seq_len=resolved.seq_len,
+    )
+    loop = _Loop(seen, timeline, buffers, trace)
+    for period in ("first_step", "steady"):
+        timeline.period = period
+        loop.step()
+    # Saving copies a few MiB at a time; resuming fills what a fresh engine already holds.
+    for period in ("save", "resume"):
+        timeline.period = period
+        timeline.enter(period)
+    sizes = offload_sizes(resolved.config, resolved.model, world_size)
+    first, _ = timeline.peak_of("first_step")
+    peak, largest = timeline.peak_of("steady")
+    return Prediction(
+        held=timeline.held("predicted"),
+        first_step=first,
+        peak=peak,
+        peaks=timeline.peaks,
+        largest=largest,
+        host_bytes=timeline.peaks_elsewhere["host"] + sizes.locked_bytes,
+        disk_bytes=sizes.disk_bytes,
+        save_host_bytes=_staged_bytes(seen) if device_type == "cuda" else 0,
+        events=timeline.events,
+    )
+
+
+def _staged_bytes(rank: Rank) -> int:
+    """Parameters and optimizer states in fp32; copies of one range share the writing of it."""
+    states, _ = checkpointed(rank.resolved.config.optim)
+    share = -(-rank.resolved.model.parameter_count // rank.world_size)
+    return FP32 * (1 + len(states)) * share
+
+
+def buffers_of(rank: Rank, timeline: Timeline) -> Buffers:
+    """The buffers of a run's strategy."""
+    strategy = rank.resolved.config.sharding.strategy
+    if strategy == "zero":
+        return zero_buffers(rank, timeline)
+    if strategy == "fsdp":
+        return Fsdp(rank, timeline)
+    if strategy == "ddp":
+        return Ddp(rank, timeline)
+    assert strategy == "single"
+    return Whole(rank, timeline)
+
+
+class _Loop:
+    """The training loop of `launcher.train`, on a timeline."""
+
+    def __init__(self, rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -> None:
+        self._timeline = timeline
+        self._buffers = buffers
+        self._trace = trace
+        self._accumulation = rank.resolved.accumulation
+        self._sequences = self._accumulation * rank.resolved.config.data.micro_batch
+        self._seq_len = rank.resolved.seq_len
+        self._unfreed: set[object] = set()
+
+    def step(self) -> None:
+        self._read()
+        count = min(self._accumulation, _SIMULATED_MICRO_BATCHES)
+        for number in range(1, count + 1):
+            self._timeline.enter("forward")
+            self._buffers.begin_forward(last=number == count)
+            left = self._unfreed
+            self._unfreed = set()
+            self._run(self._trace.forward, left)
+            self._buffers.end_forward()
+            for key in left:  # the loss before, and what its graph still held
+                self._timeline.free(("before", key))
+            self._timeline.enter("backward")
+            self._run(self._trace.backward, set())
+            self._buffers.end_backward()
+        self._timeline.enter("step")
+        self._buffers.step()
+
+    def _read(self) -> None:
+        self._timeline.enter("data")
+        rows = Tag("temporary", "data", (self._sequences, self._seq_len + 1), "int64")
+        batch = Tag("activations", "data", (2, self._sequences, self._seq_len), "int64")
+        self._timeline.allocate("rows", INT64 * self._sequences * (self._seq_len + 1), rows)
+        size_bytes = 2 * INT64 * self._sequences * self._seq_len
+        self._timeline.allocate("next batch", size_bytes, batch)
+        self._timeline.free("rows")
+        self._timeline.free("batch")
+        self._timeline.rename("next batch", "batch", "activations")
+
+    def _run(self, segments: list[Segment], left: set[object]) -> None:
+        timeline, buffers, unfreed = self._timeline, self._buffers, self._unfreed
+        for key in left:
+            timeline.rename(key, ("before", key), "temporary")
+        for place, events in segments:
+            buffers.enter(place)
+            for event in events:
+                if isinstance(event, Born):
+                    category = "activations" if event.saved else "temporary"
+                    where = event.module
+                    if place.part.startswith("block"):
+                        where = f"blocks.{place.layer}.{event.module}"
+                    tag = Tag(category, where, event.shape, event.dtype)
+                    timeline.allocate(event.key, event.size_bytes, tag)
+                    unfreed.add(event.key)
+                elif isinstance(event, Freed):
+                    timeline.free(event.key)
+                    unfreed.discard(event.key)
+                elif isinstance(event, Gradient):
+                    unfreed.discard(event.key)
+                    buffers.gradient(event.key, event.parameter)
+                else:
+                    buffers.module(event)
+            buffers.leave(place)

@@ -1,0 +1,265 @@
+"""`memscale profile`: measure this machine for the planner, into a file.
+
+python -m launcher profile --out machine.json --model gpt2 --nproc 2
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from launcher.errors import ExitCode, UserError
+from launcher.plan.benchmarks import Bench, Effort
+from launcher.plan.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
+from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
+from launcher.world import choose_device
+from model.config import ModelConfig, named
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument ") + "; see memscale profile --help")
+
+
+class RankFailed(Exception):
+    """A measuring process ended before it had anything to say; it printed why itself."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and write the file; 0, 2 when refused, 4 when a measuring process failed."""
+    try:
+        options = _parse(argv)
+        device_type = choose_device(options.device, options.nproc or 1)
+        nproc = options.nproc or _default_nproc(device_type)
+        model = _model(options.model)
+        _check_out(options.out)
+        machine = measure(
+            model,
+            device_type=device_type,
+            nproc=nproc,
+            effort=Effort.for_device(device_type),
+            disk_folder=options.out.absolute().parent,
+            say=lambda text: print(f"memscale: {text}", file=sys.stderr, flush=True),
+        )
+        with options.out.open("x", encoding="utf-8") as file:
+            file.write(machine.as_json())
+    except UserError as error:
+        print(f"memscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    except RankFailed as error:
+        print(f"memscale: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    print(f"{machine.name}: written to {options.out}")
+    return ExitCode.DONE
+
+
+def measure(
+    model: ModelConfig,
+    *,
+    device_type: str,
+    nproc: int,
+    effort: Effort,
+    disk_folder: Path,
+    say: Callable[[str], None],
+) -> Machine:
+    """Measure with `nproc` processes at work at the same time, as in training.
+
+    Raises:
+        RankFailed: a process died.
+    """
+    say(f"measuring with {nproc} process{'es' if nproc > 1 else ''} on {device_type}")
+    found = _run_ranks(model, device_type, nproc, effort, disk_folder, say)
+    name = _cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
+    gpu = find_gpu(name) if device_type == "cuda" else None
+    network = ASSUMED_NETWORK_BYTES_PER_S if gpu is None else gpu.network_bytes_per_s
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    if device_type == "cuda":
+        nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl))}
+        memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    else:
+        memory_bytes = psutil.virtual_memory().total
+    return Machine(
+        name=name,
+        device="cuda" if device_type == "cuda" else "cpu",
+        source=f"measured on {socket.gethostname()}; the network between nodes is assumed",
+        ranks_per_node=nproc,
+        memory_bytes=memory_bytes,
+        network_bytes_per_s=NETWORK_EFFICIENCY * network,
+        network_hop_s=NETWORK_HOP_S,
+        versions=versions,
+        **_combined(found),
+    )
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="memscale profile",
+        description="Measure this machine (arithmetic, memory, links, disk) for the planner. "
+        "Takes less than a minute, all cores or GPUs at full load.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("machine.json"), help="file to write (machine.json)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what to measure")
+    add("--model", default="gpt2", help="named size whose matmul shapes are used (gpt2)")
+    add("--nproc", type=int, help="processes (one per GPU; on a CPU 2, or 1 on a single core)")
+    options = parser.parse_args(argv)
+    if options.nproc is not None and options.nproc < 1:
+        raise UserError(f"--nproc {options.nproc} must be 1 or more")
+    return options
+
+
+def _default_nproc(device_type: str) -> int:
+    return torch.cuda.device_count() if device_type == "cuda" else min(2, _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _model(name: str) -> ModelConfig:
+    try:
+        return named(name)
+    except ValueError as error:
+        raise UserError(f"--model: {error}") from None
+
+
+def _check_out(out: Path) -> None:
+    """Refuse, before anything is measured, what could not be written."""
+    if out.exists() or out.is_symlink():
+        raise UserError(
+            f"--out {out}: already exists, and nothing is overwritten: choose another file"
+        )
+    folder = out.absolute().parent
+    try:
+        # Only trying tells: root passes every permission check, even on a read-only file system.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: {folder} cannot be written to ({error.strerror}); choose another place"
+        ) from None
+
+
+def _run_ranks(
+    model: ModelConfig,
+    device_type: str,
+    nproc: int,
+    effort: Effort,
+    disk_folder: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """What each rank found; rank 0 also tells how far it is."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    pipes: list[Connection[Any, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="memscale-") as meeting:
+        try:
+            for rank in range(nproc):
+                ours, theirs = context.Pipe(duplex=False)
+                disk = disk_folder if rank == 0 else None
+                arguments = (rank, nproc, device_type, model, effort, meeting, disk, theirs)
+                processes.append(context.Process(target=_rank, args=arguments, daemon=True))
+                processes[-1].start()
+                theirs.close()  # else the end of the process would go unnoticed
+                pipes.append(ours)
+            return [_result(pipe, rank, say) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _result(pipe: "Connection[Any, Any]", rank: int, say: Callable[[str], None]) -> dict[str, Any]:
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            raise RankFailed(f"measuring process {rank} failed; see above") from None
+        if isinstance(message, dict):
+            return message
+        say(message)
+
+
+def _rank(
+    rank: int,
+    nproc: int,
+    device_type: str,
+    model: ModelConfig,
+    effort: Effort,
+    meeting: str,
+    disk_folder: Path | None,
+    pipe: "Connection[Any, Any]",
+) -> None:
+    """One measuring process."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, _cores() // nproc))
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    if nproc > 1:
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo",
+            init_method=f"file://{meeting}/meeting",
+            rank=rank,
+            world_size=nproc,
+            device_id=device if device_type == "cuda" else None,
+        )
+    say = pipe.send if rank == 0 else _nothing
+    # torch 2.13 renames two collectives that 2.11 has only under the old names.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
+    found = Bench(model, device, effort, say).run(disk_folder)
+    if nproc > 1:
+        dist.barrier()  # nobody may leave while another still communicates
+    pipe.send(found)
+    # As in launcher.world.leave: gloo's threads may abort an interpreter that is being torn down.
+    os._exit(0)
+
+
+def _nothing(text: str) -> None:
+    del text
+
+
+def _combined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ranks' mean of every figure; what only rank 0 measured is its own."""
+    combined: dict[str, Any] = {}
+    for name, value in found[0].items():
+        values = [one[name] for one in found if name in one]
+        if value is None:
+            combined[name] = None
+        elif name == "collectives":
+            combined[name] = {kind: _mean_rate([v[kind] for v in values]) for kind in COLLECTIVES}
+        elif isinstance(value, dict):
+            combined[name] = {key: statistics.fmean(v[key] for v in values) for key in value}
+        else:
+            combined[name] = statistics.fmean(values)
+    return combined
+
+
+def _mean_rate(rates: Sequence[Rate]) -> Rate:
+    names = [field.name for field in dataclasses.fields(Rate)]
+    return Rate(**{name: statistics.fmean(getattr(rate, name) for rate in rates) for name in names})
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,176 @@
+"""Seconds per step, by phase, of a run that nobody has started.
+
+Arithmetic over the achieved rate, bytes over memory bandwidth, transfers over links, less what the
+device does at the same time.
+"""
+
+from dataclasses import dataclass
+
+from launcher.errors import UserError
+from launcher.plan.collectives import (
+    Transfer,
+    shard_and_replica_groups,
+    traffic,
+)
+from launcher.plan.machine import Machine
+from launcher.plan.work import Work, backward_work, forward_work
+from launcher.resolve import Resolved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Predicted seconds of one optimizer step on each rank; phases include what waits in them."""
+
+    forward_s: float
+    backward_s: float
+    step_s: float
+    communication_s: float
+    """Time that links are busy."""
+    exposed_communication_s: float
+    """The part of it that nothing hides; contained in the phases."""
+    tokens: int
+    """Of the global batch."""
+
+    @property
+    def total_s(self) -> float:
+        """Of one step."""
+        return self.forward_s + self.backward_s + self.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all ranks together."""
+        return self.tokens / self.total_s
+
+
+def step_seconds(
+    resolved: Resolved, *, world_size: int, gpus_per_node: int, machine: Machine
+) -> StepTime:
+    """Predict a step's time on `world_size` ranks, `gpus_per_node` of them on each node.
+
+    Each micro-batch: forward, backward. Each step: those of all its micro-batches, then the
+    optimizer. Gradients are exchanged as `launcher.plan.collectives` says.
+
+    Raises:
+        UserError: the machine has no rate for the precision, or none for collectives.
+    """
+    ranks_per_node = min(world_size, gpus_per_node)
+    machine = machine.shared_by(ranks_per_node)
+    forward = compute_s(forward_work(resolved), resolved, machine)
+    backward = compute_s(backward_work(resolved), resolved, machine)
+    moves = traffic(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
+    update_s = optimizer_s(
+        resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
+    )
+    times = resolved.accumulation
+    overlaps = machine.overlaps
+    # (transfers, seconds of compute to hide behind, how often)
+    parts = {
+        "forward": [(moves.forward, forward, times)],
+        "backward": [
+            (moves.backward, backward, times - 1),
+            ((*moves.backward, *moves.last_backward), backward, 1),
+        ],
+        "step": [(moves.step, 0.0, 1)],
+    }
+    waits = {
+        phase: sum(n * exposed_s(some, hide_s, overlaps=overlaps) for some, hide_s, n in passes)
+        for phase, passes in parts.items()
+    }
+    busy = sum(
+        n * transfer.seconds
+        for passes in parts.values()
+        for some, _, n in passes
+        for transfer in some
+    )
+    return StepTime(
+        forward_s=times * forward + waits["forward"],
+        backward_s=times * backward + accumulate_s(resolved, machine) + waits["backward"],
+        step_s=update_s + waits["step"],
+        communication_s=busy,
+        exposed_communication_s=sum(waits.values()),
+        tokens=resolved.global_batch * resolved.seq_len,
+    )
+
+
+def exposed_s(transfers: tuple[Transfer, ...], compute: float, *, overlaps: bool) -> float:
+    """Seconds that a pass waits for its transfers.
+
+    Blocks are alike, so that per block max(0, transfer - compute) sums up to the same of the
+    totals; what comes before the first block's compute or after the last one's waits in full.
+    """
+    hideable = sum(t.seconds for t in transfers if t.hideable)
+    rest = sum(t.seconds for t in transfers if not t.hideable)
+    return rest + (max(0.0, hideable - compute) if overlaps else hideable)
+
+
+def compute_s(work: Work, resolved: Resolved, machine: Machine) -> float:
+    """Seconds of the work itself; a GPU computes while the host starts the next operators.
+
+    Raises:
+        UserError: the machine computes nothing in this precision.
+    """
+    precision = resolved.config.optim.precision
+    type_ = _compute_type(resolved)
+    if type_ not in machine.matmul_flops_per_s:
+        known = ", ".join(machine.matmul_flops_per_s)
+        raise UserError(
+            f"--precision {precision}: {machine.name} has no rate for {type_}: it has {known}"
+        )
+    device_s = (
+        work.matmul_flops / machine.matmul_flops_per_s[type_]
+        + work.attention_flops / machine.attention_flops_per_s[type_]
+        + work.elementwise_bytes / machine.elementwise_bytes_per_s
+        + work.copied_bytes / machine.copy_bytes_per_s
+    )
+    host_s = work.operators * machine.operator_s
+    return max(device_s, host_s) if machine.overlaps else device_s + host_s
+
+
+def accumulate_s(resolved: Resolved, machine: Machine) -> float:
+    """From the second micro-batch on each gradient is read, added to and written, in fp32."""
+    again = resolved.accumulation - 1
+    return again * 12 * resolved.model.parameter_count / machine.copy_bytes_per_s
+
+
+def optimizer_s(
+    resolved: Resolved, *, world_size: int, ranks_per_node: int, machine: Machine
+) -> float:
+    """Norm, clipping and AdamW over this rank's share, where its states are.
+
+    On a GPU memory-bound: the norm reads 4 bytes per parameter, clipping reads and writes 8, a
+    fused AdamW reads parameter, gradient and two moments and writes all but the gradient, 28; a
+    low-precision copy is written with 2 more. On a CPU (also for offloaded states) the measured or
+    published rate of CPU-Adam. On NVMe master and moments, 12 bytes, are read and written too
+    (ZeRO-Infinity, arXiv:2104.07857, section 5).
+    """
+    config = resolved.config
+    offload = config.sharding.offload_optimizer
+    shard, _ = shard_and_replica_groups(
+        world_size=world_size,
+        replicate=config.sharding.replicate,
+        ranks_per_node=ranks_per_node,
+    )
+    sharded = config.sharding.strategy == "fsdp" or bool(config.sharding.zero)
+    own = resolved.model.parameter_count / (shard.size if sharded else 1)
+    if offload == "none" and machine.device == "cuda":
+        low = 0 if config.optim.precision == "fp32" else 2
+        return own * (4 + 8 + 28 + low) / machine.copy_bytes_per_s
+    seconds = own / machine.cpu_adam_parameters_per_s
+    to_device = machine.host_to_device_bytes_per_s
+    if to_device is not None and config.sharding.strategy == "zero":
+        # The updated parameters return in the compute type; FSDP moves them as it gathers.
+        seconds += (4 if config.optim.precision == "fp32" else 2) * own / to_device
+    if offload == "nvme":
+        swapped = 12 * own * ranks_per_node
+        seconds += swapped / machine.disk_read_bytes_per_s
+        seconds += swapped / machine.disk_write_bytes_per_s
+    return seconds
+
+
+def _compute_type(resolved: Resolved) -> str:
+    """Type of the matmuls. fp16 runs at the rate of bf16, fp8 is counted as bf16 as well: what it
+    gains at these widths, scaling takes back."""
+    optim = resolved.config.optim
+    if optim.precision == "fp32":
+        return "tf32" if optim.tf32 else "fp32"
+    return "bf16"

@@ -1,0 +1,138 @@
+"""Real steps in short-lived process groups, of which nothing is left."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from launcher.arguments import with_micro_batch
+from launcher.errors import ExitCode, UserError
+
+WORKER: Final = "launcher.probe"
+TICK_S: Final = 0.05
+GRACE_S: Final = 3.0
+"""For the other ranks to end as well, once one has."""
+OUT_OF_MEMORY: Final = (ExitCode.OUT_OF_MEMORY, -signal.SIGKILL, -signal.SIGABRT)
+"""The kernel kills a process when the host has no memory left, and C++ aborts where it cannot say
+so otherwise."""
+STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(BaseException):
+    """A signal says: end now."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} while searching a micro-batch")
+        # Time is up for the job (SIGUSR1): the same command, later, searches again.
+        preempted = number == signal.SIGUSR1
+        self.exit_code = ExitCode.PREEMPTED if preempted else ExitCode.FAILED
+
+
+class Trials:
+    """Starts a run's ranks for two steps, as often as it takes."""
+
+    def __init__(self, argv: Sequence[str], *, ranks: int) -> None:
+        self.count = 0
+        self._argv = argv
+        self._ranks = ranks
+        self._handlers: dict[int, Any] = {}
+        self._folder = Path()
+
+    def __enter__(self) -> Self:
+        for number in STOPPING:
+            self._handlers[number] = signal.signal(number, _stop)
+        self._folder = Path(tempfile.mkdtemp(prefix="memscale-trials-"))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def run(self, size: int) -> bool:
+        """Whether two steps with this micro-batch ran; False where memory ran out.
+
+        Raises:
+            UserError: they failed otherwise; with the last that a rank has said.
+        """
+        self.count += 1
+        folder = self._folder / str(self.count)
+        folder.mkdir()
+        codes = self._start(folder, with_micro_batch(self._argv, size))
+        if not any(codes.values()):
+            shutil.rmtree(folder)
+            return True
+        if set(codes.values()) & set(OUT_OF_MEMORY):
+            shutil.rmtree(folder)
+            return False
+        rank = next(rank for rank, code in codes.items() if code)
+        said = (folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+        raise UserError(
+            f"--micro-batch auto: a trial with {size} failed on rank {rank} with exit code "
+            f"{codes[rank]}, so give a number: {said[-1] if said else 'it said nothing'}"
+        )
+
+    def _start(self, folder: Path, argv: Sequence[str]) -> dict[int, int]:
+        """Run all ranks to the end; exit codes of those that ended by themselves."""
+        command = [sys.executable, "-m", WORKER, str(folder / "run"), *argv]
+        environment = os.environ | {"TORCHELASTIC_RUN_ID": "trial"}  # dies with this process
+        store = None
+        if self._ranks > 1:
+            # Here, and not in rank 0, so that its port is free for certain.
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            environment |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "0",
+                "WORLD_SIZE": str(self._ranks),
+                "LOCAL_WORLD_SIZE": str(self._ranks),
+            }
+        ranks: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            for rank in range(self._ranks):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if store is not None else {}
+                with (folder / f"{rank}.log").open("wb") as log:
+                    ranks[rank] = subprocess.Popen(
+                        command,
+                        env=environment | own,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                    )
+            return _wait(ranks)
+        finally:
+            for process in ranks.values():
+                process.kill()
+            for process in ranks.values():
+                process.wait()
+
+
+def _wait(ranks: "dict[int, subprocess.Popen[bytes]]") -> dict[int, int]:
+    """Until all have ended, or the others have had their time after one has failed."""
+    deadline_s = float("inf")
+    while True:
+        codes = {rank: code for rank, p in ranks.items() if (code := p.poll()) is not None}
+        if len(codes) == len(ranks) or time.monotonic() > deadline_s:
+            return codes
+        if any(codes.values()):
+            deadline_s = min(deadline_s, time.monotonic() + GRACE_S)
+        time.sleep(TICK_S)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)

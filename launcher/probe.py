@@ -1,0 +1,64 @@
+"""The worker of `--micro-batch auto`: two steps as `launcher.train` would take them, in a folder
+that is thrown away. Ends with 0 where they ran, 3 where memory ran out.
+
+    python -m launcher.probe FOLDER [launcher.train's flags]
+"""
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.errors import ExitCode, UserError
+from launcher.measure.limit import is_out_of_memory
+from launcher.measure.session import Session
+from launcher.origin import Origin
+from launcher.preflight import Prepared, prepare
+from launcher.train import take_steps
+from launcher.world import leave, ranks_from_environment, start
+
+STEPS = 2  # the optimizer's states are born in the first, and stay in the second
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one rank; ends the process with an exit code of `ExitCode`."""
+    folder, *flags = sys.argv[1:] if argv is None else argv
+    world_size, ranks_per_node = ranks_from_environment()
+    try:
+        prepared = short(
+            prepare(flags, world_size=world_size, ranks_per_node=ranks_per_node), Path(folder)
+        )
+        config = prepared.resolved.config
+        world = start(
+            config.loop.device,
+            timeout_s=config.loop.collective_timeout_s,
+            needs_group=config.sharding.strategy != "single",
+        )
+        with Session(prepared, world) as session:
+            take_steps(prepared, world, session)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        leave(ExitCode.REFUSED, together=False)
+    except Exception as error:
+        traceback.print_exception(error)
+        out = is_out_of_memory(error)
+        leave(ExitCode.OUT_OF_MEMORY if out else ExitCode.FAILED, together=False)
+    leave(ExitCode.DONE, together=True)
+
+
+def short(prepared: Prepared, out: Path) -> Prepared:
+    """The same run from fresh weights for two steps, without checkpoints and evaluations."""
+    config = prepared.resolved.config.replace(
+        **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
+        **{"eval_every": None, "save_every": None, "save_minutes": None},
+    )
+    return dataclasses.replace(
+        prepared,
+        resolved=dataclasses.replace(prepared.resolved, config=config),
+        origin=Origin(source=None, reopens=False),
+    )
+
+
+if __name__ == "__main__":
+    main()

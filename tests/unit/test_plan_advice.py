@@ -1,0 +1,109 @@
+"""Out of memory, and what would have fitted: the first advice is taken, and the run completes."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.arguments import parse_run_config
+from launcher.plan.advice import SAFE, Advice, advise
+from launcher.plan.need import Room, needed_bytes
+from launcher.resolve import Resolved, resolve
+
+MODEL = (
+    "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "
+    "--no-tensorboard --sample-every-s=0"
+)
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def resolved(flags: str, ranks: int, device_type: str = "cpu") -> Resolved:
+    return resolve(
+        parse_run_config(f"{MODEL} {flags}".split()), world_size=ranks, device_type=device_type
+    )
+
+
+def advice_for(flags: str, ranks: int, room: Room) -> list[Advice]:
+    failed = resolved(flags, ranks, room.device_type)
+    return advise(failed, room, world_size=ranks, ranks_per_node=ranks)
+
+
+def test_a_run_that_takes_the_advice_completes(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(Path(__file__).read_text() * 5)
+    flags = f"{MODEL} --device=cpu --data={text} --micro-batch=64 --steps=3 --memory-limit=70MiB"
+
+    def train(out: Path, more: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "launcher.train", *shlex.split(flags), f"--out={out}"]
+        return subprocess.run(
+            [*command, *shlex.split(more)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+
+    failed = train(tmp_path / "failed", "")
+    assert failed.returncode == 3, failed.stderr
+    lines = failed.stderr.splitlines()
+    said = [line.removeprefix("memscale: would fit: ") for line in lines if "would fit" in line]
+    assert 1 <= len(said) <= 3
+    report = next(i for i, line in enumerate(lines) if "out of memory on rank 0" in line)
+    assert report < next(i for i, line in enumerate(lines) if "would fit" in line)
+    status = json.loads((tmp_path / "failed" / "status.json").read_text())
+    assert status["state"] == "oom"
+    assert [f"{one['flags']} (" in said[i] for i, one in enumerate(status["detail"]["advice"])]
+    done = train(tmp_path / "advised", said[0].partition(" (")[0])
+    assert done.returncode == 0, done.stderr
+    assert "3 steps of 64 x 64 tokens" in done.stdout  # the same global batch
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_every_advice_fits_and_keeps_the_global_batch(strategy: str, ranks: int) -> None:
+    flags = f"--strategy={strategy} --micro-batch=64"
+    room = Room(size_bytes=70 * 2**20, gpu=None, capped=True)
+    found = advice_for(flags, ranks, room)
+    assert found
+    assert found[0].flags.startswith("--micro-batch ")
+    for one in found:
+        # pasted behind the flags that failed
+        run = resolved(f"{flags} {one.flags}", ranks)
+        assert run.global_batch == 64 * ranks
+        assert needed_bytes(run, room, world_size=ranks) <= one.needed_bytes
+        assert one.needed_bytes <= SAFE * room.size_bytes
+        assert one.slower is None  # of a CPU without a profile nothing is known
+
+
+def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
+    size_bytes = needed_bytes(
+        resolved("--micro-batch=64", 2, "cuda"),
+        Room(size_bytes=2**40, gpu=A100, capped=True),
+        world_size=2,
+    )
+    found = advice_for(
+        "--micro-batch=64", 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True)
+    )
+    costs = [one.slower for one in found if one.slower is not None]
+    assert len(costs) == len(found) == 3
+    assert costs == sorted(costs)
+    assert all("slower)" in one.line() or "faster)" in one.line() for one in found)
+
+
+def test_where_nothing_helps_nothing_is_said() -> None:
+    room = Room(size_bytes=2**20, gpu=None, capped=True)
+    assert advice_for("--micro-batch=1", 1, room) == []
+
+
+def test_a_run_that_should_have_fitted_teaches_caution() -> None:
+    """It ran out of memory, so that a prediction as high as its own cannot be believed."""
+    flags = "--micro-batch=64"
+    needed = needed_bytes(
+        resolved(flags, 1), Room(size_bytes=2**40, gpu=None, capped=True), world_size=1
+    )
+    room = Room(size_bytes=2 * needed, gpu=None, capped=True)
+    for one in advice_for(flags, 1, room):
+        run = resolved(f"{flags} {one.flags}", 1)
+        assert one.needed_bytes >= 1.9 * needed_bytes(run, room, world_size=1)

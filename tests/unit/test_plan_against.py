@@ -1,0 +1,93 @@
+"""The end of a run: what was predicted for it, beside what it has measured."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.arguments import parse_run_config
+from launcher.measure.records import Ledger, LedgerLines
+from launcher.plan import against
+from launcher.plan.against import Against, NotPredicted, against_run, as_record
+from launcher.resolve import resolve
+from launcher.world import World
+
+FLAGS = [
+    *("--layers=2", "--d-model=64", "--heads=4", "--context=32", "--vocab-size=260"),
+    *("--tokenizer=byte", "--device=cpu", "--micro-batch=4", "--no-tensorboard"),
+    "--sample-every-s=0",
+]
+WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+PEAK = Ledger(
+    moment="peak",
+    step=3,
+    device=LedgerLines(params_bytes=4_000_000, optimizer_bytes=8_000_000, used_bytes=12_000_000),
+    host=LedgerLines(),
+    disk=LedgerLines(),
+)
+
+
+def train(folder: Path, *more: str) -> "subprocess.CompletedProcess[str]":
+    text = folder / "text.txt"
+    text.write_text(Path(__file__).read_text() * 5)
+    command = [sys.executable, "-m", "launcher.train", *FLAGS, f"--data={text}", *more]
+    return subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+
+
+def test_a_traced_run_ends_with_both_sides(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(tmp_path, "--steps=4", "--memory-trace", "--memory-limit=1GiB", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    *_, total, by_category = done.stdout.splitlines()
+    assert total.startswith("predicted 0.0")
+    plan = json.loads((out / "summary.json").read_text())["plan"]
+    assert plan["period"] == "steady"
+    assert abs(plan["off"]) < 0.05
+    assert total.endswith(f"({plan['off']:+.1%})")
+    for name in ("params", "optimizer", "activations"):
+        assert plan["measured"][name] > 0
+        assert plan["predicted"][name] == pytest.approx(plan["measured"][name], rel=0.05)
+        assert f"{name} {plan['predicted'][name] / 2**20:,.1f} / " in by_category
+    assert sum(plan["measured"].values()) == 2 * plan["measured"]["peak"]
+
+
+def test_a_run_that_measured_nothing_says_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(tmp_path, "--steps=1", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert "predicted" not in done.stdout
+    assert "plan" not in json.loads((out / "summary.json").read_text())
+
+
+def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = resolve(parse_run_config(FLAGS), world_size=1, device_type="cpu")
+
+    def broken(*args: object, **more: object) -> None:
+        raise KeyError("no such storage")
+
+    monkeypatch.setattr(against, "predict", broken)
+    outcome = against_run(run, WORLD, PEAK, [], resumed=False)
+    assert outcome == NotPredicted(reason="KeyError: 'no such storage'")
+    assert outcome.lines() == ["predicted n/a (KeyError: 'no such storage')"]
+    assert as_record(outcome) == {"reason": "KeyError: 'no such storage'"}
+
+
+def test_the_first_step_is_compared_with_the_first_step() -> None:
+    run = resolve(parse_run_config(FLAGS), world_size=1, device_type="cpu")
+    first = dataclasses.replace(PEAK, step=1)
+    for peak, resumed, period in (
+        (PEAK, False, "steady"),
+        (first, False, "first_step"),
+        (first, True, "steady"),
+    ):
+        outcome = against_run(run, WORLD, peak, [], resumed=resumed)
+        assert isinstance(outcome, Against)
+        assert outcome.period == period
+        assert outcome.measured["peak"] == 12_000_000

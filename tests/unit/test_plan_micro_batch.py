@@ -1,0 +1,187 @@
+"""The search behind `--micro-batch auto`: what it tries, what it takes, what it remembers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.arguments import parse_run_config, with_micro_batch
+from launcher.config import AutoMicroBatch, RunConfig
+from launcher.errors import UserError
+from launcher.plan.found_sizes import FoundSizes, Hardware
+from launcher.plan.micro_batch import largest, sizes_of
+from launcher.plan.need import Room, needed_bytes
+from launcher.resolve import resolve
+
+CPU = Hardware(gpu=None, free_bytes=None)
+
+
+@pytest.mark.parametrize("true_largest", [1, 2, 7, 33, 100, 1000, 54_321])
+@pytest.mark.parametrize("estimate", [0.1, 0.8, 1.0, 1.1, 30.0])
+def test_the_largest_is_found_within_3_percent(true_largest: int, estimate: float) -> None:
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= true_largest
+
+    found = largest(range(1, 2**17 + 1), int(estimate * true_largest), fits)
+    assert found is not None
+    assert true_largest / 1.03 - 1 < found <= true_largest
+    assert len(set(tried)) == len(tried) < 30
+    if estimate == 1.0:
+        assert len(tried) <= 7
+
+
+@pytest.mark.parametrize(("room", "found"), [(1, 1), (3, 3), (8, 8), (11, 8), (23, 12), (24, 24)])
+def test_among_divisors_the_exact_largest_is_found(room: int, found: int) -> None:
+    divisors = sizes_of(RunConfig().replace(global_batch=48), 2)
+    assert list(divisors) == [1, 2, 3, 4, 6, 8, 12, 24]
+    for start in (1, 5, 24):
+        assert largest(divisors, start, lambda size: size <= room) == found
+
+
+def test_nothing_fits() -> None:
+    tried: list[int] = []
+    assert largest(range(1, 100), 5, lambda size: bool(tried.append(size))) is None
+    assert tried[0] == 5
+    assert tried[-1] == 1
+
+
+def test_auto_is_a_value_of_the_flag_and_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("micro_batch: auto\n")
+    for argv in (["--micro-batch", "auto"], ["--micro_batch=auto"], [f"--config={file}"]):
+        config = parse_run_config(argv)
+        assert isinstance(config.data.micro_batch, AutoMicroBatch)
+        assert config.flat()["micro_batch"] == "auto"
+        assert isinstance(config.replace(seed=3).data.micro_batch, AutoMicroBatch)
+        # whatever can be refused is refused with the smallest
+        assert resolve(config, world_size=2, device_type="cpu").global_batch == 2
+        settled = parse_run_config(with_micro_batch(argv, 12))
+        assert settled.data.micro_batch == 12
+        assert settled == config.replace(micro_batch=12)
+    assert parse_run_config([f"--config={file}", "--micro-batch", "5"]).data.micro_batch == 5
+    with pytest.raises(UserError, match="a whole number, or auto"):
+        parse_run_config(["--micro-batch", "most"])
+
+
+def test_a_found_size_is_remembered_for_what_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path))
+    config = parse_run_config(["--micro-batch=auto", "--memory-limit=1GiB"])
+    FoundSizes(config, CPU, 2).keep(12, 2**30)
+
+    def known(ranks: int = 2, memory_bytes: int = 2**30, **changes: object) -> int | None:
+        found = FoundSizes(config.replace(**changes), CPU, ranks).get(memory_bytes)
+        return None if found is None else found.size
+
+    assert known() == 12
+    assert known(steps=7, seed=5, out=Path("elsewhere")) == 12
+    for changes in ({"precision": "bf16"}, {"layers": 3}, {"global_batch": 64}, {"zero": 2}):
+        assert known(**changes) is None
+    assert known(memory_limit="2GiB") is None
+    assert known(ranks=4) is None
+    assert known(memory_bytes=2**29) is None
+    for path in (tmp_path / "micro-batch").iterdir():
+        path.write_text(path.read_text()[:30])
+    assert known() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [("", 1), ("--strategy=ddp", 2), ("--strategy=fsdp", 2), ("--zero=2", 2)],
+)
+def test_a_larger_micro_batch_needs_more_and_deepspeed_most(flags: str, ranks: int) -> None:
+    room = Room(size_bytes=2**30, gpu=None, capped=True)
+
+    def needed(size: int) -> int:
+        config = parse_run_config(
+            f"--layers=2 --d-model=64 --heads=4 --context=32 --vocab-size=260 --micro-batch={size} "
+            f"--tokenizer=byte {flags}".split()
+        )
+        return needed_bytes(
+            resolve(config, world_size=ranks, device_type="cpu"), room, world_size=ranks
+        )
+
+    sizes = [needed(size) for size in (1, 8, 64)]
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0] > 100 * 2**20) == ("zero" in flags)
+
+
+TRIAL = """
+import sys
+from launcher.plan import trials
+trials.WORKER = "{worker}"
+with trials.Trials([], ranks=2) as some:
+    print(some._folder, flush=True)
+    try:
+        print(some.run(4), flush=True)
+    except Exception as error:
+        print(error)
+    except trials.Stopped as stopped:
+        print(stopped, stopped.exit_code)
+"""
+WORKERS = {
+    "out_of_memory": "sys.exit(3 if rank == '1' else time.sleep(600))",
+    "fine": "sys.exit(0)",
+    "broken": "sys.exit('no such thing as ' + rank)",
+    "slow": "time.sleep(600)",
+}
+
+
+def start(folder: Path, worker: str) -> "subprocess.Popen[str]":
+    source = f"import os, sys, time\nrank = os.environ['RANK']\n{WORKERS[worker]}\n"
+    (folder / f"{worker}_worker.py").write_text(source)
+    paths = [str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [sys.executable, "-c", TRIAL.format(worker=f"{worker}_worker")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("worker", "says"),
+    [("out_of_memory", "False"), ("fine", "True"), ("broken", "no such thing as ")],
+)
+def test_a_trial_ends_with_all_its_ranks_and_files(tmp_path: Path, worker: str, says: str) -> None:
+    process = start(tmp_path, worker)
+    said, _ = process.communicate(timeout=300)
+    folder, outcome = said.splitlines()
+    assert says in outcome
+    assert not Path(folder).exists()
+    assert _processes_of(f"{worker}_worker") == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 4), (signal.SIGUSR1, 5)])
+def test_a_signal_ends_the_trial_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = start(tmp_path, "slow")
+    assert process.stdout is not None
+    folder = process.stdout.readline().strip()
+    while len(_processes_of("slow_worker")) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=300)
+    assert said.split()[-1] == str(code)
+    assert number.name in said
+    assert not Path(folder).exists()
+    assert _processes_of("slow_worker") == []
+
+
+def _processes_of(worker: str) -> Sequence[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[1:3] == ["-m", worker]:
+            found.append(process)
+    return found
