@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from launcher.measure.records import Ledger
 from launcher.plan.allocator import replay
+from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice
 from launcher.plan.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.plan.machine import Machine
@@ -33,6 +34,8 @@ class Place:
     ranks_per_node: int
     memory_bytes: int
     """Of each device."""
+    calibration: Calibration | None = None
+    """What runs on such machines have taught about times."""
     fixed_bytes: int
     """What a process takes of it before the first tensor: context, NCCL, workspaces."""
 
@@ -138,12 +141,29 @@ def assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
     )
 
 
+def gpu_name(machine: Machine) -> str:
+    """The name by which constants of a GPU are learnt."""
+    known = find_gpu(machine.name)
+    return machine.name if known is None else known.name
+
+
 def _time(run: Resolved, place: Place) -> StepTime:
-    return step_seconds(
+    time = step_seconds(
         run,
         world_size=place.world_size,
         gpus_per_node=place.ranks_per_node,
         machine=place.machine,
+    )
+    ratio = place.calibration and place.calibration.time_ratio(
+        gpu_name(place.machine), run.config.optim.precision, run.strategy_label
+    )
+    if not ratio:
+        return time
+    return dataclasses.replace(
+        time,
+        forward_s=ratio * time.forward_s,
+        backward_s=ratio * time.backward_s,
+        step_s=ratio * time.step_s,
     )
 
 

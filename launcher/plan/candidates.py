@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.config import RunConfig
+from launcher.config import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.resolve import Resolved, resolve
 
@@ -94,7 +94,8 @@ def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
         for section in dataclasses.fields(config)
         for field in dataclasses.fields(getattr(config, section.name))
     }
-    return (named & fields) | changed
+    given = (named & fields) | changed
+    return given - {"micro_batch"} if isinstance(config.data.micro_batch, AutoMicroBatch) else given
 
 
 def _combinations(

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import yaml
 
-from launcher.arguments import parse_run_config
+from launcher.arguments import parse_run_config, with_micro_batch
 from launcher.config import RunConfig
 from launcher.errors import ExitCode, UserError
-from launcher.plan.assess import Assessment, Place, assess, fixed_bytes, ranked
+from launcher.plan.assess import Assessment, Place, assess, fixed_bytes, gpu_name, ranked
+from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import choices, given_fields
 from launcher.plan.hardware import GPUS, Gpu
 from launcher.plan.machine import Machine
@@ -28,9 +29,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         options, training = parse_options(argv)
         config = parse_run_config(training, prog="memscale plan")
-        place, assumed = find_place(options)
+        place, notes = find_place(options)
         found = plan(config, given_fields(training, config), place, goal=options.goal)
-        show(found, options, training, place, assumed)
+        show(found, options, training, place, notes)
     except UserError as error:
         print(f"memscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
@@ -64,8 +65,8 @@ def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list
     return ranked(found, goal)
 
 
-def find_place(options: argparse.Namespace) -> tuple[Place, str | None]:
-    """The machine to plan for, and what had to be assumed about it.
+def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
+    """The machine to plan for, what had to be assumed about it, and what runs on it have taught.
 
     Raises:
         UserError: no GPU is named and none has so much memory, or the GPU is not known.
@@ -73,7 +74,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, str | None]:
     memory = options.gpu_memory
     memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
     per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
-    assumed = None
+    notes: list[str] = []
     if options.profile is not None:
         machine = Machine.load(options.profile)
     elif options.gpu is not None:
@@ -81,26 +82,36 @@ def find_place(options: argparse.Namespace) -> tuple[Place, str | None]:
     elif memory_bytes is not None:
         gpu = _gpu_of_memory(memory_bytes)
         machine = Machine.of_gpu(gpu.name, ranks_per_node=per_node)
-        assumed = f"times assume an {gpu.name}, the known GPU nearest to {gib(memory_bytes)}: name "
-        assumed += "yours with --gpu, or measure it with memscale profile"
+        notes.append(
+            f"times assume an {gpu.name}, the known GPU nearest to {gib(memory_bytes)}: name yours "
+            "with --gpu, or measure it with memscale profile"
+        )
     else:
         raise UserError(
             "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
             + ", ".join(gpu.name for gpu in GPUS)
         )
+    grouped = options.gpus > 1
+    calibration = None
+    if machine.device == "cuda" and not options.no_calibration:
+        calibration = Calibration.load()
+        notes += calibration.describe(gpu_name(machine), grouped=grouped)
+    learnt = calibration and calibration.fixed_bytes(gpu_name(machine), grouped=grouped)
     place = Place(
         machine=machine,
+        # Ratios were learnt against data sheets: what a profile has measured needs none.
+        calibration=calibration if options.profile is None else None,
         world_size=options.gpus,
         ranks_per_node=min(per_node, options.gpus),
         memory_bytes=memory_bytes or machine.memory_bytes,
-        fixed_bytes=fixed_bytes(machine, options.gpus),
+        fixed_bytes=learnt or fixed_bytes(machine, options.gpus),
     )
     if place.memory_bytes <= place.fixed_bytes:
         raise UserError(
             f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU before its "
             "first tensor: give more"
         )
-    return place, assumed
+    return place, notes
 
 
 def show(
@@ -108,7 +119,7 @@ def show(
     options: argparse.Namespace,
     training: Sequence[str],
     place: Place,
-    assumed: str | None,
+    notes: Sequence[str],
 ) -> None:
     """Print the table and the command, and write what was asked for."""
     best = found[0]
@@ -117,7 +128,7 @@ def show(
     if to_screen:
         print(text, end="")
     else:
-        for line in opening_lines(best, place, assumed):
+        for line in opening_lines(best, place, notes):
             print(line)
         table(found, place, price=options.price_per_gpu_hour, show_all=options.all)
         for line in closing_lines(found, place, command_of(best, training, place)):
@@ -145,6 +156,9 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
         *("offload_param", "precision", "activation_checkpointing", "micro_batch", "global_batch"),
     )
     flags = list(training)
+    if asked["micro_batch"] == "auto":
+        flags = with_micro_batch(flags, chosen["micro_batch"])
+        asked["micro_batch"] = chosen["micro_batch"]
     for name in names:
         value = chosen.get(name)
         if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):

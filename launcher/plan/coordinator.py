@@ -67,13 +67,18 @@ class Coordinator:
         self._fetched_for: dict[str, int] = {}
 
     def hold_persistent(self) -> None:
-        """Small parameters stay whole on every rank, beside their slices."""
+        """After a step: small parameters stay whole on every rank, beside their slices.
+
+        But for the first micro-batch, which releases them like all others.
+        """
         if self._ranks == 1:
             return
         for own in self._of_module.values():
             for p in own:
-                if p.name in self._persistent and p.name not in self._available:
-                    self._allocate(p)
+                if p.name in self._persistent:
+                    self._timeline.free(("whole", p.name))
+                    self._allocate_padded(p)
+                    self._available.add(p.name)
 
     def begin(self) -> None:
         """A forward starts."""
@@ -106,9 +111,9 @@ class Coordinator:
         own = self._of_module.get(module, [])
         if not own:
             return
-        going = {p.name for p in own} - self._persistent
+        going = {p.name for p in own}
         if self._recorded:
-            going = self._not_needed_soon(own, going)
+            going = self._not_needed_soon(own, going - self._persistent)
         for p in own:
             self._active.setdefault(p.name, set()).discard(module)
             if p.name in going:

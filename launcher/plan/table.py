@@ -12,7 +12,7 @@ from launcher.sizes import gib
 LINES = ("params", "master", "grads", "optimizer", "buffers", "activations", "temporary")
 
 
-def opening_lines(best: Assessment, place: Place, assumed: str | None) -> list[str]:
+def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[str]:
     """What is planned, and what had to be assumed."""
     run, machine = best.run, place.machine
     lines = [
@@ -20,8 +20,7 @@ def opening_lines(best: Assessment, place: Place, assumed: str | None) -> list[s
         f"{run.global_batch} x {run.seq_len} tokens, on {place.world_size} x "
         f"{gib(place.memory_bytes)} ({machine.source})",
     ]
-    if assumed is not None:
-        lines.append(assumed)
+    lines += notes
     if place.fixed_bytes:
         lines.append(
             f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context and NCCL before the "

@@ -124,7 +124,7 @@ class Timeline:
             place: LedgerLines(**{f"{name}_bytes": size for name, size in found.items()})
             for place, found in states.items()
         }
-        return Ledger(moment=moment, **lines)
+        return Ledger(moment=moment, device=lines["device"], host=lines["host"], disk=lines["disk"])
 
     def peak_of(self, period: str) -> tuple[Ledger, tuple[LargeTensor, ...]]:
         """The ledger at a period's highest moment, and what is biggest there."""

@@ -27,7 +27,6 @@ class Zero3:
             accumulation=resolved.accumulation,
             world_size=rank.world_size,
         )["zero_optimization"]
-        sharding = resolved.config.sharding
         self.rank = rank
         self.timeline = timeline
         self.ranks = rank.world_size
@@ -67,7 +66,6 @@ class Zero3:
         for p in self.rank.parameters:
             timeline.free(("born", p.name))
         self._build_optimizer(total)
-        self.coordinator.hold_persistent()
 
     def begin_forward(self, *, last: bool) -> None:
         self.coordinator.begin()
@@ -115,6 +113,7 @@ class Zero3:
                 size_bytes = self.rank.optimizer_bytes((elements,))
                 self.timeline.allocate(key, size_bytes, states, where=self.where)
             self.timeline.free("flat")
+        self.coordinator.hold_persistent()
 
     def _build_optimizer(self, total: int) -> None:
         timeline, where = self.timeline, self.where

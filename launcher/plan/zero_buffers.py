@@ -198,19 +198,32 @@ class Zero12(Whole):
     def _reduce(self) -> None:
         if not self.in_bucket:
             return
-        slices = {owner for p in self.in_bucket for owner in self._owners(p)}
-        if len(slices) > 1:
-            self._transient("flattened bucket", self.bucket_element * self.filled)
         mine = [p for p in self.in_bucket if p.name in self.groups.mine]
         if self.in_fp32 and mine:
             self._open_fp32_part()
+        if self._slices(mine) > 1:
+            flat = Tag("temporary", "flattened bucket", (self.filled,))
+            self.timeline.allocate("flattened", self.bucket_element * self.filled, flat)
+        if self.whole_in_fp32:  # sent in bf16 all the same
+            sent = Tag("temporary", "flattened bucket in bf16", (self.filled,))
+            self.timeline.allocate("sent", 2 * self.filled, sent)
+        self.timeline.free("flattened")
+        if self.in_fp32 and mine:
             self._transient("in fp32", FP32 * max(self.groups.mine[p.name] for p in mine))
         elif mine:
             self._keep_in_partition(mine)
+        self.timeline.free("sent")
         for p in self.in_bucket:
             if self.shards_gradients or p in mine:
                 self.timeline.free(("grad", p.name))
         self.in_bucket, self.filled = [], 0
+
+    def _slices(self, mine: list[Parameter]) -> int:
+        """Pieces that a bucket is reduced in: neighbours that go to one rank are one piece, but
+        not those that this rank adds to its fp32 part one by one."""
+        owners = {owner for p in self.in_bucket for owner in self._owners(p)}
+        apart = len(mine) - 1 if self.in_fp32 and mine else 0
+        return len(owners) + apart
 
     def _owners(self, p: Parameter) -> range:
         first, last = self.groups.owners[p.name]

@@ -39,7 +39,7 @@ def test_one_process_finds_the_largest_within_3_percent(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     config = tmp_path / "run.yaml"
-    config.write_text("micro_batch: auto\nmemory_limit: 80MiB\n")
+    config.write_text("micro_batch: auto\nmemory_limit: 32MiB\n")
     out = tmp_path / "run"
     done = python(
         *("-m", "launcher.train", *FLAGS, f"--data={text}", f"--config={config}", f"--out={out}"),
@@ -50,6 +50,7 @@ def test_one_process_finds_the_largest_within_3_percent(
     assert too_large - 1 <= 1.03 * largest
     assert f"3 steps of {largest} x 64 tokens" in done.stdout
     assert not list(tmp_path.glob("memscale-trials-*"))
+    assert processes_left() == []
 
 
 def test_ranks_share_a_fixed_global_batch(text: Path, tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Which runs are predicted and really allocated, in a group that is only pretended."""
+
+_BF16 = "--precision=bf16"
+
+CASES: dict[str, tuple[str, ...]] = {
+    "ddp": ("--strategy=ddp",),
+    "ddp-bf16": ("--strategy=ddp", _BF16, "--activation-checkpointing=full"),
+    "fsdp": ("--strategy=fsdp",),
+    "fsdp-bf16": ("--strategy=fsdp", _BF16, "--tied=False"),
+    "fsdp-grad-op": ("--strategy=fsdp", "--no-reshard-after-forward"),
+    "fsdp-hybrid": ("--strategy=fsdp", "--replicate=2", "--reduce-each-micro-batch"),
+    "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu", _BF16),
+    "zero0": ("--zero=0",),
+    "zero1": ("--zero=1",),
+    "zero1-bf16": ("--zero=1", _BF16),
+    "zero1-offload": ("--zero=1", "--offload-optimizer=cpu"),
+    "zero2": ("--zero=2",),
+    "zero2-bf16": ("--zero=2", _BF16),
+    "zero2-offload": ("--zero=2", "--offload-optimizer=cpu", _BF16),
+    "zero3": ("--zero=3",),
+    "zero3-bf16": ("--zero=3", _BF16, "--activation-checkpointing=full"),
+    "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
+}
+# Where states do not divide, DeepSpeed pads; eight ranks divide everything here.
+SIZES: dict[int, tuple[str, ...]] = {
+    8: tuple(CASES),
+    64: ("ddp", "fsdp", "fsdp-bf16", "zero2", "zero3"),
+    512: ("ddp", "fsdp", "fsdp-hybrid", "zero1", "zero3"),
+}

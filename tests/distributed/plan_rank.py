@@ -1,0 +1,104 @@
+"""Rank 0 of a process group that is only pretended, with real tensors.
+
+    python plan_rank.py WORLD_SIZE CASE...
+
+Prints a JSON line per case: peaks and held states, measured and predicted.
+"""
+
+import gc
+import json
+import os
+import sys
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import MODEL_FLAGS
+from parity_rank import release
+from plan_cases import CASES
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from launcher.arguments import parse_run_config
+from launcher.measure.memory import TracedMemory
+from launcher.plan.predict import predict
+from launcher.resolve import resolve
+from launcher.train import build_engine
+from launcher.world import World
+
+MICRO_BATCH, ACCUMULATION = 4, 2
+
+
+def main() -> None:
+    size, *names = sys.argv[1:]
+    world_size = int(size)
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # nobody listens
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    for name in names:
+        print(json.dumps({"name": name, **compare(CASES[name], world_size)}), flush=True)
+
+
+def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
+    arguments = [*MODEL_FLAGS, *flags, f"--micro-batch={MICRO_BATCH}"]
+    arguments.append(f"--global-batch={MICRO_BATCH * ACCUMULATION * world_size}")
+    resolved = resolve(parse_run_config(arguments), world_size=world_size, device_type="cpu")
+    world = World(
+        rank=0, local_rank=0, size=world_size, local_size=world_size, device=torch.device("cpu")
+    )
+    memory = TracedMemory(world.device)
+    with memory.trace:
+        engine: Any = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+        complete_reductions(engine)
+        memory.watch(engine)
+        for step in (1, 2):
+            memory.period("first_step" if step == 1 else "steady")
+            memory.begin_step(step)
+            run_step(engine, memory, resolved.seq_len)
+            memory.end_step(step)  # also has the tracker see what was born inside DTensors
+        held = asdict(engine.ledger().device)
+    measured = max(memory.peaks().values())
+    release(engine)
+    gc.collect()
+    prediction = predict(resolved, world_size=world_size, device_type="cpu")
+    trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
+    return {
+        "parameters": resolved.model.parameter_count,
+        "measured_bytes": measured,
+        "predicted_bytes": max(trained),
+        "measured_held": held,
+        "predicted_held": asdict(prediction.held.device),
+    }
+
+
+def run_step(engine: Any, memory: TracedMemory, seq_len: int) -> None:
+    shape = (MICRO_BATCH, seq_len)
+    batch = [
+        (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+        for _ in range(ACCUMULATION)
+    ]
+    for number, (tokens, targets) in enumerate(batch, start=1):
+        with memory.phase("forward"):
+            loss = engine.forward(tokens, targets, last=number == ACCUMULATION)
+        with memory.phase("backward"):
+            engine.backward(loss)
+    with memory.phase("step"):
+        engine.step(1e-3)
+
+
+def complete_reductions(engine: Any) -> None:
+    """The pretended group never ends DDP's reductions: say at once that they are done."""
+    module = getattr(engine, "_module", None)
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        module.register_comm_hook(None, _done)
+
+
+def _done(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+if __name__ == "__main__":
+    main()

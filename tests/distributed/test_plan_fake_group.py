@@ -1,0 +1,45 @@
+"""Predicted against really allocated tensors of rank 0, at world sizes that nobody has here."""
+
+import json
+from typing import Any
+
+import pytest
+from harness import HERE, python
+from plan_cases import CASES, SIZES
+
+LINES = ("params_bytes", "master_bytes", "grads_bytes", "optimizer_bytes", "buffers_bytes")
+PAIRS = [(size, name) for size, names in SIZES.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[tuple[int, str], dict[str, Any]]:
+    """(world size, case) -> what the pretended rank found; one process per size."""
+    found = {}
+    for size, names in SIZES.items():
+        done = python(HERE / "plan_rank.py", str(size), *names)
+        assert done.returncode == 0, done.stderr
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                result = json.loads(line)
+                found[size, result["name"]] = result
+    return found
+
+
+@pytest.mark.parametrize(("size", "name"), PAIRS)
+def test_peak(size: int, name: str, compared: dict[tuple[int, str], dict[str, Any]]) -> None:
+    result = compared[size, name]
+    assert result["predicted_bytes"] == pytest.approx(result["measured_bytes"], rel=0.005)
+
+
+@pytest.mark.parametrize(("size", "name"), PAIRS)
+def test_held_states_are_exact(
+    size: int, name: str, compared: dict[tuple[int, str], dict[str, Any]]
+) -> None:
+    result = compared[size, name]
+    assert [result["predicted_held"][line] for line in LINES] == [
+        result["measured_held"][line] for line in LINES
+    ]
+
+
+def test_every_case_runs_somewhere() -> None:
+    assert {name for _, name in PAIRS} == set(CASES)

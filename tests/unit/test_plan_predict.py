@@ -1,0 +1,156 @@
+"""Predictions against a real run in this process, and what must hold of any of them."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.config import RunConfig
+from launcher.measure.memory import TracedMemory
+from launcher.plan.predict import Prediction, predict
+from launcher.resolve import Resolved, resolve
+from launcher.train import build_engine
+from launcher.world import World
+
+SMALL = {"layers": 3, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 260}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "fsdp": {"strategy": "fsdp"},
+    "fsdp-grad-op": {"strategy": "fsdp", "reshard_after_forward": False},
+    "fsdp-hybrid": {"strategy": "fsdp", "replicate": 2},
+    "zero0": {"zero": 0},
+    "zero1": {"zero": 1},
+    "zero2": {"zero": 2},
+    "zero3": {"zero": 3},
+}
+
+
+def resolved_of(world_size: int, accumulation: int = 1, **changes: Any) -> Resolved:
+    values: dict[str, Any] = {"model": "nano", "micro_batch": 4, **SMALL, **changes}
+    values["global_batch"] = values["micro_batch"] * world_size * accumulation
+    device_type = values.pop("device_type", "cpu")
+    config = RunConfig().replace(**values)
+    return resolve(config, world_size=world_size, device_type=device_type)
+
+
+def predicted(world_size: int, device_type: str = "cpu", **changes: Any) -> Prediction:
+    resolved = resolved_of(world_size, device_type=device_type, **changes)
+    return predict(resolved, world_size=world_size, device_type=device_type)
+
+
+def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
+    """Peaks of two real steps in this process, and what is held after them."""
+    world = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
+    memory = TracedMemory(world.device)
+    shape = (resolved.config.data.micro_batch, resolved.seq_len)
+    with memory.trace:
+        engine = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+        memory.watch(engine)
+        for period in ("first_step", "steady"):
+            memory.period(period)
+            batch = [
+                (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+                for _ in range(resolved.accumulation)
+            ]
+            for number, (tokens, targets) in enumerate(batch, start=1):
+                with memory.phase("forward"):
+                    loss = engine.forward(tokens, targets, last=number == len(batch))
+                with memory.phase("backward"):
+                    engine.backward(loss)
+            with memory.phase("step"):
+                engine.step(1e-3)
+        return memory.peaks(), engine.ledger().device.states_bytes
+
+
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "accumulation"),
+    [("fp32", "none", 1), ("fp32", "selective", 3), ("bf16", "full", 2), ("bf16", "none", 1)],
+)
+def test_one_process(precision: str, checkpointing: str, accumulation: int) -> None:
+    resolved = resolved_of(
+        1,
+        accumulation,
+        strategy="single",
+        precision=precision,
+        activation_checkpointing=checkpointing,
+    )
+    peaks, held_bytes = measured(resolved)
+    prediction = predict(resolved, world_size=1, device_type="cpu")
+    assert prediction.held.device.states_bytes == held_bytes
+    for key, size in peaks.items():
+        assert prediction.peaks[key] == pytest.approx(size, rel=0.002), key
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lines_add_up_and_events_replay_to_the_peak(strategy: str) -> None:
+    prediction = predicted(4, accumulation=2, **STRATEGIES[strategy])
+    for ledger in (prediction.first_step, prediction.peak):
+        lines = ledger.device
+        parts = lines.states_bytes + (lines.activations_bytes or 0) + (lines.temporary_bytes or 0)
+        assert parts == lines.used_bytes
+    live: dict[int, int] = {}
+    level = highest = 0
+    for storage, size_bytes in prediction.events:
+        level += size_bytes - live.pop(storage, 0)
+        if size_bytes:
+            live[storage] = size_bytes
+        highest = max(highest, level)
+    assert highest == prediction.peak_bytes
+    assert prediction.peak.device.used_bytes == max(
+        size for (period, _), size in prediction.peaks.items() if period == "steady"
+    )
+
+
+def test_the_peaks_place_and_its_tensors_are_named() -> None:
+    prediction = predicted(1, strategy="single", layers=6, micro_batch=16)
+    assert prediction.peak.phase == "backward"
+    modules = {tensor.module for tensor in prediction.largest}
+    assert any(module.endswith("mlp.fc") for module in modules)
+    sizes = [tensor.size_bytes for tensor in prediction.largest]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_optimizer_states_are_born_in_the_first_step() -> None:
+    prediction = predicted(1, strategy="single")
+    assert prediction.first_step.device.optimizer_bytes == 0
+    assert prediction.peak.device.optimizer_bytes >= 8 * resolved_of(1).model.parameter_count
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero2", "zero3"])
+def test_more_ranks_hold_less_each(strategy: str) -> None:
+    held = [predicted(n, **STRATEGIES[strategy]).held.device.states_bytes for n in (2, 8, 32)]
+    assert held[0] > held[1] > held[2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "fsdp", "offload_param": "cpu"},
+        {"zero": 2, "offload_optimizer": "cpu"},
+        {"zero": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    ],
+)
+def test_offload_moves_states_to_the_host(changes: dict[str, Any]) -> None:
+    prediction = predicted(4, device_type="cuda", **changes)
+    kept = {name: value for name, value in changes.items() if not name.startswith("offload")}
+    without = predicted(4, device_type="cuda", **kept)
+    assert without.host_bytes == 0
+    assert prediction.held.host.optimizer_bytes >= 8 * resolved_of(4).model.parameter_count // 4
+    assert prediction.held.device.optimizer_bytes == 0
+    assert prediction.host_bytes >= prediction.held.host.states_bytes
+    assert prediction.peak_bytes < without.peak_bytes
+
+
+def test_thousands_of_ranks_and_billions_of_parameters() -> None:
+    resolved = resolve(
+        RunConfig().replace(model="13b", strategy="fsdp", precision="bf16", micro_batch=1),
+        world_size=4096,
+        device_type="cuda",
+    )
+    prediction = predict(resolved, world_size=4096, device_type="cuda")
+    # 16 bytes per parameter over the ranks, and rows that do not divide.
+    held = prediction.held.device.states_bytes
+    assert held == pytest.approx(12 * resolved.model.parameter_count / 4096, rel=0.5)
+    assert "WORLD_SIZE" not in os.environ

@@ -1,0 +1,83 @@
+"""Parameters, shards and optimizer states by arithmetic, against the real things."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from launcher.config import RunConfig
+from launcher.optim import build_optimizer
+from launcher.plan.run import Rank
+from launcher.plan.states import COUNTER_BYTES, parameters_of, row_shard
+from launcher.plan.zero_groups import Groups
+from launcher.resolve import resolve
+from launcher.strategies.storages import optimizer_tensors
+from model.config import named
+from model.gpt import GPT
+
+
+def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:
+    config = RunConfig().replace(model="nano", **changes)
+    resolved = resolve(config, world_size=world_size, device_type="cpu")
+    return Rank(resolved=resolved, world_size=world_size, rank=rank, device_type="cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("layers", [1, 5])
+def test_parameters_are_the_models(layers: int, tied: bool) -> None:
+    model = named("nano", layers=layers, tied=tied)
+    with torch.device("meta"):
+        real = {name: tuple(p.shape) for name, p in GPT(model).named_parameters()}
+    assert {p.name: p.shape for p in parameters_of(model)} == real
+    assert [p.name for p in parameters_of(model)] == list(real)
+    assert sum(p.elements for p in parameters_of(model)) == model.parameter_count
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 1021])
+@pytest.mark.parametrize("ranks", [1, 3, 8, 512])
+def test_rows_are_cut_as_torch_does(rows: int, ranks: int) -> None:
+    chunks = torch.empty(rows, 3, device="meta").chunk(ranks)
+    for rank in range(ranks):
+        mine, padded = row_shard((rows, 3), rank=rank, ranks=ranks)
+        assert mine == (tuple(chunks[rank].shape) if rank < len(chunks) else (0, 3))
+        assert padded == tuple(chunks[0].shape)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_optimizer_states_are_what_a_step_makes(optimizer: str) -> None:
+    rank = rank_of(1, optimizer=optimizer, layers=1)
+    module = GPT(rank.resolved.model)
+    real = build_optimizer(module, rank.resolved.config.optim)
+    module(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, dtype=torch.int64)).backward()
+    real.step()
+    held = sum(t.untyped_storage().nbytes() for t in optimizer_tensors(real))
+    assert sum(rank.optimizer_bytes(p.shape) for p in rank.parameters) == held
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 8, 512])
+def test_parts_of_a_flat_group_cover_it_once(world_size: int) -> None:
+    ranks = [rank_of(world_size, rank, zero=2, vocab_size=4099) for rank in range(world_size)]
+    groups = [Groups(rank) for rank in ranks]
+    for p in ranks[0].parameters:
+        assert sum(group.mine.get(p.name, 0) for group in groups) == p.elements
+        first, last = groups[0].owners[p.name]
+        assert {n for n, group in enumerate(groups) if p.name in group.mine} <= set(
+            range(first, last + 1)
+        )
+    assert 0 <= groups[0].padded - ranks[0].resolved.model.parameter_count < 2 * 2 * world_size
+
+
+def test_master_weights_follow_sixteen_bytes_per_parameter() -> None:
+    rank = rank_of(8, zero=3)
+    per_rank = sum(rank.optimizer_bytes((-(-p.elements // 8),)) for p in rank.parameters)
+    counters = COUNTER_BYTES * len(rank.parameters)
+    parameters = rank.resolved.model.parameter_count
+    assert per_rank - counters == pytest.approx(8 * parameters / 8, rel=1e-3)
+
+
+def test_depth_changes_nothing_but_the_number_of_blocks() -> None:
+    model = named("gpt2-xl")
+    one = sum(p.elements for p in parameters_of(model) if p.layer == 7)
+    assert one == model.block_parameter_count
+    deeper = replace(model, layers=model.layers + 1)
+    assert deeper.parameter_count - model.parameter_count == one
