@@ -38,7 +38,7 @@ MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--lay
 MODEL += ["--d-model", "256", "--heads", "4", "--context", "32", "--micro-batch", "2"]
 MODEL += ["--no-tensorboard", "--sample-every-s", "0", "--log-every", "1"]
 START_S = 5.0  # in which the ranks import, meet and load
-TRAIN_S = 1.0  # after a life's first step; several steps and saves
+MOST_STEPS, MOST_SAVES = 12, 3  # that a life gets before it is hit
 
 
 def main() -> None:
@@ -155,29 +155,39 @@ def wait_for_moment(out: Path, draw: random.Random, moment: str) -> Path | None:
         time.sleep(draw.uniform(0, START_S))
         return None
     until_s = time.monotonic() + 300
-    before = set((out / "checkpoints").glob(".saving-*"))
+    seen = set((out / "checkpoints").glob(".saving-*"))
+    saves, steps = draw.randint(1, MOST_SAVES), draw.randint(1, MOST_STEPS)
     begun_s = time.time()
+    first: int | None = None
     while time.monotonic() < until_s:
-        new = set((out / "checkpoints").glob(".saving-*")) - before
-        if moment == "saving" and new:
-            time.sleep(draw.uniform(0, 0.03))
-            return new.pop()
-        if moment == "training" and has_stepped(out / "rank0.jsonl", begun_s):
-            time.sleep(draw.uniform(0, TRAIN_S))
-            return None
-        time.sleep(0.0005 if moment == "saving" else 0.02)
+        if moment == "training":
+            step = last_step(out / "rank0.jsonl", begun_s)
+            first = step if first is None else first
+            if step is not None and first is not None and step >= first + steps:
+                return None
+            time.sleep(0.01)
+            continue
+        for folder in set((out / "checkpoints").glob(".saving-*")) - seen:
+            seen.add(folder)
+            saves -= 1
+            if saves == 0:
+                time.sleep(draw.uniform(0, 0.03))
+                return folder
+        time.sleep(0.0005)
     return None
 
 
-def has_stepped(path: Path, begun_s: float) -> bool:
-    """Whether the newest line is a step of the life that began then."""
+def last_step(path: Path, begun_s: float) -> int | None:
+    """The newest step on record, when it is of the life that began then."""
     if not path.exists() or path.stat().st_mtime < begun_s:
-        return False
+        return None
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 2000))
         lines = file.read().decode(errors="replace").splitlines()
     # What a life writes before its first step: its run record, and that it has resumed.
-    return bool(lines) and lines[-1].startswith('{"kind": "step"')
+    if not lines or not lines[-1].startswith('{"kind": "step"'):
+        return None
+    return int(lines[-1].split('"step": ')[1].split(",")[0])
 
 
 def unreadable(path: Path) -> str | None:

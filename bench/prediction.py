@@ -125,8 +125,8 @@ def markdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         "# Predicted and measured peaks",
         "",
         f"{summary['configurations']} configurations on {summary['device']}, "
-        f"{summary['rank_peaks']} rank peaks: median error {summary['median_error']:.3%}, "
-        f"95th percentile {summary['p95_error']:.3%}, worst {summary['worst_error']:.3%}. "
+        f"{summary['rank_peaks']} rank peaks: median error {summary['median_error']:.4%}, "
+        f"95th percentile {summary['p95_error']:.4%}, worst {summary['worst_error']:.2%}. "
         "The rank that is furthest off stands for each configuration.",
         "",
         "| ranks | configuration | predicted MiB | measured MiB | error |",
@@ -155,7 +155,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         ranks = [rank for row in rows if row["family"] == family for rank in row["ranks"]]
         measured = [rank["measured_bytes"] / 2**20 for rank in ranks]
         predicted = [rank["predicted_bytes"] / 2**20 for rank in ranks]
-        axes.scatter(measured, predicted, s=14, label=family, color=f"C{number}", alpha=0.7)
+        axes.scatter(measured, predicted, s=14, label=family, color=f"C{number}", zorder=3)
     top = max(r["measured_bytes"] / 2**20 for row in rows for r in row["ranks"]) * 1.05
     axes.plot([0, top], [0, top], color="0.6", linewidth=1)
     axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color="0.9", label="within 10%")

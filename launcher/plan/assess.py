@@ -2,10 +2,14 @@
 
 import bisect
 import dataclasses
+import multiprocessing
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+import torch
 
 from launcher.measure.records import Ledger
 from launcher.plan.allocator import replay
@@ -102,6 +106,29 @@ def fixed_bytes(machine: Machine, world_size: int) -> int:
     if machine.device == "cpu":
         return 0
     return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
+
+
+def assess_all(choices: Sequence[Choice], place: Place) -> list[Assessment]:
+    """All of them, on all cores; what has one trace in common stays on one core."""
+    groups: dict[tuple[str, str], list[Choice]] = {}
+    for choice in choices:
+        groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
+    workers = min(len(groups), len(os.sched_getaffinity(0)))
+    # Forked, so that nothing is imported again.
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        tasks = [(group, place) for group in groups.values()]
+        found = pool.starmap(_assess_group, tasks, chunksize=1)
+    return [assessment for group in found for assessment in group]
+
+
+def _assess_group(group: Sequence[Choice], place: Place) -> list[Assessment]:
+    torch.set_num_threads(1)
+    found = [assess(choice, place) for choice in group]
+    # The events have served; they are long to send.
+    return [
+        dataclasses.replace(a, prediction=dataclasses.replace(a.prediction, events=[]))
+        for a in found
+    ]
 
 
 def assess(choice: Choice, place: Place) -> Assessment:

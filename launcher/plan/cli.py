@@ -11,7 +11,7 @@ import yaml
 from launcher.arguments import parse_run_config, with_micro_batch
 from launcher.config import RunConfig
 from launcher.errors import ExitCode, UserError
-from launcher.plan.assess import Assessment, Place, assess, fixed_bytes, gpu_name, ranked
+from launcher.plan.assess import Assessment, Place, assess_all, fixed_bytes, gpu_name, ranked
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import choices, given_fields
 from launcher.plan.hardware import GPUS, Gpu
@@ -50,16 +50,16 @@ def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list
         models = [config.replace(model=name) for name in names]
     for candidate in models:
         seen = fixed | {"model"}
-        found = [
-            assess(choice, place)
-            for choice in choices(
+        found = assess_all(
+            choices(
                 candidate,
                 seen,
                 world_size=place.world_size,
                 ranks_per_node=place.ranks_per_node,
                 device_type=place.device_type,
-            )
-        ]
+            ),
+            place,
+        )
         if any(a.verdict == "fits" for a in found):
             break
     return ranked(found, goal)

@@ -118,7 +118,6 @@ class _Loop:
         self._accumulation = rank.resolved.accumulation
         self._sequences = self._accumulation * rank.resolved.config.data.micro_batch
         self._seq_len = rank.resolved.seq_len
-        self._unfreed: set[object] = set()
 
     def step(self) -> None:
         self._read()
@@ -126,15 +125,15 @@ class _Loop:
         for number in range(1, count + 1):
             self._timeline.enter("forward")
             self._buffers.begin_forward(last=number == count)
-            left = self._unfreed
-            self._unfreed = set()
-            self._run(self._trace.forward, left)
+            self._run(self._trace.forward)
             self._buffers.end_forward()
-            for key in left:  # the loss before, and what its graph still held
+            for key in self._trace.left:  # the loss before is forgotten only now
                 self._timeline.free(("before", key))
             self._timeline.enter("backward")
-            self._run(self._trace.backward, set())
+            self._run(self._trace.backward)
             self._buffers.end_backward()
+            for key in self._trace.left:
+                self._timeline.rename(key, ("before", key), "temporary")
         self._timeline.enter("step")
         self._buffers.step()
 
@@ -149,26 +148,16 @@ class _Loop:
         self._timeline.free("batch")
         self._timeline.rename("next batch", "batch", "activations")
 
-    def _run(self, segments: list[Segment], left: set[object]) -> None:
-        timeline, buffers, unfreed = self._timeline, self._buffers, self._unfreed
-        for key in left:
-            timeline.rename(key, ("before", key), "temporary")
+    def _run(self, segments: list[Segment]) -> None:
+        timeline, buffers = self._timeline, self._buffers
         for place, events in segments:
             buffers.enter(place)
             for event in events:
                 if isinstance(event, Born):
-                    category = "activations" if event.saved else "temporary"
-                    where = event.module
-                    if place.part.startswith("block"):
-                        where = f"blocks.{place.layer}.{event.module}"
-                    tag = Tag(category, where, event.shape, event.dtype)
-                    timeline.allocate(event.key, event.size_bytes, tag)
-                    unfreed.add(event.key)
+                    timeline.allocate(event.key, event.size_bytes, event.tag)
                 elif isinstance(event, Freed):
                     timeline.free(event.key)
-                    unfreed.discard(event.key)
                 elif isinstance(event, Gradient):
-                    unfreed.discard(event.key)
                     buffers.gradient(event.key, event.parameter)
                 else:
                     buffers.module(event)

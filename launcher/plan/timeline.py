@@ -69,13 +69,13 @@ class Timeline:
         self, key: Hashable, size_bytes: int, tag: Tag, *, where: Where = "device"
     ) -> None:
         """A storage under a name that is free."""
-        if size_bytes == 0:
-            return
-        if where == "disk" or (where == "host" and not self._on_host_itself):
+        if where != "device" and not (where == "host" and self._on_host_itself):
             self._elsewhere[key] = (where, size_bytes, tag)
             self._bytes_elsewhere[where] += size_bytes
             highest = max(self.peaks_elsewhere[where], self._bytes_elsewhere[where])
             self.peaks_elsewhere[where] = highest
+            return
+        if size_bytes == 0:
             return
         assert key not in self._live, key
         number = len(self._tags)

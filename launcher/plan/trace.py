@@ -12,11 +12,15 @@ at the batch itself, behind a single block. Nothing here depends on how the mode
 from dataclasses import replace
 from functools import cache
 
+from launcher.plan.timeline import Tag
 from launcher.plan.trace_events import (
+    Birth,
+    Born,
     Compute,
     Event,
     Freed,
     Gradient,
+    Key,
     MicroBatch,
     Place,
     Trace,
@@ -50,14 +54,15 @@ def _body(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) 
     model = replace(model, loss_chunk=0)
     low, high = (record_trace(model, compute, batch, seq_len) for batch in _BATCHES)
     lives = {}
-    for key, life in low.lives.items():
-        slope = high.lives[key].born.size_bytes - life.born.size_bytes
-        size = life.born.size_bytes + slope * (micro_batch - _BATCHES[0])
-        shape = tuple(
+    for birth, life in low.lives.items():
+        other = high.lives[birth]
+        size, *shape = (
             a + (b - a) * (micro_batch - _BATCHES[0])
-            for a, b in zip(life.born.shape, high.lives[key].born.shape, strict=True)
+            for a, b in zip(
+                (life.size_bytes, *life.shape), (other.size_bytes, *other.shape), strict=True
+            )
         )
-        lives[key] = replace(life, born=replace(life.born, size_bytes=size, shape=shape))
+        lives[birth] = replace(life, size_bytes=size, shape=tuple(shape))
     return Trace(low.layers, lives, low.gradients, low.modules)
 
 
@@ -80,8 +85,8 @@ def _with_head(body: Trace, one: Trace) -> Trace:
     for key, life in one.lives.items():
         if key[0].part in in_head:
             lives[key] = replace(life, end=moved(life.end))
-    gradients = [entry for entry in body.gradients if entry[1].part not in in_head]
-    gradients += [entry for entry in one.gradients if entry[1].part in in_head]
+    gradients = [entry for entry in body.gradients if entry[2].part not in in_head]
+    gradients += [entry for entry in one.gradients if entry[2].part in in_head]
     modules = [entry for entry in body.modules if entry[1].part not in in_head]
     modules += [entry for entry in one.modules if entry[1].part in in_head]
     return Trace(body.layers, lives, gradients, modules)
@@ -95,18 +100,26 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
     """Repeat the middle block until there are `layers`, and put all events in order."""
     places = _places(layers)
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
+    keys: dict[Birth, Key] = {}
+    left: set[Key] = set()
     for life in trace.lives.values():
-        for place in _instances(life.born.key[0], trace.layers, layers):
-            key = (place, life.born.key[1])
-            events[place].append((life.at, replace(life.born, key=key)))
-            if life.end is not None:
-                end = _relative(life.end[0], life.born.key[0], place, trace.layers, layers)
+        template, number = life.birth
+        category = "activations" if life.saved else "temporary"
+        for place in _instances(template, trace.layers, layers):
+            key = keys[place, number] = len(keys)
+            tag = Tag(category, _renamed(life.module, template, place), life.shape, life.dtype)
+            events[place].append((life.at, Born(key, life.size_bytes, tag)))
+            if life.end is None:
+                left.add(key)
+            else:
+                end = _relative(life.end[0], template, place, trace.layers, layers)
                 events[end].append((life.end[1], Freed(key)))
-    for gradient, where, at in trace.gradients:
+    for parameter, birth, where, at in trace.gradients:
         for place in _instances(where, trace.layers, layers):
-            born_in = _relative(gradient.key[0], where, place, trace.layers, layers)
-            name = _renamed(gradient.parameter, where, place)
-            events[place].append((at, Gradient((born_in, gradient.key[1]), name)))
+            born_in = _relative(birth[0], where, place, trace.layers, layers)
+            key = keys[born_in, birth[1]]
+            left.discard(key)
+            events[place].append((at, Gradient(key, _renamed(parameter, where, place))))
     for module, where, at in trace.modules:
         for place in _instances(where, trace.layers, layers):
             name = _renamed(module.name, where, place)
@@ -115,7 +128,9 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
         (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
         for place in places
     ]
-    return MicroBatch(forward=ordered[: layers + 2], backward=ordered[layers + 2 :])
+    return MicroBatch(
+        forward=ordered[: layers + 2], backward=ordered[layers + 2 :], left=sorted(left)
+    )
 
 
 def _renamed(name: str, template: Place, instance: Place) -> str:

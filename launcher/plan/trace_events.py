@@ -5,6 +5,8 @@ from typing import Literal
 
 import torch
 
+from launcher.plan.timeline import Tag
+
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
 
 
@@ -16,20 +18,17 @@ class Place:
     layer: int = 0
 
 
-# A storage: the segment that it is born in, and its number among that segment's.
-Key = tuple[Place, int]
+Key = int
+"""A storage of a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A storage is allocated. `saved`: kept from the forward for the backward."""
+    """A storage is allocated; an activation is one that the forward keeps for the backward."""
 
     key: Key
     size_bytes: int
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
-    saved: bool
+    tag: Tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,8 @@ class MicroBatch:
 
     forward: list[Segment]
     backward: list[Segment]
+    left: list[Key]
+    """What the backward leaves: the loss, and what its graph still holds. No gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +81,20 @@ class Compute:
     stage3: bool = False
 
 
+# A storage of a trace: the segment that it is born in, and its number among that segment's.
+Birth = tuple[Place, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
     """A storage's birth and, unless it outlives the micro-batch, its end, by event number."""
 
-    born: Born
+    birth: Birth
+    size_bytes: int
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    saved: bool
     at: int
     end: tuple[Place, int] | None
 
@@ -94,6 +104,7 @@ class Trace:
     """A recorded micro-batch of a model with few layers."""
 
     layers: int
-    lives: dict[Key, Life]
-    gradients: list[tuple[Gradient, Place, int]]
+    lives: dict[Birth, Life]
+    gradients: list[tuple[str, Birth, Place, int]]
+    """(parameter, storage, segment and event number of its accumulation)."""
     modules: list[tuple[Module, Place, int]]

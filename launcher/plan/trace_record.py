@@ -12,10 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.plan.gathering import mark_modules, stage3_linears
 from launcher.plan.trace_events import (
-    Born,
+    Birth,
     Compute,
-    Gradient,
-    Key,
     Life,
     Module,
     Place,
@@ -32,10 +30,10 @@ class Recorder(LiveTrace):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.place = Place("embed")
-        self.gradients: list[tuple[Gradient, Place, int]] = []
+        self.gradients: list[tuple[str, Birth, Place, int]] = []
         self.modules: list[tuple[Module, Place, int]] = []
         self._counts: dict[Place, int] = {}
-        self._births: dict[LiveStorage, tuple[Key, int, int]] = {}
+        self._births: dict[LiveStorage, tuple[Birth, int, int]] = {}
         self._numbers: dict[Place, int] = {}
         self._ends: dict[LiveStorage, tuple[Place, int]] = {}
         self._known: set[LiveStorage] = set()
@@ -51,23 +49,30 @@ class Recorder(LiveTrace):  # type: ignore[no-untyped-call]
 
     def gradient(self, name: str, grad: Tensor) -> None:
         """A parameter's gradient has been accumulated."""
-        key = self._births[self._live[grad.untyped_storage()._cdata]][0]
-        self.gradients.append((Gradient(key, name), self.place, self._tick()))
+        birth = self._births[self._live[grad.untyped_storage()._cdata]][0]
+        self.gradients.append((name, birth, self.place, self._tick()))
 
     def module(self, name: str, entering: bool, forward: bool) -> None:
         """A module is entered or left."""
         self.modules.append((Module(name, entering, forward), self.place, self._tick()))
 
-    def lives(self) -> dict[Key, Life]:
+    def lives(self) -> dict[Birth, Life]:
         """All storages born so far."""
         found = {}
-        for live, (key, at, size) in self._births.items():
+        for live, (birth, at, size_bytes) in self._births.items():
+            place = birth[0]
             end = self._ends.get(live)
             outlives = end is None or end[0].part.endswith("backward")
-            saved = outlives and not key[0].part.endswith("backward")
-            module = (live.module or key[0].part).removeprefix(f"blocks.{key[0].layer}.")
-            born = Born(key, size, module, live.shape, live.dtype, saved)
-            found[key] = Life(born, at, end)
+            found[birth] = Life(
+                birth=birth,
+                size_bytes=size_bytes,
+                module=live.module or place.part,
+                shape=live.shape,
+                dtype=live.dtype,
+                saved=outlives and not place.part.endswith("backward"),
+                at=at,
+                end=end,
+            )
         return found
 
     def _change(self, live: LiveStorage, change: int) -> None:

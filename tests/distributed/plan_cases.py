@@ -24,6 +24,6 @@ CASES: dict[str, tuple[str, ...]] = {
 # Where states do not divide, DeepSpeed pads; eight ranks divide everything here.
 SIZES: dict[int, tuple[str, ...]] = {
     8: tuple(CASES),
-    64: ("ddp", "fsdp", "fsdp-bf16", "zero2", "zero3"),
-    512: ("ddp", "fsdp", "fsdp-hybrid", "zero1", "zero3"),
+    64: ("ddp", "fsdp", "fsdp-bf16", "zero2"),
+    512: ("ddp", "fsdp", "fsdp-hybrid", "zero3"),
 }
