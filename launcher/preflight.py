@@ -61,9 +61,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         )
     if config.sharding.deepspeed is not None:
         _check_with_deepspeed(resolved, world_size)
-    check_offload(
-        config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node
-    )
+    check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = open_corpus(
         data=config.data.data,
         tokenizer=config.data.tokenizer,

@@ -84,6 +84,8 @@ def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_pat
 def check_folder(out: Path, family: str) -> None:
     names = {path.name for path in out.iterdir()}
     assert names == {
+        ".lock",
+        "tokenizer.json",
         "config.yaml",
         "environment.json",
         "status.json",

@@ -36,7 +36,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     selected: list[Case] = [
         item.callspec.params["case"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_like_one_process"
+        if isinstance(item, pytest.Function)
+        and (item.module, item.originalname) == (request.module, "test_like_one_process")
     ]
     wanted = {ranks: [c.name for c in selected if c.ranks == ranks] for ranks in (1, 2, 4)}
     wanted[1] = [case.name for case in references()] + wanted[1]
