@@ -1,7 +1,7 @@
 """Every way to run a model on so many ranks that is worth predicting."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ def choices(
     world_size: int,
     ranks_per_node: int,
     device_type: str,
+    precisions: Sequence[str] = PRECISIONS,
 ) -> list[Choice]:
     """All valid combinations that leave the fields in `fixed` as they are in `config`.
 
@@ -62,7 +63,7 @@ def choices(
     """
     found: list[Choice] = []
     problem: UserError | None = None
-    for label, changes in _combinations(config, fixed, world_size, ranks_per_node):
+    for label, changes in _combinations(config, fixed, world_size, ranks_per_node, precisions):
         try:
             runs = _runs(config.replace(**changes), fixed, world_size, device_type)
         except UserError as error:
@@ -99,7 +100,11 @@ def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
 
 
 def _combinations(
-    config: RunConfig, fixed: Collection[str], world_size: int, ranks_per_node: int
+    config: RunConfig,
+    fixed: Collection[str],
+    world_size: int,
+    ranks_per_node: int,
+    precisions: Sequence[str],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     flat = config.flat()
     for label, sharding in SHARDING.items():
@@ -112,7 +117,7 @@ def _combinations(
             changes["replicate"] = world_size // ranks_per_node
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
-        for precision in (config.optim.precision,) if "precision" in fixed else PRECISIONS:
+        for precision in (config.optim.precision,) if "precision" in fixed else precisions:
             for checkpointing in CHECKPOINTING:
                 choice = changes | {
                     "precision": precision,

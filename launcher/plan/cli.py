@@ -13,7 +13,7 @@ from launcher.config import RunConfig
 from launcher.errors import ExitCode, UserError
 from launcher.plan.assess import Assessment, Place, assess_all, fixed_bytes, gpu_name, ranked
 from launcher.plan.calibration import Calibration
-from launcher.plan.candidates import choices, given_fields
+from launcher.plan.candidates import PRECISIONS, choices, given_fields
 from launcher.plan.hardware import GPUS, Gpu
 from launcher.plan.machine import Machine
 from launcher.plan.options import parse_options
@@ -57,6 +57,7 @@ def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list
                 world_size=place.world_size,
                 ranks_per_node=place.ranks_per_node,
                 device_type=place.device_type,
+                precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
             ),
             place,
         )
@@ -174,5 +175,6 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
 
 
 def _gpu_of_memory(memory_bytes: int) -> Gpu:
-    """The known GPU whose memory is nearest."""
-    return min(GPUS, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
+    """The known GPU whose memory is nearest, of those that compute in bf16."""
+    modern = [gpu for gpu in GPUS if gpu.bf16_flops_per_s is not None]
+    return min(modern, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))

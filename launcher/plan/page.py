@@ -22,14 +22,15 @@ LOOK: Final = {
 }
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }
-body { max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
+body { max-width: 90rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; margin-bottom: .2rem; }
 p { margin: .4rem 0; }
-pre { padding: .8rem; border: 1px solid #8886; border-radius: .4rem; overflow-x: auto; }
+pre { padding: .8rem; border: 1px solid #8886; border-radius: .4rem; white-space: pre-wrap; }
 table { border-collapse: collapse; width: 100%; margin-top: 1rem; }
 th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #8884; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.bar { width: 40%; }
+td.bar { width: 30%; }
+td:last-child { white-space: nowrap; }
 .frame { position: relative; height: 1.3rem; background: #8882; border-radius: .2rem; }
 .bytes { display: flex; height: 100%; overflow: hidden; border-radius: .2rem; }
 .edge { position: absolute; top: -.15rem; bottom: -.15rem; width: 2px; background: #d00; }
