@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 STRATEGIES = {
     "ddp": ["--strategy", "ddp"],
     "fsdp": ["--strategy", "fsdp"],
@@ -86,8 +88,9 @@ def measure_on_this_rank(task: dict[str, Any]) -> None:
     engine: Engine = build_engine(prepared, world)
 
     def step() -> None:
-        rows = prepared.corpus.train.sequences(2, prepared.resolved.seq_len)[world.rank :][:1]
+        rows = prepared.corpus.train.sequences(np.array([world.rank]), prepared.resolved.seq_len)
         ((tokens, targets),) = to_device(rows, 1, world.device)
+        engine.begin_step(1e-4)
         engine.backward(engine.forward(tokens, targets, last=True))
         engine.step(1e-4)
 
