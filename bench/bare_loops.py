@@ -31,11 +31,12 @@ def step_function(kind: str, setting: Setting) -> Step:
         return _deepspeed(int(kind[-1]), setting)
     if kind == "accelerate":
         return _accelerate(setting)
-    module: nn.Module = GPT(setting.model)
+    gpt = GPT(setting.model)
+    module: nn.Module = gpt
     if kind == "ddp":
         module = DistributedDataParallel(module, gradient_as_bucket_view=True)
     else:
-        for block in module.blocks:  # type: ignore[union-attr]
+        for block in gpt.blocks:
             fully_shard(block)
         fully_shard(module)
     optimizer = _adamw(module)

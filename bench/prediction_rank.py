@@ -12,7 +12,6 @@ import sys
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,7 +125,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
     before = torch.cuda.memory_allocated() if world.device.type == "cuda" else 0
     with tracing:
         with memory.phase("build"):
-            engine = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+            engine = build_engine(resolved, world)
         complete_reductions(engine, world)
         memory.watch(engine)
         train(engine, memory, resolved, world)

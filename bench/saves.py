@@ -85,7 +85,7 @@ def measure_on_this_rank(task: dict[str, Any]) -> None:
     folder = Path(task["folder"])
     world = start("cpu", timeout_s=600, needs_group=True)
     prepared = prepare(task["train"], world_size=world.size, ranks_per_node=world.local_size)
-    engine: Engine = build_engine(prepared, world)
+    engine: Engine = build_engine(prepared.resolved, world)
 
     def step() -> None:
         rows = prepared.corpus.train.sequences(np.array([world.rank]), prepared.resolved.seq_len)

@@ -1,7 +1,9 @@
-"""What every section of the config checks by, and how its fields are spelled as flags."""
+"""How fields are spelled as flags and checked, and how the options of a verb are read."""
 
+import argparse
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from launcher.errors import UserError
 
@@ -21,3 +23,31 @@ def require_positive(section: Any, *names: str) -> None:
         value = getattr(section, name)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{flag(name)} {value} must be more than 0")
+
+
+class OptionParser(argparse.ArgumentParser):
+    """argparse, with one sentence instead of a usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def split_options(
+    parser: OptionParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """A verb's own options, and what it leaves to `launcher.train`; `--a_b` is `--a-b`.
+
+    Raises:
+        UserError: an own option's value is none.
+    """
+    dashed = [
+        token if not token.startswith("--") else name.replace("_", "-") + equals + value
+        for token in argv
+        for name, equals, value in [token.partition("=")]
+    ]
+    return parser.parse_known_args(dashed)

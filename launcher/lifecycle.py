@@ -90,10 +90,12 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
     # A second signal must not cut the report short.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) and session is None:
         refuse(error)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
+    if isinstance(error, UserError):
+        code = ExitCode.REFUSED  # a damaged checkpoint shows only when it is read
     if session is None:
         # Nobody to agree with about who was first.
         traceback.print_exception(error)
@@ -111,6 +113,8 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
             detail = {"ranks_of_this_node": where_ranks_are(folder.path, world)}
             _say_who_waited(world, where, detail["ranks_of_this_node"])
             traceback.print_exception(error)
+        elif isinstance(error, UserError):
+            print(f"memscale: {error}", file=sys.stderr)
         elif isinstance(error, Interrupted):
             reason = str(error)
             print(f"memscale: {reason} while in {where}", file=sys.stderr)

@@ -119,6 +119,8 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         # A killed rank is the cause whoever ends first: the others notice and can still report.
         killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0]
         rank, failure = killed[0] if killed else error.get_first_failure()
+        if failure.exitcode == ExitCode.REFUSED:
+            return ExitCode.REFUSED  # it has said why; the folder may be another run's
         how = f"ended with exit code {failure.exitcode}"
         if killed:
             how = f"was killed by {signal.Signals(-failure.exitcode).name}"

@@ -26,6 +26,7 @@ from launcher.origin import ended_out_of_memory
 from launcher.plan.micro_batch import find_micro_batch
 from launcher.plan.trials import Stopped
 from launcher.preflight import Prepared, prepare
+from launcher.resolve import Resolved
 from launcher.strategies.engine import Engine, Recipe
 from launcher.world import World, leave, ranks_from_environment, start
 from model.gpt import GPT, initial_value
@@ -98,7 +99,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
 
     session.enter("build")
     torch.manual_seed(loop.seed + world.rank)  # dropout differs between ranks, weights do not
-    engine = build_engine(prepared, world)
+    engine = build_engine(resolved, world)
     session.watch(engine)
     batches = GlobalBatches(
         corpus.train,
@@ -134,9 +135,8 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     return measure
 
 
-def build_engine(prepared: Prepared, world: World) -> Engine:
+def build_engine(resolved: Resolved, world: World) -> Engine:
     """The strategy's engine over a model that nobody has allocated yet."""
-    resolved = prepared.resolved
     if resolved.config.optim.tf32:
         torch.set_float32_matmul_precision("high")
     return launcher.strategies.build(

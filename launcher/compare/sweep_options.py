@@ -4,20 +4,15 @@ import argparse
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from launcher.compare.grid_source import SHIPPED, Grid, Values, parse_axes, read_grid_file
 from launcher.errors import UserError
+from launcher.flags import OptionParser, split_options
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
-
-
-def _parser() -> _Parser:
+def _parser() -> OptionParser:
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
-    parser = _Parser(
+    parser = OptionParser(
         prog="memscale sweep",
         description="One training run per combination of the grid's values, one after the other, "
         "each in processes of its own. A cell that runs out of memory, fails or times out is a "
@@ -60,13 +55,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: an option's value is none.
     """
-    # Both spellings are accepted, as everywhere.
-    dashed = [
-        token if not token.startswith("--") else name.replace("_", "-") + equals + value
-        for token in argv
-        for name, equals, value in [token.partition("=")]
-    ]
-    options, training = _parser().parse_known_args(dashed)
+    options, training = split_options(_parser(), argv)
     if options.nproc is not None and options.nproc < 1:
         raise UserError(f"--nproc {options.nproc} must be 1 or more")
     if not options.timeout_minutes > 0:

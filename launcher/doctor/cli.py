@@ -1,6 +1,5 @@
 """Which checks there are, and how their findings are shown."""
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -8,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +15,7 @@ from rich.text import Text
 from launcher.doctor import gpu, host, software, storage
 from launcher.doctor.finding import Check, Finding, run_checks
 from launcher.errors import ExitCode, UserError
+from launcher.flags import OptionParser
 
 SCHEMA_VERSION = 1
 WITHIN_S = 14.0
@@ -66,14 +65,9 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
     }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument ") + "; see memscale doctor --help")
-
-
 def main(argv: Sequence[str]) -> int:
     """Examine this machine; exit code 0 whatever is found, 2 for bad arguments."""
-    parser = _Parser(
+    parser = OptionParser(
         prog="memscale doctor",
         description="What works on this machine, what will not, and the fix.",
         allow_abbrev=False,

@@ -3,22 +3,17 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from launcher.errors import UserError
+from launcher.flags import OptionParser, split_options
 from launcher.plan.hardware import GPUS
 from launcher.sizes import parse_bytes
 
 GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> OptionParser:
+    parser = OptionParser(
         prog="memscale plan",
         description="Predict bytes and seconds of every way to train a model on so many GPUs, "
         "without one, and print the command for the best.",
@@ -53,12 +48,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     Raises:
         UserError: an option's value is none.
     """
-    dashed = [
-        token if not token.startswith("--") else name.replace("_", "-") + equals + value
-        for token in argv
-        for name, equals, value in [token.partition("=")]
-    ]
-    options, training = _parser().parse_known_args(dashed)
+    options, training = split_options(_parser(), argv)
     for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
         if value is not None and not 1 <= value <= 2**20:
             raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")

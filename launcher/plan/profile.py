@@ -17,23 +17,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
 from launcher.errors import ExitCode, UserError
+from launcher.flags import OptionParser
 from launcher.plan.benchmarks import Bench, Effort
 from launcher.plan.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
 from launcher.world import choose_device
 from model.config import ModelConfig, named
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument ") + "; see memscale profile --help")
 
 
 class RankFailed(Exception):
@@ -108,7 +104,7 @@ def measure(
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = OptionParser(
         prog="memscale profile",
         description="Measure this machine (arithmetic, memory, links, disk) for the planner. "
         "Takes less than a minute, all cores or GPUs at full load.",

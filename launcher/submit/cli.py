@@ -3,19 +3,14 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from launcher.errors import ExitCode, UserError
+from launcher.flags import OptionParser
 from launcher.submit.job import Job
 from launcher.submit.training import OUTPUT, submit_training
 
 # What the scripts themselves decide from the number of nodes and of ranks on each.
 DECIDED = ("--ntasks", "-n", "--ntasks-per-node", "--gpus", "-G", "--gres", "--array", "-a")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> OptionParser:
+    parser = OptionParser(
         prog="memscale submit",
         usage="memscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
         description="Submit a training to Slurm, or with --sweep a sweep and its report, from a "

@@ -100,7 +100,7 @@ class built:
         size, local_size = ranks_from_environment()
         self.prepared = prepare(case.arguments(text), world_size=size, ranks_per_node=local_size)
         torch.manual_seed(self.prepared.resolved.config.loop.seed + world.rank)
-        self.engine = build_engine(self.prepared, world)
+        self.engine = build_engine(self.prepared.resolved, world)
 
     def __enter__(self) -> tuple[Prepared, Engine]:
         return self.prepared, self.engine

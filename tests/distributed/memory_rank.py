@@ -66,7 +66,7 @@ def run(case: Case, text: str, deepspeed: str, world: World) -> dict[str, Any]:
     resolved = prepared.resolved
     gc.collect()
     gc.freeze()  # what is there already is neither searched nor counted
-    engine = build_engine(prepared, world)
+    engine = build_engine(prepared.resolved, world)
     batches = GlobalBatches(
         prepared.corpus.train, seq_len=resolved.seq_len, global_batch=resolved.global_batch, seed=0
     )

@@ -58,7 +58,7 @@ def train(
     arguments = [*MODEL_FLAGS, *flags, "--micro-batch=2", "--steps=10", f"--data={text}"]
     prepared = prepare(arguments, world_size=size, ranks_per_node=local_size)
     resolved = prepared.resolved
-    engine = build_engine(prepared, world)
+    engine = build_engine(prepared.resolved, world)
     batches = GlobalBatches(
         prepared.corpus.train, seq_len=resolved.seq_len, global_batch=resolved.global_batch, seed=0
     )

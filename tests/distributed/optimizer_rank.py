@@ -84,7 +84,7 @@ def prepared_run(kind: Kind, strategy: tuple[str, ...], text: str, world: World)
 def build(prepared: Prepared, world: World) -> Engine:
     """A fresh engine."""
     torch.manual_seed(prepared.resolved.config.loop.seed + world.rank)
-    engine = build_engine(prepared, world)
+    engine = build_engine(prepared.resolved, world)
     # Its beginning at 65536 overflows, and not in every strategy as often.
     engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))
     return engine

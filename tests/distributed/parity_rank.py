@@ -52,7 +52,7 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
     resolved = prepared.resolved
     config, accumulation, steps = resolved.config, resolved.accumulation, resolved.steps
     torch.manual_seed(config.loop.seed + world.rank)
-    engine = build_engine(prepared, world)
+    engine = build_engine(prepared.resolved, world)
     batches = GlobalBatches(
         prepared.corpus.train,
         seq_len=resolved.seq_len,

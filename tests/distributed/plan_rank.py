@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
     )
     memory = TracedMemory(world.device)
     with memory.trace:
-        engine: Any = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+        engine: Any = build_engine(resolved, world)
         complete_reductions(engine)
         memory.watch(engine)
         for step in (1, 2):

@@ -39,7 +39,7 @@ def prepared(text: str, precision: str, *more: str) -> Prepared:
 
 def built(run: Prepared) -> Engine:
     torch.manual_seed(0)
-    engine = build_engine(run, ALONE)
+    engine = build_engine(run.resolved, ALONE)
     engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))  # 65536 overflows at first
     return engine
 

@@ -54,7 +54,7 @@ def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
     memory = TracedMemory(world.device)
     found: dict[str, Any] = {}
     with memory.trace:
-        engine = build_engine(prepared, world)
+        engine = build_engine(prepared.resolved, world)
         memory.watch(engine)
         batches = GlobalBatches(
             prepared.corpus.train,

@@ -26,7 +26,7 @@ def _losses(text: Path, *flags: str) -> tuple[list[float], list[str]]:
         [*FLAGS.split(), "--data", str(text), *flags], world_size=1, ranks_per_node=1
     )
     world = start("cpu", timeout_s=60, needs_group=False)
-    engine = build_engine(prepared, world)
+    engine = build_engine(prepared.resolved, world)
     torch.manual_seed(0)
     losses = []
     for step in range(1, 4):

@@ -1,7 +1,6 @@
 """Predictions against a real run in this process, and what must hold of any of them."""
 
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
     memory = TracedMemory(world.device)
     shape = (resolved.config.data.micro_batch, resolved.seq_len)
     with memory.trace:
-        engine = build_engine(SimpleNamespace(resolved=resolved), world)  # type: ignore[arg-type]
+        engine = build_engine(resolved, world)
         memory.watch(engine)
         for period in ("first_step", "steady"):
             memory.period(period)
