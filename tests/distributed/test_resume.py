@@ -136,3 +136,21 @@ def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "model flags" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "b").exists()
+
+
+def test_damage_that_only_reading_shows_is_one_sentence(tmp_path: Path) -> None:
+    """Every rank notices, one says so, and the run's status knows."""
+    text = write_text(tmp_path / "text.txt")
+    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
+    checkpoint = tmp_path / "a" / "checkpoints" / "step-00000001"
+    shard = checkpoint / "rank-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    flags = [*MODEL_FLAGS, f"--data={text}", f"--resume={checkpoint}", f"--out={tmp_path / 'b'}"]
+    done = torchrun(2, "-m", "launcher.train", *flags)
+    assert done.returncode == 2
+    assert done.stderr.count("is damaged: rank-00000.safetensors") == 1
+    assert "Traceback" not in done.stderr
+    status = json.loads((tmp_path / "b" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
