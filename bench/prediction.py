@@ -100,6 +100,11 @@ def worst_error(row: dict[str, Any]) -> float:
 def write_results(rows: list[dict[str, Any]], path: Path, device: str) -> None:
     """JSON, a Markdown table and a plot."""
     good = [row for row in rows if "error" not in row]
+    for row in rows:
+        if "error" in row:
+            print(f"{row['name']} x{row['world_size']}:\n{row['error']}", file=sys.stderr)
+    if not good:
+        sys.exit("no case ran to its end: nothing is written")
     off = sorted(abs(error) for row in good for error in errors(row))
     summary = {
         "device": device,
@@ -114,9 +119,6 @@ def write_results(rows: list[dict[str, Any]], path: Path, device: str) -> None:
     path.with_suffix(".md").write_text(markdown(summary, good))
     plot(good, path.with_suffix(".png"))
     print(json.dumps(summary, indent=1))
-    for row in rows:
-        if "error" in row:
-            print(f"{row['name']} x{row['world_size']}:\n{row['error']}", file=sys.stderr)
 
 
 def markdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:

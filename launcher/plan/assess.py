@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -25,8 +26,8 @@ Verdict = Literal["fits", "tight", "does not fit"]
 
 TIGHT_FROM: Final = 0.95
 """Share of the memory above which a prediction that is a few percent off would not fit."""
-CLEARLY_FITS: Final = 0.8
-CLEARLY_NOT: Final = 1.0
+CLEARLY_FITS: Final = 0.75
+"""Share of the memory up to which live bytes fit whatever an allocator makes of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,6 +124,7 @@ def assess_all(choices: Sequence[Choice], place: Place) -> list[Assessment]:
 
 def _assess_group(group: Sequence[Choice], place: Place) -> list[Assessment]:
     torch.set_num_threads(1)
+    gc.disable()  # which would walk over millions of events again and again; this process is short
     found = [assess(choice, place) for choice in group]
     # The events have served; they are long to send.
     return [
@@ -137,7 +139,7 @@ def assess(choice: Choice, place: Place) -> Assessment:
 
     def at(index: int) -> Assessment:
         if index not in known:
-            known[index] = assess_run(choice, choice.runs[index], place)
+            known[index] = assess_run(choice, choice.runs[index], place, replayed=False)
         return known[index]
 
     # Larger micro-batches need more, so the largest that fits is found by halving.
@@ -148,14 +150,23 @@ def assess(choice: Choice, place: Place) -> Assessment:
     safe = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict != "fits") - 1
     speeds = [_time(run, place).tokens_per_s for run in choice.runs[: max(safe, 0) + 1]]
     best = at(max(range(len(speeds)), key=speeds.__getitem__))
-    size = choice.runs[largest].config.data.micro_batch
-    return dataclasses.replace(best, largest_micro_batch=size)
+    reserved = _reserved_bytes(best.prediction, place)
+    return dataclasses.replace(
+        best,
+        reserved_bytes=reserved,
+        used_bytes=reserved + place.fixed_bytes,
+        largest_micro_batch=choice.runs[largest].config.data.micro_batch,
+    )
 
 
-def assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
-    """One choice at one micro-batch."""
+def assess_run(choice: Choice, run: Resolved, place: Place, *, replayed: bool = True) -> Assessment:
+    """One choice at one micro-batch.
+
+    Without `replayed`, live bytes stand in for reserved ones where it clearly fits with them:
+    replaying takes as long as predicting.
+    """
     prediction = predict(run, world_size=place.world_size, device_type=place.device_type)
-    reserved = _reserved_bytes(prediction, place)
+    reserved = _reserved_bytes(prediction, place, replayed=replayed)
     return Assessment(
         choice=choice,
         run=run,
@@ -194,18 +205,15 @@ def _time(run: Resolved, place: Place) -> StepTime:
     )
 
 
-def _reserved_bytes(prediction: Prediction, place: Place) -> int:
-    """What the allocator holds at the highest moment.
-
-    Replaying it takes time: where the verdict is clear without, live bytes stand in.
-    """
+def _reserved_bytes(prediction: Prediction, place: Place, *, replayed: bool = True) -> int:
+    """What the allocator holds at the highest moment; live bytes where even they do not fit."""
     live = prediction.peak_bytes
     if place.device_type == "cpu":
         return live
     gpu = find_gpu(place.machine.name)
     workspace = 0 if gpu is None else gpu.cublas_workspace_bytes
     share = (live + workspace + place.fixed_bytes) / place.memory_bytes
-    if share > CLEARLY_NOT:
+    if share > 1 or (share < CLEARLY_FITS and not replayed):
         return live + workspace
     limit = place.memory_bytes - place.fixed_bytes
     use = replay([(-1, workspace), *prediction.events], limit_bytes=limit)

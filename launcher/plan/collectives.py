@@ -6,10 +6,11 @@ and DeepSpeed's sources; each docstring says which.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import UserError
 from launcher.plan.machine import Collective, Machine
+from launcher.plan.work import block_input_bytes
 from launcher.resolve import Resolved
 from model.config import ModelConfig
 
@@ -105,15 +106,24 @@ def traffic(
 ) -> Traffic:
     """The transfers of one rank."""
     planner = _Planner(resolved, machine, world_size=world_size, ranks_per_node=ranks_per_node)
-    strategy, zero = resolved.config.sharding.strategy, resolved.config.sharding.zero
-    if strategy == "ddp":
-        return planner.ddp()
-    if strategy == "fsdp":
-        return planner.fsdp()
-    if strategy == "zero":
-        assert zero is not None
-        return (planner.zero_0, planner.zero_1, planner.zero_2, planner.zero_3)[zero]()
-    return Traffic()
+    found, (away, back) = planner.between_ranks(), activation_transfers(resolved, machine)
+    return replace(found, forward=(*found.forward, *away), backward=(*found.backward, *back))
+
+
+def activation_transfers(
+    resolved: Resolved, machine: Machine
+) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
+    """Block inputs to host memory in a forward and back in a backward, beside other blocks' work
+    (model/offload.py)."""
+    away, back = machine.device_to_host_bytes_per_s, machine.host_to_device_bytes_per_s
+    model = resolved.model
+    if model.activation_checkpointing != "offload" or away is None or back is None:
+        return (), ()
+    size = model.layers * block_input_bytes(resolved)
+    return (
+        (Transfer(seconds=size / away, hideable=True),),
+        (Transfer(seconds=size / back, hideable=True),),
+    )
 
 
 def embedding_parameters(model: ModelConfig) -> int:
@@ -139,6 +149,15 @@ class _Planner:
         self.blocks = model.layers * model.block_parameter_count
         self.embeddings = embedding_parameters(model)
         self.head = 0 if model.tied else model.vocab_size * model.d_model
+
+    def between_ranks(self) -> Traffic:
+        """What the run's strategy sends."""
+        if self.sharding.strategy == "zero":
+            assert self.sharding.zero is not None
+            return (self.zero_0, self.zero_1, self.zero_2, self.zero_3)[self.sharding.zero]()
+        if self.sharding.strategy == "fsdp":
+            return self.fsdp()
+        return self.ddp() if self.sharding.strategy == "ddp" else Traffic()
 
     def ddp(self) -> Traffic:
         """All-reduce of the gradients, in the parameters' type (fp32 under autocast), in the last

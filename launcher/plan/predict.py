@@ -6,16 +6,19 @@ from launcher.measure.records import Ledger
 from launcher.optim.registry import checkpointed
 from launcher.plan.buffers import Buffers, Ddp, Whole
 from launcher.plan.fsdp_buffers import Fsdp
+from launcher.plan.offloaded_activations import on_host
 from launcher.plan.run import FP32, Rank
 from launcher.plan.timeline import LargeTensor, Tag, Timeline
 from launcher.plan.trace import trace_micro_batch
-from launcher.plan.trace_events import Born, Freed, Gradient, MicroBatch, Segment
+from launcher.plan.trace_events import Born, Freed, Gradient, MicroBatch, Module, Segment
 from launcher.plan.zero_buffers import zero_buffers
 from launcher.resolve import Resolved
 from launcher.strategies.offload_sizes import offload_sizes
 
 INT64 = 8
-_SIMULATED_MICRO_BATCHES = 3  # the first, one between, and the last: others repeat the second
+# Micro-batches that are followed: the first, the last and, in a first step, one between, in which
+# DDP's buckets are not yet rebuilt and ZeRO-3 fetches ahead for the first time. Others repeat them.
+_FOLLOWED = {"first_step": 3, "steady": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
         micro_batch=resolved.config.data.micro_batch,
         seq_len=resolved.seq_len,
     )
+    if resolved.model.activation_checkpointing == "offload" and device_type == "cuda":
+        trace = on_host(trace)
     loop = _Loop(seen, timeline, buffers, trace)
     for period in ("first_step", "steady"):
         timeline.period = period
@@ -121,7 +126,7 @@ class _Loop:
 
     def step(self) -> None:
         self._read()
-        count = min(self._accumulation, _SIMULATED_MICRO_BATCHES)
+        count = min(self._accumulation, _FOLLOWED[self._timeline.period])
         for number in range(1, count + 1):
             self._timeline.enter("forward")
             self._buffers.begin_forward(last=number == count)
@@ -149,16 +154,18 @@ class _Loop:
         self._timeline.rename("next batch", "batch", "activations")
 
     def _run(self, segments: list[Segment]) -> None:
-        timeline, buffers = self._timeline, self._buffers
+        buffers = self._buffers
+        allocate, free = self._timeline.allocate, self._timeline.free
         for place, events in segments:
             buffers.enter(place)
             for event in events:
-                if isinstance(event, Born):
-                    timeline.allocate(event.key, event.size_bytes, event.tag)
-                elif isinstance(event, Freed):
-                    timeline.free(event.key)
-                elif isinstance(event, Gradient):
+                # The innermost loop of a plan: bound methods, and no isinstance.
+                if type(event) is Born:
+                    allocate(event.key, event.size_bytes, event.tag, where=event.where)
+                elif type(event) is Freed:
+                    free(event.key)
+                elif type(event) is Gradient:
                     buffers.gradient(event.key, event.parameter)
-                else:
+                elif type(event) is Module:
                     buffers.module(event)
             buffers.leave(place)

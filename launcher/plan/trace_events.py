@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from launcher.plan.timeline import Tag
+from launcher.plan.timeline import Tag, Where
 
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
 
@@ -29,6 +29,7 @@ class Born:
     key: Key
     size_bytes: int
     tag: Tag
+    where: Where = "device"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ def backward_work(resolved: Resolved) -> Work:
 
     A fused attention kernel recomputes its scores: 5 matmuls for the forward's 2
     (FlashAttention-2, arXiv:2307.08691, section 3.1.2). Full checkpointing recomputes the blocks,
-    selective checkpointing only what is between matmuls and attention (model/recompute.py).
+    wherever their inputs have waited; selective checkpointing recomputes only what is between
+    matmuls and attention (model/recompute.py).
     """
     model, tokens = resolved.model, _tokens(resolved)
     forward = attention_flops(model, resolved.seq_len)
@@ -65,14 +66,14 @@ def backward_work(resolved: Resolved) -> Work:
     if mode != "none":
         elementwise += _block_bytes(resolved)
         operators += model.layers * RECOMPUTE_OPERATORS
-    if mode == "full":
+    if mode in ("full", "offload"):
         matmul += blocks
         attention += forward
     return Work(
         matmul_flops=tokens * matmul,
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * elementwise,
-        copied_bytes=_weight_cast_bytes(resolved) * (2 if mode == "full" else 1),
+        copied_bytes=_weight_cast_bytes(resolved) * (2 if mode in ("full", "offload") else 1),
         operators=operators,
     )
 
@@ -111,6 +112,12 @@ def _activation_bytes(resolved: Resolved) -> float:
     sharding = resolved.config.sharding
     autocast = sharding.strategy in ("single", "ddp") or sharding.zero == 0
     return 3.0 if autocast and resolved.config.optim.precision != "bf16-pure" else 2.0
+
+
+def block_input_bytes(resolved: Resolved) -> float:
+    """What a checkpointed block keeps of a micro-batch: the residual stream (see above)."""
+    element = 2.0 if _activation_bytes(resolved) == 2.0 else 4.0
+    return element * _tokens(resolved) * resolved.model.d_model
 
 
 def _block_bytes(resolved: Resolved) -> float:

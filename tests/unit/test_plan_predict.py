@@ -142,6 +142,21 @@ def test_offload_moves_states_to_the_host(changes: dict[str, Any]) -> None:
     assert prediction.peak_bytes < without.peak_bytes
 
 
+def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
+    layers = 12
+    shape = {"strategy": "single", "layers": layers, "micro_batch": 8192, "vocab_size": 64}
+    full = predicted(1, "cuda", **shape, activation_checkpointing="full")
+    offloaded = predicted(1, "cuda", **shape, activation_checkpointing="offload")
+    model = resolved_of(1, **shape).model
+    input_bytes = 4 * 8192 * model.context * model.d_model
+    assert offloaded.host_bytes == layers * input_bytes  # powers of two already
+    assert full.host_bytes == 0
+    # In the last block's backward: its own input and the one before are back, of `layers`.
+    period = ("steady", "backward")
+    saved = full.peaks[period] - offloaded.peaks[period]
+    assert saved == pytest.approx((layers - 2) * input_bytes, rel=0.01)  # gradients are small
+
+
 def test_thousands_of_ranks_and_billions_of_parameters() -> None:
     resolved = resolve(
         RunConfig().replace(model="13b", strategy="fsdp", precision="bf16", micro_batch=1),

@@ -283,6 +283,19 @@ def test_offloaded_parameters_come_over_pcie_for_each_gather() -> None:
     assert more == pytest.approx(2 * 2 * (BLOCKS + EMBEDDINGS) / 8 / 1e4)
 
 
+def test_offloaded_block_inputs_cross_pcie_both_ways_beside_the_compute() -> None:
+    machine = dataclasses.replace(
+        LINKS_ONLY, device_to_host_bytes_per_s=2e3, host_to_device_bytes_per_s=1e3
+    )
+    offload = {"strategy": "single", "activation_checkpointing": "offload"}
+    time = predict(machine, world_size=1, **offload)
+    inputs_bytes = TINY["layers"] * 4 * TINY["micro_batch"] * TINY["context"] * TINY["d_model"]
+    assert time.forward_s == pytest.approx(inputs_bytes / 2e3)
+    assert time.backward_s == pytest.approx(inputs_bytes / 1e3)
+    slow = dataclasses.replace(machine, copy_bytes_per_s=1e30, matmul_flops_per_s={"fp32": 1.0})
+    assert predict(slow, world_size=1, **offload).exposed_communication_s == 0.0
+
+
 def test_states_on_nvme_are_read_and_written_by_all_ranks_of_a_node() -> None:
     machine = dataclasses.replace(LINKS_ONLY, disk_read_bytes_per_s=2e3, disk_write_bytes_per_s=1e3)
     run = resolved(zero=3)
