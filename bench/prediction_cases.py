@@ -42,6 +42,20 @@ ROWS = (
     ("bf16", "full", 1, "even"),
 )
 MICRO_BATCH = 4
+# What changes states or temporaries beside precision and checkpointing; on two ranks.
+TECHNIQUES = {
+    "bf16-pure": (("ddp", "fsdp", "zero1", "zero2", "zero3"), ("--precision=bf16-pure",)),
+    "bf16-moments": (
+        ("ddp", "fsdp", "zero2", "zero3"),
+        ("--moments-dtype=bf16", "--betas", "0.9", "0.99"),
+    ),
+    "adamw8bit": (("ddp", "fsdp", "zero1", "zero2", "zero3"), ("--optimizer=adamw8bit",)),
+    "adafactor": (("ddp", "fsdp"), ("--optimizer=adafactor",)),
+    "sgd": (("ddp", "fsdp", "zero2"), ("--optimizer=sgd",)),
+    "in-backward": (("fsdp", "fsdp-grad-op"), ("--optimizer-in-backward", "--clip=0")),
+    "eager": (("ddp",), ("--attention=eager",)),
+    "window": (("fsdp",), ("--window=16",)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +77,17 @@ def cases_for(ranks: int, device: str) -> list[Case]:
             continue
         for row in ROWS if single else rows:
             cases.append(_case(strategy, flags, row, ranks, device))
+    if ranks == 2:
+        for technique, (strategies, flags) in TECHNIQUES.items():
+            for strategy in strategies:
+                cases.append(_technique_case(technique, strategy, flags, device))
     return cases
+
+
+def _technique_case(technique: str, strategy: str, flags: tuple[str, ...], device: str) -> Case:
+    row = _case(strategy, STRATEGIES[strategy], ROWS[0], 2, device)
+    kept = [f for f in row.flags if f.split("=")[0] not in {g.split("=")[0] for g in flags}]
+    return Case(name=f"{strategy}-{technique}-technique", family=row.family, flags=(*kept, *flags))
 
 
 def _case(

@@ -156,6 +156,8 @@ def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
             tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
             micro_batches = to_device(tokens, data.micro_batch, world.device)
         loss_sum = torch.zeros((), device=world.device)
+        lr = learning_rate(step, resolved.config.optim, STEPS)
+        engine.begin_step(lr)
         for number, (inputs, targets) in enumerate(micro_batches, start=1):
             with memory.phase("forward"):
                 loss = engine.forward(inputs, targets, last=number == last)
@@ -163,7 +165,7 @@ def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
             with memory.phase("backward"):
                 engine.backward(loss)
         with memory.phase("step"):
-            engine.step(learning_rate(step, resolved.config.optim, STEPS))
+            engine.step(lr)
         memory.end_step(step)
 
 

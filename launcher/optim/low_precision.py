@@ -126,6 +126,22 @@ def state_bytes(elements: int, *, moments: Moments, compensated: bool) -> int:
     return int(total) + (2 * elements if compensated else 0)
 
 
+def temporary_bytes(elements: int, *, moments: Moments, compensated: bool) -> int:
+    """Most bytes that the update of a range of `elements` holds beside weight, gradient and states.
+
+    fp32 per element of a chunk: both moments, the root of the second and what is divided by it;
+    beside a bf16 weight also the gradient and the weight. Quantizing holds moments, scaled values
+    and codes of 8 bytes at once, 25 bytes and its scales.
+    """
+    each = 8 if moments == "fp32" else 16
+    chunk = min(elements, _CHUNK_ELEMENTS)
+    scales = 0
+    if moments == "int8":
+        quantized = elements >= SMALLEST_QUANTIZED
+        each, scales = (25, 4 * scale_count(chunk)) if quantized else (8, 0)
+    return (each + (8 if compensated else 0)) * chunk + scales
+
+
 def _flat(tensor: Tensor) -> Tensor:
     """The local elements of a weight; of a gradient, which may be strided, possibly a copy."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -34,6 +34,8 @@ class OptimizerEntry:
     state_bytes: Callable[[Sequence[int], OptimChoice], int]
     """(shape of a parameter, or of the range of it that a rank holds) -> bytes of its states,
     without the counters."""
+    temporary_bytes: Callable[[Sequence[int], OptimChoice], int] = lambda _, __: 0
+    """What its update of such a tensor holds at most beside them; nothing where it is fused."""
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> Groups:
@@ -126,6 +128,18 @@ def _adamw_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
     )
 
 
+def _adamw_temporary_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
+    if moments_type(choice) == "fp32" and choice.precision != "bf16-pure":
+        return 0
+    from launcher.optim.low_precision import temporary_bytes
+
+    return temporary_bytes(
+        math.prod(shape),
+        moments=moments_type(choice),  # type: ignore[arg-type]
+        compensated=choice.precision == "bf16-pure",
+    )
+
+
 def _adafactor_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
     if len(shape) < 2:
         return 4 * math.prod(shape)
@@ -140,6 +154,7 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         counters=("step",),
         elementwise=True,
         state_bytes=_adamw_bytes,
+        temporary_bytes=_adamw_temporary_bytes,
     ),
     "adam": OptimizerEntry(
         build=_adam,
@@ -161,6 +176,8 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         counters=("step",),
         elementwise=False,
         state_bytes=_adafactor_bytes,
+        # In fp32: the squared gradient or the update times its rate, the estimate and the update.
+        temporary_bytes=lambda shape, _: 12 * math.prod(shape),
     ),
     "adamw8bit": OptimizerEntry(
         build=_low_precision,
@@ -168,5 +185,6 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         counters=("step",),
         elementwise=True,
         state_bytes=_adamw_bytes,
+        temporary_bytes=_adamw_temporary_bytes,
     ),
 }

@@ -76,6 +76,10 @@ class Whole:
             self.timeline.free(key)
         else:
             self.timeline.rename(key, ("grad", name), "grads")
+        if self.rank.updates_in_backward:
+            parameter = self.by_name[name]
+            update(self.timeline, self.rank, parameter, parameter.shape)
+            self.timeline.free(("grad", name))
 
     def module(self, event: Module) -> None:
         pass
@@ -84,7 +88,8 @@ class Whole:
         pass
 
     def step(self) -> None:
-        clip_and_update(self.timeline, self.rank, [(p, p.shape) for p in self.parameters])
+        if not self.rank.updates_in_backward:
+            clip_and_update(self.timeline, self.rank, [(p, p.shape) for p in self.parameters])
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
@@ -169,19 +174,30 @@ def clip_and_update(
     *,
     where: Where = "device",
 ) -> None:
-    """torch's clip_grad_norm_ and a fused optimizer over (parameter, its local shape).
-
-    The norm takes one scalar per tensor. The fused update needs nothing of its own; its states are
-    born at the first step.
-    """
+    """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer over
+    (parameter, its local shape)."""
     norms = Tag("temporary", "gradient norms", (len(shards),), "float32")
     timeline.allocate("norms", 2 * FP32 * len(shards), norms, where=where)
     timeline.free("norms")
     for parameter, shape in shards:
-        key = ("optimizer", parameter.name)
-        if not timeline.has(key):
-            size_bytes = rank.optimizer_bytes(shape)
-            timeline.allocate(key, size_bytes, tag("optimizer", parameter), where=where)
+        update(timeline, rank, parameter, shape, where=where)
+
+
+def update(
+    timeline: Timeline,
+    rank: Rank,
+    parameter: Parameter,
+    shape: tuple[int, ...],
+    *,
+    where: Where = "device",
+) -> None:
+    """The optimizer on one tensor; its states are born at the first step."""
+    key = ("optimizer", parameter.name)
+    if not timeline.has(key):
+        size_bytes = rank.optimizer_bytes(shape)
+        timeline.allocate(key, size_bytes, tag("optimizer", parameter), where=where)
+    timeline.allocate("update", rank.update_bytes(shape), tag("temporary", parameter), where=where)
+    timeline.free("update")
 
 
 def tag(category: str, parameter: Parameter) -> Tag:

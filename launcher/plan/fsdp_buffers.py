@@ -7,7 +7,7 @@ and `_fsdp_param_group.py` (torch 2.13).
 import math
 from dataclasses import dataclass, field
 
-from launcher.plan.buffers import clip_and_update, tag
+from launcher.plan.buffers import clip_and_update, tag, update
 from launcher.plan.run import FP32, Rank
 from launcher.plan.states import Parameter, row_shard
 from launcher.plan.timeline import Tag, Timeline
@@ -137,15 +137,26 @@ class Fsdp:
         self._reductions = 0
 
     def step(self) -> None:
-        shards = [
-            (p, row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[0])
-            for p in self.rank.parameters
-        ]
+        if self.rank.updates_in_backward:
+            return
+        shards = [(p, self._local_shape(p)) for p in self.rank.parameters]
         clip_and_update(self.timeline, self.rank, shards, where=self.rank.params_where)
         for group in self.groups:
-            self.timeline.free(("shard", group.name))
-            for p in group.parameters:
-                self.timeline.free(("shard", p.name))
+            self._drop_shards(group)
+
+    def _update(self, group: _Group) -> None:
+        """Where the optimizer is in the backward: each group as soon as it is reduced."""
+        for p in group.parameters:
+            update(self.timeline, self.rank, p, self._local_shape(p), where=self.rank.params_where)
+        self._drop_shards(group)
+
+    def _drop_shards(self, group: _Group) -> None:
+        self.timeline.free(("shard", group.name))
+        for p in group.parameters:
+            self.timeline.free(("shard", p.name))
+
+    def _local_shape(self, p: Parameter) -> tuple[int, ...]:
+        return row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[0]
 
     def _padded(self, p: Parameter) -> int:
         return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])
@@ -234,6 +245,8 @@ class Fsdp:
             self.timeline.free(("accumulated", p.name))
         group.accumulated = False
         self._keep_shard(group, elements)
+        if self.rank.updates_in_backward:
+            self._update(group)
 
     def _keep_shard(self, group: _Group, elements: int) -> None:
         result = Tag("grads", f"{group.name}: gradient shards", (elements,), "float32")

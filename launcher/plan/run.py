@@ -69,6 +69,16 @@ class Rank:
         """Where master weights and optimizer states are."""
         return _WHERE[self.resolved.config.sharding.offload_optimizer]
 
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether each gradient is used up as soon as it is there."""
+        return self.resolved.config.optim.optimizer_in_backward
+
+    def update_bytes(self, shape: Sequence[int]) -> int:
+        """What the optimizer holds on top while it updates one tensor."""
+        choice = self.resolved.config.optim
+        return OPTIMIZERS[choice.optimizer].temporary_bytes(shape, choice)
+
     def optimizer_bytes(self, shape: Sequence[int]) -> int:
         """What the optimizer keeps beside one tensor, its counters included."""
         choice = self.resolved.config.optim

@@ -32,6 +32,7 @@ class Zero3:
         self.ranks = rank.world_size
         self.by_name = {p.name: p for p in rank.parameters}
         self.element = 2 if rank.low else FP32
+        self.stored = rank.stored_bytes
         self.grad_element = FP32 if rank.accumulates_in_fp32 else self.element
         self.where = rank.optimizer_where
         self.offloads_optimizer = self.where != "device"
@@ -106,12 +107,16 @@ class Zero3:
         for number, elements in enumerate(self.groups):
             if not self.offloads_optimizer:
                 flat = Tag("temporary", "flat gradients", (elements,), "float32")
-                self.timeline.allocate("flat", FP32 * elements, flat)
+                self.timeline.allocate("flat", self.stored * elements, flat)
             key = ("optimizer", number)
             if not self.timeline.has(key):
                 states = Tag("optimizer", f"optimizer states {number}", (elements,))
                 size_bytes = self.rank.optimizer_bytes((elements,))
                 self.timeline.allocate(key, size_bytes, states, where=self.where)
+            temporary = Tag("temporary", f"update of sub-group {number}", (elements,))
+            size_bytes = self.rank.update_bytes((elements,))
+            self.timeline.allocate("update", size_bytes, temporary, where=self.where)
+            self.timeline.free("update")
             self.timeline.free("flat")
         self.coordinator.hold_persistent()
 
@@ -121,13 +126,13 @@ class Zero3:
         gradients: Where = "host" if self.offloads_optimizer else "device"
         for number, elements in enumerate(self.groups):
             master = Tag("master", f"master weights {number}", (elements,), "float32")
-            if self.element != FP32:
+            if self.element != self.stored:
                 converted = master._replace(category="temporary")
                 timeline.allocate("converted", FP32 * elements, converted, where=where)
-            timeline.allocate(("master", number), FP32 * elements, master, where=where)
+            timeline.allocate(("master", number), self.stored * elements, master, where=where)
             timeline.free("converted")
         spare = Tag("temporary", "spare gradients", (max(self.groups),), "float32")
-        timeline.allocate("spare", FP32 * max(self.groups), spare, where=gradients)
+        timeline.allocate("spare", self.stored * max(self.groups), spare, where=gradients)
         if self.offloads_optimizer:
             for number, elements in enumerate(self.groups):
                 grads = Tag("grads", f"fp32 gradients {number}", (elements,), "float32")

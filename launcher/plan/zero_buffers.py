@@ -92,6 +92,7 @@ class Zero12(Whole):
         self.where = rank.optimizer_where
         self.offloaded = self.where != "device"
         self.element = 2 if rank.low else FP32
+        self.stored = rank.stored_bytes
         # bf16 gradients are added up in an fp32 copy of this rank's part.
         self.in_fp32 = rank.accumulates_in_fp32
         # Stage 1 has no parts of its own for that: it adds up whole gradients in fp32.
@@ -105,7 +106,14 @@ class Zero12(Whole):
         timeline, rank_part = self.timeline, Tag("grads", "gradients of this rank's part")
         flatten_model(timeline, self.groups, element=self.element)
         for number, partition in enumerate(self.groups.partitions):
-            allocate_master(timeline, number, partition, element=self.element, where=self.where)
+            allocate_master(
+                timeline,
+                number,
+                partition,
+                element=self.element,
+                stored=self.stored,
+                where=self.where,
+            )
             if self.offloaded:
                 staged = Tag("temporary", "updated part on its way", (partition,))
                 timeline.allocate(
@@ -120,7 +128,7 @@ class Zero12(Whole):
             timeline.allocate("on device", self.element * largest, buffer)
         for number, partition in enumerate(self.groups.partitions):
             key = ("fp32 grad", number)
-            timeline.allocate(key, FP32 * partition, rank_part, where=self.where)
+            timeline.allocate(key, self.stored * partition, rank_part, where=self.where)
         if not self.offloaded:  # made and dropped, to have them once
             for number in range(len(self.groups.partitions)):
                 timeline.free(("fp32 grad", number))
@@ -154,7 +162,7 @@ class Zero12(Whole):
                 if not self.in_fp32:
                     flat = Tag("temporary", "flat gradients", (partition,))
                     timeline.allocate("flat", self.element * partition, flat)
-                    if self.element != FP32:
+                    if self.element != self.stored:
                         timeline.allocate("flat in fp32", FP32 * partition, flat)
                         timeline.free("flat")
                 if number == len(partitions) - 1:

@@ -50,13 +50,19 @@ def flatten_model(timeline: Timeline, groups: Groups, *, element: int) -> None:
 
 
 def allocate_master(
-    timeline: Timeline, number: int, partition: int, *, element: int, where: Where
+    timeline: Timeline,
+    number: int,
+    partition: int,
+    *,
+    element: int,
+    stored: int = FP32,
+    where: Where,
 ) -> None:
-    """A rank's fp32 master weights; where the model is in bf16, cloned in bf16 first."""
-    master = Tag("master", f"master weights {number}", (partition,), "float32")
-    if element != FP32 or where != "device":
+    """A rank's master weights of `stored` bytes; cloned as the model has them first."""
+    master = Tag("master", f"master weights {number}", (partition,))
+    if element != stored or where != "device":
         timeline.allocate("clone", element * partition, master._replace(category="temporary"))
-    timeline.allocate(("master", number), FP32 * partition, master, where=where)
+    timeline.allocate(("master", number), stored * partition, master, where=where)
     timeline.free("clone")
 
 
@@ -68,3 +74,6 @@ def allocate_optimizer(
         states = Tag("optimizer", f"optimizer states {number}", (partition,))
         size_bytes = rank.optimizer_bytes((partition,))
         timeline.allocate(("optimizer", number), size_bytes, states, where=where)
+    temporary = Tag("temporary", f"update of part {number}", (partition,))
+    timeline.allocate("update", rank.update_bytes((partition,)), temporary, where=where)
+    timeline.free("update")
