@@ -123,28 +123,30 @@ def show(
     notes: Sequence[str],
 ) -> None:
     """Print the table and the command, and write what was asked for."""
-    best = found[0]
-    to_screen = str(options.json) == "-"
+    best, command = found[0], command_of(found[0], training, place)
     text = json.dumps(as_records(found, place), indent=2) + "\n"
+    to_screen = str(options.json) == "-"
+    # Files first: whoever reads the screen may stop reading.
+    if options.json is not None and not to_screen:
+        options.json.write_text(text, encoding="utf-8")
+    if options.page is not None:
+        from launcher.plan.page import write_page
+
+        write_page(options.page, found, place, command)
+    applied = options.apply is not None and best.verdict != "does not fit"
+    if applied:
+        flat = best.run.config.replace(device="auto").flat()
+        options.apply.write_text(yaml.safe_dump(flat, sort_keys=False), encoding="utf-8")
     if to_screen:
         print(text, end="")
     else:
         for line in opening_lines(best, place, notes):
             print(line)
         table(found, place, price=options.price_per_gpu_hour, show_all=options.all)
-        for line in closing_lines(found, place, command_of(best, training, place)):
+        for line in closing_lines(found, place, command):
             print(line)
-        if options.json is not None:
-            options.json.write_text(text, encoding="utf-8")
-    if options.page is not None:
-        from launcher.plan.page import write_page
-
-        write_page(options.page, found, place, command_of(best, training, place))
-    if options.apply is not None:
-        if best.verdict == "does not fit":
-            raise UserError(f"--apply {options.apply}: nothing fits, so nothing is written")
-        flat = best.run.config.replace(device="auto").flat()
-        options.apply.write_text(yaml.safe_dump(flat, sort_keys=False), encoding="utf-8")
+    if options.apply is not None and not applied:
+        raise UserError(f"--apply {options.apply}: nothing fits, so nothing is written")
 
 
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:

@@ -31,7 +31,14 @@ def _parser() -> OptionParser:
     add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
     add("--all", action="store_true", help="show every choice, not only the best of each sharding")
-    add("--json", type=Path, metavar="FILE", help="write every prediction there (- is the screen)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("-"),
+        metavar="FILE",
+        help="write every prediction there; without FILE, show them instead of the table",
+    )
     add("--page", type=Path, metavar="FILE.html", help="write a page with bars of bytes there")
     add("--apply", type=Path, metavar="FILE.yaml", help="write the best one's config there")
     add(

@@ -1,12 +1,15 @@
 """Parameters, shards and optimizer states by arithmetic, against the real things."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from launcher.config import RunConfig
+from launcher.measure.live_trace import LiveTrace
 from launcher.optim import build_optimizer
+from launcher.optim.registry import OPTIMIZERS
 from launcher.plan.run import Rank
 from launcher.plan.states import COUNTER_BYTES, parameters_of, row_shard
 from launcher.plan.zero_groups import Groups
@@ -81,3 +84,35 @@ def test_depth_changes_nothing_but_the_number_of_blocks() -> None:
     assert one == model.block_parameter_count
     deeper = replace(model, layers=model.layers + 1)
     assert deeper.parameter_count - model.parameter_count == one
+
+
+@pytest.mark.parametrize("shape", [(96, 512), (1000,)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"moments_dtype": "bf16", "betas": (0.9, 0.99)},
+        {"optimizer": "adamw8bit"},
+        {"precision": "bf16-pure", "betas": (0.9, 0.99)},
+        {"precision": "bf16-pure", "optimizer": "adamw8bit"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "sgd"},
+    ],
+    ids=str,
+)
+def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -> None:
+    choice = RunConfig().replace(**changes).optim
+    entry = OPTIMIZERS[choice.optimizer]
+    dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
+    weight = torch.nn.Parameter(torch.randn(shape, dtype=dtype))
+    optimizer = entry.build([{"params": [weight], "weight_decay": 0.1}], choice)
+    with LiveTrace() as trace:
+        for _ in range(2):  # the first step makes the states
+            weight.grad = torch.randn(shape, dtype=dtype)
+            before = trace.current_bytes
+            trace.reset_peak()
+            optimizer.step()
+    # Scalars and Adafactor's row and column means are left out of the arithmetic.
+    small = 8 * sum(shape) + 64
+    held = trace.peak_bytes() - before
+    assert held == pytest.approx(entry.temporary_bytes(shape, choice), abs=small)
