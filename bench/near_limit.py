@@ -3,7 +3,8 @@
     python bench/near_limit.py [--runs 40] [--seed 0] [--output bench/results/near_limit.json]
 
 Each run is a random strategy, precision, checkpointing, batch and shape on 1 or 2 CPU processes,
-with a real `--memory-limit` drawn within a quarter of what the planner says it needs. The verdict
+of at least 100 MiB (below that it is the libraries' memory that is guessed, not the tensors'), with
+a real `--memory-limit` drawn within a quarter of what the planner says it needs. The verdict
 is the planner's own (`launcher.plan.need`, which `--micro-batch auto` and the advice after running
 out of memory ask); what really happened is the exit code in the run's status.json.
 """
@@ -25,6 +26,7 @@ from launcher.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 EDGE = 0.25
+LEAST_MIB = 100
 STRATEGIES = {
     "single": ("--strategy=single",),
     "ddp": ("--strategy=ddp",),
@@ -64,6 +66,27 @@ def main() -> None:
 
 def one_run(draw: random.Random, corpus: Path, out: Path) -> dict[str, Any]:
     """Draw a configuration and a limit, ask the planner, run it."""
+    needed = 0.0
+    while needed < LEAST_MIB:
+        flags, ranks = configuration(draw)
+        resolved = resolve(parse_run_config(flags), world_size=ranks, device_type="cpu")
+        anywhere = Room(size_bytes=2**50, gpu=None, capped=True)
+        needed = needed_bytes(resolved, anywhere, world_size=ranks) / MIB
+    limit_mib = int(needed * draw.uniform(1 - EDGE, 1 + EDGE))
+    code = exit_code([*flags, f"--memory-limit={limit_mib}MiB"], ranks, corpus, out)
+    return {
+        "flags": " ".join(flags),
+        "ranks": ranks,
+        "needed_mib": round(needed, 1),
+        "limit_mib": limit_mib,
+        "limit_over_needed": round(limit_mib / needed, 3),
+        "verdict": "fits" if needed <= limit_mib else "does not fit",
+        "exit_code": code,
+    }
+
+
+def configuration(draw: random.Random) -> tuple[list[str], int]:
+    """(flags, ranks) of a random run."""
     strategy = draw.choice(list(STRATEGIES))
     ranks = 1 if strategy == "single" else 2
     micro_batch, accumulation = draw.choice((2, 4, 8, 12)), draw.choice((1, 2))
@@ -80,20 +103,7 @@ def one_run(draw: random.Random, corpus: Path, out: Path) -> dict[str, Any]:
         f"--global-batch={micro_batch * accumulation * ranks}",
         *("--tokenizer=byte", "--device=cpu", "--steps=3", "--no-tensorboard"),
     ]
-    resolved = resolve(parse_run_config(flags), world_size=ranks, device_type="cpu")
-    anywhere = Room(size_bytes=2**50, gpu=None, capped=True)
-    needed = needed_bytes(resolved, anywhere, world_size=ranks)
-    limit_mib = int(needed * draw.uniform(1 - EDGE, 1 + EDGE) / MIB)
-    code = exit_code([*flags, f"--memory-limit={limit_mib}MiB"], ranks, corpus, out)
-    return {
-        "flags": " ".join(flags),
-        "ranks": ranks,
-        "needed_mib": round(needed / MIB, 1),
-        "limit_mib": limit_mib,
-        "limit_over_needed": round(limit_mib * MIB / needed, 3),
-        "verdict": "fits" if needed <= limit_mib * MIB else "does not fit",
-        "exit_code": code,
-    }
+    return flags, ranks
 
 
 def exit_code(flags: list[str], ranks: int, corpus: Path, out: Path) -> int:

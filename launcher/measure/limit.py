@@ -46,8 +46,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
+    # oneDNN does not say why it could not; what it cannot do at all has no primitive *descriptor*.
     return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "not enough memory" in text
+        "can't allocate memory" in text
+        or "not enough memory" in text
+        or text == "could not create a primitive"
     )
 
 

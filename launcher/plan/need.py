@@ -10,12 +10,13 @@ from launcher.plan.predict import predict
 from launcher.resolve import Resolved
 
 # On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
-# Measured, less the predicted live tensors, in short runs of every strategy (437,888 parameters,
-# micro-batches of 16 to 64, predictions of 25 to 87 MiB): 1 to 4 MiB; 12 MiB more for the module
-# that writes TensorBoard's files, and 89 MiB more where DeepSpeed is imported.
-LATE_BYTES: Final = 4 * MIB
+# Measured, less the predicted live tensors, in short runs of every strategy (predictions of 17 to
+# 320 MiB): 8 to 12 MiB in fp32; 13 MiB more for the module that writes TensorBoard's files, 85 to
+# 89 MiB more where DeepSpeed is imported, 12 to 22 MiB more where oneDNN multiplies in bf16.
+LATE_BYTES: Final = 12 * MIB
 TENSORBOARD_BYTES: Final = 13 * MIB
 DEEPSPEED_BYTES: Final = 90 * MIB
+LOW_PRECISION_BYTES: Final = 20 * MIB
 SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""
 
@@ -58,7 +59,8 @@ def _around_bytes(resolved: Resolved) -> int:
     config = resolved.config
     tensorboard = TENSORBOARD_BYTES if config.measure.tensorboard else 0
     deepspeed = DEEPSPEED_BYTES if config.sharding.strategy == "zero" else 0
-    return LATE_BYTES + tensorboard + deepspeed
+    low_precision = 0 if config.optim.precision == "fp32" else LOW_PRECISION_BYTES
+    return LATE_BYTES + tensorboard + deepspeed + low_precision
 
 
 def outside_bytes(gpu: str, *, grouped: bool) -> int:

@@ -1,0 +1,26 @@
+"""Which errors mean that memory ran out."""
+
+import pytest
+
+from launcher.measure.limit import is_out_of_memory, requested_bytes
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("could not create a primitive"), True),  # what oneDNN says under a limit
+        (RuntimeError("could not create a primitive descriptor for a matmul primitive"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("not enough memory"), False),
+    ],
+)
+def test_what_means_that_memory_ran_out(error: Exception, ran_out: bool) -> None:
+    assert is_out_of_memory(error) == ran_out
+
+
+def test_what_was_asked_for_is_read_from_the_allocators_message() -> None:
+    asked = RuntimeError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
+    assert requested_bytes(asked) == 3 * 2**29
+    assert requested_bytes(MemoryError()) is None
