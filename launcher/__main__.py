@@ -1,6 +1,7 @@
 """The command line: `python -m launcher VERB`. Only dispatch lives here."""
 
 import importlib
+import os
 import sys
 
 VERBS = {
@@ -9,6 +10,7 @@ VERBS = {
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
     "sweep": ("launcher.compare.sweep", "train every cell of a grid, one after the other"),
     "report": ("launcher.compare.report", "compare runs: a table, a page, CSV, Markdown, JSON"),
+    "matrix": ("launcher.compare.matrix", "which techniques go with which strategies, and why not"),
     "export": ("launcher.exchange.export", "write a checkpoint as a GPT-2 of transformers"),
     "import": ("launcher.exchange.import_", "start from a GPT-2 of transformers"),
     "submit": ("launcher.submit", "check a training run and hand it to Slurm"),
@@ -29,7 +31,14 @@ def main() -> None:
     if verb == "train" and {"-h", "--help"} & set(arguments):
         # The flags can be listed without the seconds that importing torch takes.
         importlib.import_module("launcher.arguments").parse_run_config(arguments)
-    sys.exit(importlib.import_module(VERBS[verb][0]).main(arguments))
+    try:
+        code = importlib.import_module(VERBS[verb][0]).main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `memscale plan ... | head`: the reader has what it wanted.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
 
 
 def usage() -> str:

@@ -15,3 +15,7 @@ class ExitCode(enum.IntEnum):
 
 class UserError(Exception):
     """Bad input. The message is one sentence that names the value and the fix."""
+
+
+class NotInstalled(UserError):
+    """Choices that go together, but need a package that is not on this machine."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.config import DEFAULT_STEPS, RunConfig
-from launcher.errors import UserError
+from launcher.errors import NotInstalled, UserError
 from launcher.optim import support
 from launcher.strategies import compiled, deepspeed_config
 from launcher.strategies.attention import choose_attention
@@ -85,7 +85,8 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
     The number of steps stays open when it is given in epochs: it needs the corpus.
 
     Raises:
-        UserError: choices that cannot run together.
+        UserError: choices that cannot run together; NotInstalled: they could, were a package
+            installed.
     """
     config = _choose_strategy(config, world_size)
     model = config.model.build()
@@ -115,6 +116,9 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
         deepspeed_config.build_config(
             config, model, accumulation=accumulation, world_size=world_size
         )
+    missing = support.missing_package(config)
+    if missing is not None:
+        raise NotInstalled(missing)
     return Resolved(config=config, model=model, accumulation=accumulation, attention=attention)
 
 
@@ -203,11 +207,11 @@ def _adopt_deepspeed_file(config: RunConfig) -> RunConfig:
 
 def _check_sharding(config: RunConfig, world_size: int) -> None:
     sharding, strategy = config.sharding, config.sharding.strategy
-    for name in ("offload_optimizer", "offload_param"):
+    for name, zero in (("offload_optimizer", "--zero"), ("offload_param", "--zero 3")):
         value = getattr(sharding, name)
         flag = f"--{name.replace('_', '-')} {value}"
         if value == "cpu" and strategy not in ("fsdp", "zero"):
-            raise UserError(f"{flag} needs --strategy fsdp or --zero, not {strategy}")
+            raise UserError(f"{flag} needs --strategy fsdp or {zero}, not {strategy}")
     refused = nvme_refusal(config)
     if refused is not None:
         raise UserError(refused)

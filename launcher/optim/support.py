@@ -52,6 +52,13 @@ def refusal(setting: Setting) -> str | None:
     return next((sentence for rule in rules for sentence in rule(setting)), None)
 
 
+def missing_package(config: RunConfig) -> str | None:
+    """What a setting that runs needs and is not installed here, with the fix, or None."""
+    if config.optim.precision == "fp8" and find_spec("torchao") is None:
+        return "--precision fp8 needs torchao: pip install 'memscale[gpu]'"
+    return None
+
+
 def _optimizer(setting: Setting) -> Iterator[str]:
     optim, stage = setting.config.optim, setting.stage
     name = optim.optimizer
@@ -148,8 +155,6 @@ def _fp8(setting: Setting) -> Iterator[str]:
         return
     if config.sharding.strategy == "zero":
         yield "--precision fp8 is not for DeepSpeed's engine: use --strategy ddp or fsdp"
-    if find_spec("torchao") is None:
-        yield "--precision fp8 needs torchao: pip install 'memscale[gpu]'"
     if setting.device_type != "cuda":
         yield (
             "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "

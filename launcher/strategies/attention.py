@@ -3,8 +3,9 @@
 import torch
 
 from launcher.config import RunConfig
-from launcher.errors import UserError
+from launcher.errors import NotInstalled, UserError
 from launcher.strategies.dtypes import dtypes
+from model import attention
 from model.attention import Choice, choose
 from model.config import AttentionKind, ModelConfig
 
@@ -15,7 +16,8 @@ def choose_attention(config: RunConfig, model: ModelConfig, *, device_type: str)
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
 
     Raises:
-        UserError: one that is asked for cannot run, with the reason.
+        UserError: one that is asked for cannot run, with the reason; NotInstalled where only its
+            package is missing.
     """
     choice = _choose(config, model, model.attention, device_type)
     recomputes = config.model.activation_checkpointing == "selective" and not config.loop.compile
@@ -43,5 +45,7 @@ def _choose(config: RunConfig, model: ModelConfig, kind: AttentionKind, device_t
             sdpa_backend=model.sdpa_backend,
             capability=torch.cuda.get_device_capability() if visible else None,
         )
+    except attention.NotInstalled as error:
+        raise NotInstalled(str(error)) from None
     except ValueError as error:
         raise UserError(str(error)) from None

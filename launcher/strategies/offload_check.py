@@ -27,7 +27,10 @@ def nvme_refusal(config: RunConfig) -> str | None:
     if not flags:
         return None
     if sharding.strategy != "zero":
-        return f"{flags} needs --zero 3, not --strategy {sharding.strategy}: use cpu"
+        return (
+            f"{flags} needs --zero 3, not --strategy {sharding.strategy}: give it, or use "
+            "--strategy fsdp with cpu"
+        )
     if sharding.zero != 3:
         return (
             f"{flags} needs --zero 3, not {sharding.zero}: at lower stages DeepSpeed keeps in host "

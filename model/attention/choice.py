@@ -15,6 +15,10 @@ from model.config import AttentionKind, ModelConfig, SdpaBackend
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
 
 
+class NotInstalled(ValueError):
+    """A kernel that can run in the setting, were its package installed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """The kernel that runs and why, for the log. `str` gives `sdpa (flash)`, `eager`."""
@@ -55,7 +59,7 @@ def choose(
     """The attention of that kind, or for `auto` the fastest that is installed and able.
 
     Allocates nothing on a GPU. Raises ValueError, with the reason and the fix, when the kind or
-    the sdpa backend that is asked for cannot run in this setting.
+    the sdpa backend that is asked for cannot run in this setting; NotInstalled when it could.
     """
     setting = Setting(
         device_type=device_type,
@@ -77,6 +81,9 @@ def choose(
     obstacle = KERNELS[kind].obstacle(setting)
     if obstacle is not None:
         raise ValueError(obstacle)
+    missing = KERNELS[kind].missing(setting)
+    if missing is not None:
+        raise NotInstalled(missing)
     backend = flash.implementation(capability, dropout) if kind == "flash" else None
     choice = Choice(
         kind=kind, backend=backend, reason=reason, setting=setting, sdpa_backend=sdpa_backend
@@ -104,7 +111,7 @@ def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
     if setting.device_type != "cuda":
         why = "the fused attention of this device"
         return "sdpa", why + ("" if setting.window is None else ", with the window as a mask")
-    able = {kind for kind, kernel in KERNELS.items() if kernel.obstacle(setting) is None}
+    able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
     newest = flash.implementation(setting.capability, setting.dropout)
     if "flash" in able and newest in ("FA3", "FA4"):
         return "flash", f"{newest} is installed for this GPU"

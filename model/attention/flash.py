@@ -15,7 +15,7 @@ from importlib import metadata
 import torch
 from torch import Tensor
 
-from model.attention.kernel import KERNELS, AttentionKernel, Setting
+from model.attention.kernel import FIX, KERNELS, AttentionKernel, Setting
 
 LARGEST_HEAD = 256
 _INSTALL = "pip install flash-attn --no-build-isolation"
@@ -37,22 +37,26 @@ def implementation(capability: tuple[int, int] | None, dropout: float) -> str | 
 
 def obstacle(setting: Setting) -> str | None:
     """Why FlashAttention cannot run in a setting, with the fix."""
-    fix = "use attention sdpa or auto"
     if setting.device_type != "cuda":
-        return f"attention flash needs a GPU, and this is {setting.device_type}; {fix}."
+        return f"attention flash needs a GPU, and this is {setting.device_type}; {FIX}."
     if setting.dtype not in (torch.bfloat16, torch.float16):
-        return f"attention flash computes in bf16 or fp16, not in {setting.dtype}; {fix}."
+        return f"attention flash computes in bf16 or fp16, not in {setting.dtype}; {FIX}."
     if setting.head_size % 8 or setting.head_size > LARGEST_HEAD:
         return (
             f"attention flash takes head sizes that are multiples of 8 up to {LARGEST_HEAD}, not "
-            f"{setting.head_size}; {fix}."
+            f"{setting.head_size}; {FIX}."
         )
     if setting.capability is not None and setting.capability < (8, 0):
         capability = ".".join(map(str, setting.capability))
-        return f"attention flash needs compute capability 8.0, this GPU has {capability}; {fix}."
-    if implementation(setting.capability, setting.dropout) is None:
-        return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {fix}."
+        return f"attention flash needs compute capability 8.0, this GPU has {capability}; {FIX}."
     return None
+
+
+def missing(setting: Setting) -> str | None:
+    """What to install where there is no FlashAttention for a setting."""
+    if implementation(setting.capability, setting.dropout) is not None:
+        return None
+    return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {FIX}."
 
 
 def flash(
@@ -114,4 +118,4 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-KERNELS["flash"] = AttentionKernel(function=flash, obstacle=obstacle)
+KERNELS["flash"] = AttentionKernel(function=flash, obstacle=obstacle, missing=missing)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from model.attention.kernel import KERNELS, AttentionKernel, Setting
+from model.attention.kernel import FIX, KERNELS, AttentionKernel, Setting
 
 BLOCK = 128
 SMALLEST_HEAD = 16
@@ -23,23 +23,25 @@ SMALLEST_HEAD = 16
 
 def obstacle(setting: Setting) -> str | None:
     """Why FlexAttention cannot run in a setting, with the fix."""
-    fix = "use attention sdpa or auto"
     if setting.device_type != "cuda":
-        return f"attention flex has no backward on {setting.device_type} (torch's limit); {fix}."
+        return f"attention flex has no backward on {setting.device_type} (torch's limit); {FIX}."
     if setting.dropout > 0.0:
-        return f"attention flex cannot drop attention weights (dropout {setting.dropout}); {fix}."
+        return f"attention flex cannot drop attention weights (dropout {setting.dropout}); {FIX}."
     if setting.head_size < SMALLEST_HEAD:
         return (
-            f"attention flex takes head sizes from {SMALLEST_HEAD}, not {setting.head_size}; {fix}."
+            f"attention flex takes head sizes from {SMALLEST_HEAD}, not {setting.head_size}; {FIX}."
         )
     if setting.capability is not None and setting.capability < (7, 0):
         capability = ".".join(map(str, setting.capability))
-        return f"attention flex needs compute capability 7.0, this GPU has {capability}; {fix}."
-    if importlib.util.find_spec("triton") is None:
-        return (
-            f"attention flex compiles with triton, which is missing: pip install triton, or {fix}."
-        )
+        return f"attention flex needs compute capability 7.0, this GPU has {capability}; {FIX}."
     return None
+
+
+def missing(setting: Setting) -> str | None:
+    """What to install where FlexAttention cannot compile its kernel."""
+    if importlib.util.find_spec("triton") is not None:
+        return None
+    return f"attention flex compiles with triton, which is missing: pip install triton, or {FIX}."
 
 
 def flex(
@@ -98,4 +100,6 @@ def _compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-KERNELS["flex"] = AttentionKernel(function=flex, prepare=block_mask, obstacle=obstacle)
+KERNELS["flex"] = AttentionKernel(
+    function=flex, prepare=block_mask, obstacle=obstacle, missing=missing
+)

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+FIX = "use attention sdpa or auto"
+"""What a kernel that cannot run somewhere says in the end: these run everywhere."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -58,6 +61,12 @@ class AttentionKernel:
     cached tensor made under FakeTensorMode or inference_mode would come back in a real step."""
     obstacle: Callable[[Setting], str | None] = lambda setting: None
     """Why it cannot run in a setting and what to do instead, or None when it can."""
+    missing: Callable[[Setting], str | None] = lambda setting: None
+    """What it needs in a setting and is not installed here, with the fix; None when all is."""
+
+    def runs(self, setting: Setting) -> bool:
+        """Whether it can run in a setting, with what is installed here."""
+        return self.obstacle(setting) is None and self.missing(setting) is None
 
 
 KERNELS: dict[str, AttentionKernel] = {}

@@ -8,7 +8,6 @@ and then loses its last rank in the middle of the next save. Rank 0 appends a JS
 each to FOLDER/results.jsonl.
 """
 
-import gc
 import json
 import os
 import signal
@@ -21,21 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from checkpoint_cases import AFTER, BEFORE, BY_NAME, CASES, Case
+from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.data import GlobalBatches
-from launcher.optim import learning_rate
 from launcher.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine
-from launcher.train import build_engine, to_device
+from launcher.train import build_engine
 from launcher.world import World, leave, ranks_from_environment, start
 
 
 def main() -> None:
     mode, text, folder, *names = sys.argv[1:]
     world = start("cpu", timeout_s=60, needs_group=True)
+    freeze_imports()
     acts = {"save": (save,), "load": (load,), "both": (save, load), "die": (save, die)}[mode]
     with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
         for act, name in product(acts, names):
@@ -50,9 +48,9 @@ def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
     """Train, save, train on while the save runs."""
     with built(case, text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / case.name, asynchronous=case.asynchronous)
-        before = steps(prepared, world, engine, range(1, BEFORE + 1))
+        before = figures(prepared, world, engine, range(1, BEFORE + 1))
         saved = checkpointer.save(BEFORE, engine, {"strategy": case.name})
-        after = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        after = figures(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
         saved = checkpointer.wait() or saved
         assert saved is not None
         yield {
@@ -76,7 +74,7 @@ def load(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
                 first = loaded.checkpoint.step + 1
                 yield {
                     "from": loaded.checkpoint.extra["strategy"],
-                    "after": steps(prepared, world, engine, range(first, first + AFTER)),
+                    "after": figures(prepared, world, engine, range(first, first + AFTER)),
                     "rng_restored": loaded.rng_restored,
                 }
 
@@ -85,7 +83,7 @@ def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str,
     """SIGKILL on the last rank when it has written some of its second save."""
     with built(case, text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / case.name, asynchronous=True)
-        steps(prepared, world, engine, range(1, 3))
+        figures(prepared, world, engine, range(1, 3))
         if world.rank == world.size - 1:
             zlib.crc32 = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         checkpointer.save(2 * BEFORE, engine, {})
@@ -108,38 +106,14 @@ class built:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is not None:
             traceback.print_exception(error)
-        deepspeed_engine = getattr(self.engine, "_engine", None)
-        if deepspeed_engine is not None:
-            deepspeed_engine.destroy()
+        release(self.engine)
         del self.engine
-        gc.collect()
 
 
-def steps(prepared: Prepared, world: World, engine: Engine, numbers: range) -> dict[str, Any]:
-    """Losses (mean over the global batch) and gradient norms of the numbered steps."""
-    resolved = prepared.resolved
-    config = resolved.config
-    batches = GlobalBatches(
-        prepared.corpus.train,
-        seq_len=resolved.seq_len,
-        global_batch=resolved.global_batch,
-        seed=config.loop.seed,
-    )
-    losses, norms = [], []
-    for step in numbers:
-        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-        micro_batches = to_device(rows, config.data.micro_batch, world.device)
-        loss_sum = torch.zeros(())
-        for number, (tokens, targets) in enumerate(micro_batches, start=1):
-            loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
-            loss_sum += loss.detach()
-            engine.backward(loss)
-        result = engine.step(learning_rate(step, config.optim, resolved.steps))
-        losses.append(loss_sum / resolved.accumulation)
-        norms.append(float(result.grad_norm))
-    mean = torch.stack(losses)
-    dist.all_reduce(mean)
-    return {"losses": (mean / world.size).tolist(), "norms": norms}
+def figures(prepared: Prepared, world: World, engine: Engine, numbers: range) -> dict[str, Any]:
+    """Losses and gradient norms of the numbered steps."""
+    losses, norms = steps(prepared.resolved, prepared.corpus, world, engine, numbers)
+    return {"losses": losses, "norms": norms}
 
 
 if __name__ == "__main__":

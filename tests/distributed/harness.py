@@ -7,6 +7,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"
 TIMEOUT_S = 900.0  # only ends what hangs; nothing asserts how long a run takes
@@ -48,11 +50,17 @@ def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[st
 
 
 def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
+    process = subprocess.Popen(
         [str(part) for part in command],
         env=environment(**more),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
     )
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        if process.poll() is None:  # torchrun's ranks, too, which have sessions of their own
+            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                one.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
 from memory_cases import CASES, INPUTS_BYTES, Case
-from parity_rank import release
+from rank_loop import release
 from torch.distributed.tensor import DTensor
 
 from launcher.data import GlobalBatches

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
-from parity_rank import release
+from rank_loop import release
 
 from launcher.data import GlobalBatches
 from launcher.preflight import prepare

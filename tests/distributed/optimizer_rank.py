@@ -7,7 +7,6 @@ of a single process, FOLDER/KIND-single. Rank 0 appends a JSON line for each to
 FOLDER/results.jsonl.
 """
 
-import gc
 import json
 import sys
 import traceback
@@ -16,21 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
+from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.data import GlobalBatches
-from launcher.optim import learning_rate
 from launcher.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
-from launcher.train import build_engine, to_device
+from launcher.train import build_engine
 from launcher.world import World, leave, start
 
 
 def main() -> None:
     text, folder, *names = sys.argv[1:]
     world = start("cpu", timeout_s=60, needs_group=True)
+    freeze_imports()
     with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
         for kind in map(KINDS.__getitem__, names):
             for strategy in kind.strategies:
@@ -50,14 +48,18 @@ def run(kind: Kind, strategy: str, text: str, folder: Path, world: World) -> dic
     """Losses of a whole run and of one that resumes, and what the states take."""
     prepared = prepared_run(kind, STRATEGIES[strategy], text, world)
     engine = build(prepared, world)
-    losses, norms = steps(prepared, world, engine, range(1, BEFORE + 1))
+    losses, norms = steps(prepared.resolved, prepared.corpus, world, engine, range(1, BEFORE + 1))
     Checkpointer(folder / f"{kind.name}-{strategy}").save(BEFORE, engine, {})
-    more, more_norms = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    more, more_norms = steps(
+        prepared.resolved, prepared.corpus, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
+    )
     device = engine.ledger().device
     release(engine)
     engine = build(prepared, world)
     Checkpointer(folder / "unused").load(folder / f"{kind.name}-single", engine)
-    resumed, _ = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    resumed, _ = steps(
+        prepared.resolved, prepared.corpus, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
+    )
     release(engine)
     return {
         "losses": losses + more,
@@ -88,43 +90,6 @@ def build(prepared: Prepared, world: World) -> Engine:
     # Its beginning at 65536 overflows, and not in every strategy as often.
     engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))
     return engine
-
-
-def steps(
-    prepared: Prepared, world: World, engine: Engine, numbers: range
-) -> tuple[list[float], list[float]]:
-    """Losses (mean over the global batch) and gradient norms of the numbered steps."""
-    resolved = prepared.resolved
-    config = resolved.config
-    batches = GlobalBatches(
-        prepared.corpus.train,
-        seq_len=resolved.seq_len,
-        global_batch=resolved.global_batch,
-        seed=config.loop.seed,
-    )
-    losses, norms = [], []
-    for step in numbers:
-        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-        [(tokens, targets)] = to_device(rows, config.data.micro_batch, world.device)
-        lr = learning_rate(step, config.optim, resolved.steps)
-        engine.begin_step(lr)
-        loss = engine.forward(tokens, targets, last=True)
-        engine.backward(loss)
-        result = engine.step(lr)
-        losses.append(loss.detach().float())
-        norms.append(float(result.grad_norm))
-    mean = torch.stack(losses)
-    if world.size > 1:
-        dist.all_reduce(mean)
-    return (mean / world.size).tolist(), norms
-
-
-def release(engine: object) -> None:
-    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
-    deepspeed_engine = getattr(engine, "_engine", None)
-    if deepspeed_engine is not None:
-        deepspeed_engine.destroy()
-    gc.collect()
 
 
 if __name__ == "__main__":

@@ -5,22 +5,20 @@
 Rank 0 appends a JSON line with losses and gradient norms to RESULTS for each case.
 """
 
-import gc
 import json
+import math
 import sys
 import time
 import traceback
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from harness import MODEL_FLAGS
 from parity_cases import CASES, Case, references
+from rank_loop import freeze_imports, release, steps
 
-from launcher.data import GlobalBatches
-from launcher.optim import learning_rate
 from launcher.preflight import prepare
-from launcher.train import build_engine, to_device
+from launcher.train import build_engine
 from launcher.world import World, leave, ranks_from_environment, start
 
 
@@ -28,6 +26,7 @@ def main() -> None:
     text, results, *names = sys.argv[1:]
     known = {case.name: case for case in (*references(), *CASES)}
     world = start("cpu", timeout_s=60, needs_group=True)
+    freeze_imports()
     with Path(results).open("a", encoding="utf-8") as file:
         for name in names:
             started = time.perf_counter()
@@ -50,41 +49,12 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
         [*MODEL_FLAGS, *case.arguments(text)], world_size=size, ranks_per_node=local_size
     )
     resolved = prepared.resolved
-    config, accumulation, steps = resolved.config, resolved.accumulation, resolved.steps
-    torch.manual_seed(config.loop.seed + world.rank)
-    engine = build_engine(prepared.resolved, world)
-    batches = GlobalBatches(
-        prepared.corpus.train,
-        seq_len=resolved.seq_len,
-        global_batch=resolved.global_batch,
-        seed=config.loop.seed,
-    )
-    losses, norms = [], []
-    for step in range(1, steps + 1):
-        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-        micro_batches = to_device(rows, config.data.micro_batch, world.device)
-        assert len(micro_batches) == accumulation
-        loss_sum = torch.zeros(())
-        for number, (tokens, targets) in enumerate(micro_batches, start=1):
-            loss = engine.forward(tokens, targets, last=number == accumulation)
-            loss_sum += loss.detach()
-            engine.backward(loss)
-        result = engine.step(learning_rate(step, config.optim, steps))
-        assert result.applied
-        losses.append(loss_sum / accumulation)
-        norms.append(float(result.grad_norm))
-    mean = torch.stack(losses)
-    dist.all_reduce(mean)
+    torch.manual_seed(resolved.config.loop.seed + world.rank)
+    engine = build_engine(resolved, world)
+    losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, resolved.steps + 1))
+    assert all(map(math.isfinite, norms))
     release(engine)
-    return {"losses": (mean / world.size).tolist(), "norms": norms}
-
-
-def release(engine: object) -> None:
-    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
-    deepspeed_engine = getattr(engine, "_engine", None)
-    if deepspeed_engine is not None:
-        deepspeed_engine.destroy()
-    gc.collect()
+    return {"losses": losses, "norms": norms}
 
 
 if __name__ == "__main__":

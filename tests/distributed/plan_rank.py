@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
-from parity_rank import release
 from plan_cases import CASES
+from rank_loop import release
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.arguments import parse_run_config

@@ -13,7 +13,8 @@ import pytest
 import torch
 from harness import HERE, torchrun, write_text
 from optimizer_cases import AFTER, BEFORE, KINDS, PAIRS, Kind
-from optimizer_rank import build, prepared_run, steps
+from optimizer_rank import build, prepared_run
+from rank_loop import steps
 
 from launcher.checkpoint import Checkpointer
 from launcher.errors import UserError
@@ -59,9 +60,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     for kind in KINDS.values():
         prepared = single_run(kind.name, text)
         engine = build(prepared, ALONE)
-        losses, norms = steps(prepared, ALONE, engine, range(1, BEFORE + 1))
+        losses, norms = steps(
+            prepared.resolved, prepared.corpus, ALONE, engine, range(1, BEFORE + 1)
+        )
         Checkpointer(folder / f"{kind.name}-single").save(BEFORE, engine, {})
-        more = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        more = steps(
+            prepared.resolved, prepared.corpus, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
+        )
         single[kind.name] = (losses + more[0], norms + more[1])
     done = torchrun(2, HERE / "optimizer_rank.py", text, folder, *KINDS)
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
@@ -92,7 +97,9 @@ def test_one_process_goes_on_from_it(kind: Kind, strategy: str, results: Results
     prepared = single_run(kind.name, results.text)
     engine = build(prepared, ALONE)
     Checkpointer(results.folder / "unused").load(results.folder / f"{kind.name}-{strategy}", engine)
-    losses, _ = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    losses, _ = steps(
+        prepared.resolved, prepared.corpus, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
+    )
     assert losses == pytest.approx(expected, rel=kind.resumed)
 
 
@@ -149,7 +156,9 @@ def test_precisions_of_adamw_go_on_from_each_other(
     prepared = single_run(loader, results.text)
     engine = build(prepared, ALONE)
     Checkpointer(results.folder / "unused").load(results.folder / f"{saver}-{strategy}", engine)
-    losses, _ = steps(prepared, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+    losses, _ = steps(
+        prepared.resolved, prepared.corpus, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
+    )
     assert losses == pytest.approx(expected, rel=5e-3)
 
 

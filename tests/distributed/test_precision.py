@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import write_text
 from optimizer_cases import MODEL_FLAGS
-from optimizer_rank import steps
+from rank_loop import steps
 
 from launcher.optim import parameter_groups
 from launcher.preflight import Prepared, prepare
@@ -47,7 +47,7 @@ def built(run: Prepared) -> Engine:
 @cache
 def losses(text: str, precision: str, lr: float) -> list[float]:
     run = prepared(text, precision, f"--lr={lr}", "--warmup-steps=0")
-    return steps(run, ALONE, built(run), range(1, STEPS + 1))[0]
+    return steps(run.resolved, run.corpus, ALONE, built(run), range(1, STEPS + 1))[0]
 
 
 # Largest deviation of a step's loss as measured: 3e-4, 1.2e-3, 3e-5, 1.7e-3.
@@ -76,7 +76,7 @@ def test_pure_bf16_without_compensation_learns_less(text: str) -> None:
         clip=optim.clip,
         device=ALONE.device,
     )
-    without = sum(steps(run, ALONE, naive, range(1, STEPS + 1))[0][-10:])
+    without = sum(steps(run.resolved, run.corpus, ALONE, naive, range(1, STEPS + 1))[0][-10:])
     reference = sum(losses(text, "fp32", lr)[-10:])
     assert sum(losses(text, "bf16-pure", lr)[-10:]) == pytest.approx(reference, rel=2e-3)
     assert without > 1.01 * reference
@@ -88,7 +88,7 @@ def test_fp16_skips_what_overflows_and_goes_on_smaller(text: str) -> None:
     assert isinstance(engine, NativeEngine)
     engine.set_loss_scale(LossScale(scale=2.0**24, good_steps=5))
     before = [p.detach().clone() for p in engine._module.parameters()]
-    _, norms = steps(run, ALONE, engine, range(1, 2))
+    _, norms = steps(run.resolved, run.corpus, ALONE, engine, range(1, 2))
     assert not torch.isfinite(torch.tensor(norms)).any()
     assert all(map(torch.equal, before, engine._module.parameters()))
     assert engine.loss_scale() == LossScale(scale=2.0**23, good_steps=0)
@@ -99,10 +99,10 @@ def test_fp16_grows_again_and_the_scale_can_be_saved(text: str) -> None:
     run = prepared(text, "fp16")
     engine, other = built(run), built(run)
     engine.set_loss_scale(LossScale(scale=512.0, good_steps=1998))
-    steps(run, ALONE, engine, range(1, 2))
+    steps(run.resolved, run.corpus, ALONE, engine, range(1, 2))
     found = engine.loss_scale()
     assert found == LossScale(scale=512.0, good_steps=1999)
-    steps(run, ALONE, engine, range(2, 3))
+    steps(run.resolved, run.corpus, ALONE, engine, range(2, 3))
     assert engine.loss_scale() == LossScale(scale=1024.0, good_steps=0)
     state = json.loads(json.dumps({"scale": found.scale, "good_steps": found.good_steps}))
     other.set_loss_scale(LossScale(**state))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
-from parity_rank import release
+from rank_loop import release
 from torch.profiler import ProfilerActivity, profile
 
 from launcher.data import GlobalBatches

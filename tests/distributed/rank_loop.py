@@ -1,0 +1,62 @@
+"""What ranks of tests have in common: the loop of `launcher.train` without its records."""
+
+import gc
+
+import torch
+import torch.distributed as dist
+
+from launcher.data import Corpus, GlobalBatches
+from launcher.optim import learning_rate
+from launcher.resolve import Resolved
+from launcher.strategies.engine import Engine
+from launcher.strategies.zero import import_deepspeed
+from launcher.train import to_device
+from launcher.world import World
+
+
+def freeze_imports() -> None:
+    """Import what is large, and never look through it again for what a case can drop: that would
+    take longer than most cases."""
+    import_deepspeed(torch.device("cpu"))
+    gc.freeze()
+
+
+def steps(
+    resolved: Resolved, corpus: Corpus, world: World, engine: Engine, numbers: range
+) -> tuple[list[float], list[float]]:
+    """Losses (mean over the global batch) and gradient norms of the numbered steps;
+    a norm that is not finite is a step that was skipped."""
+    config = resolved.config
+    batches = GlobalBatches(
+        corpus.train,
+        seq_len=resolved.seq_len,
+        global_batch=resolved.global_batch,
+        seed=config.loop.seed,
+    )
+    losses, norms = [], []
+    for step in numbers:
+        lr = learning_rate(step, config.optim, resolved.steps)
+        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
+        micro_batches = to_device(rows, config.data.micro_batch, world.device)
+        assert len(micro_batches) == resolved.accumulation
+        engine.begin_step(lr)
+        loss_sum = torch.zeros(())
+        for number, (tokens, targets) in enumerate(micro_batches, start=1):
+            loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
+            loss_sum += loss.detach()
+            engine.backward(loss)
+        result = engine.step(lr)
+        losses.append(loss_sum / resolved.accumulation)
+        norms.append(float(result.grad_norm))
+    mean = torch.stack(losses)
+    if world.size > 1:
+        dist.all_reduce(mean)
+    return (mean / world.size).tolist(), norms
+
+
+def release(engine: object) -> None:
+    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
+    deepspeed_engine = getattr(engine, "_engine", None)
+    if deepspeed_engine is not None:
+        deepspeed_engine.destroy()
+    gc.collect()

@@ -1,0 +1,88 @@
+"""The README's table of what goes with what is what the code refuses by."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from launcher.__main__ import VERBS
+from launcher.compare import matrix
+from launcher.compare.matrix import BEGIN, END, STRATEGIES, TECHNIQUES, Cell, cell, merged
+from launcher.config import ModelChoice, Offload
+from launcher.errors import ExitCode
+from launcher.optim_choice import OptimizerName, Precision
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_readme_holds_todays_table() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert matrix.with_matrix(text) == text, "run: memscale matrix README.md"
+
+
+def test_writing_the_table_leaves_the_rest_alone(tmp_path: Path) -> None:
+    assert VERBS["matrix"][0] == matrix.__name__
+    file = tmp_path / "file.md"
+    file.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    assert matrix.main([str(file)]) == ExitCode.DONE
+    assert file.read_text() == f"before\n{BEGIN}{matrix.markdown()}{END}after\n"
+
+
+@pytest.mark.parametrize("content", [None, "no markers\n", f"{BEGIN} only\n"])
+def test_a_file_without_markers_is_refused(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.md"
+    if content is not None:
+        file.write_text(content)
+    assert matrix.main([str(file)]) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert said.startswith("memscale: memscale matrix")
+    assert len(said.splitlines()) == 1
+
+
+def test_every_choice_that_has_a_name_is_in_the_table() -> None:
+    def values(name: str) -> set[object]:
+        return {changes[name] for changes in TECHNIQUES.values() if name in changes}
+
+    def choices(section: type, name: str) -> set[object]:
+        return set(get_args(section.__annotations__[name]))
+
+    assert values("precision") == set(get_args(Precision))
+    assert values("optimizer") == set(get_args(OptimizerName))
+    assert (
+        values("offload_optimizer") == values("offload_param") == set(get_args(Offload)) - {"none"}
+    )
+    assert values("attention") == choices(ModelChoice, "attention") - {"auto"}
+    assert values("activation_checkpointing") == (
+        choices(ModelChoice, "activation_checkpointing") - {"none"}
+    )
+
+
+def test_cells_are_what_a_run_is_told() -> None:
+    assert cell("--precision bf16", "zero3") == Cell(cpu=None, cuda=None)
+    fp16 = cell("--precision fp16", "zero2")
+    assert (fp16.cuda, "DeepSpeed trains in fp16 on GPUs only" in str(fp16.cpu)) == (None, True)
+    # Where their packages are missing, that is not held against them.
+    for technique in ("--attention flash", "--attention flex", "--precision fp8"):
+        found = cell(technique, "fsdp")
+        assert (found.cuda, "cpu" in str(found.cpu).lower()) == (None, True)
+
+
+def test_each_technique_runs_somewhere_and_each_refusal_is_one_sentence() -> None:
+    for technique in TECHNIQUES:
+        cells = [cell(technique, strategy) for strategy in STRATEGIES]
+        assert any(found.cuda is None for found in cells)
+        for found in cells:
+            for sentence in (found.cpu, found.cuda):
+                assert sentence is None or "\n" not in sentence
+
+
+def test_sentences_that_differ_in_one_word_are_one() -> None:
+    said = ["--a x needs 1, not 2", "--a x needs 1, not 3", "--b x needs 1, not 2", "else"]
+    said += ["--b x needs 1, not 3", "--c x needs 2, not 1"]
+    assert merged(said) == {
+        "--a/--b x needs 1, not 2/3": [said[n] for n in (0, 1, 2, 4)],
+        "else": ["else"],
+        "--c x needs 2, not 1": [said[5]],
+    }
