@@ -73,7 +73,7 @@ def one_run(draw: random.Random, corpus: Path, out: Path) -> dict[str, Any]:
         anywhere = Room(size_bytes=2**50, gpu=None, capped=True)
         needed = needed_bytes(resolved, anywhere, world_size=ranks) / MIB
     limit_mib = int(needed * draw.uniform(1 - EDGE, 1 + EDGE))
-    code = exit_code([*flags, f"--memory-limit={limit_mib}MiB"], ranks, corpus, out)
+    code, reason = run([*flags, f"--memory-limit={limit_mib}MiB"], ranks, corpus, out)
     return {
         "flags": " ".join(flags),
         "ranks": ranks,
@@ -82,6 +82,7 @@ def one_run(draw: random.Random, corpus: Path, out: Path) -> dict[str, Any]:
         "limit_over_needed": round(limit_mib / needed, 3),
         "verdict": "fits" if needed <= limit_mib else "does not fit",
         "exit_code": code,
+        "reason": reason,
     }
 
 
@@ -106,8 +107,8 @@ def configuration(draw: random.Random) -> tuple[list[str], int]:
     return flags, ranks
 
 
-def exit_code(flags: list[str], ranks: int, corpus: Path, out: Path) -> int:
-    """What became of it: torchrun's own code would be 1 whatever failed."""
+def run(flags: list[str], ranks: int, corpus: Path, out: Path) -> tuple[int, str | None]:
+    """(exit code, why) of its status: torchrun's own code would be 1 whatever failed."""
     start = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
     command = [*start, "-m", "launcher.train", *flags, f"--data={corpus}", f"--out={out}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -115,7 +116,8 @@ def exit_code(flags: list[str], ranks: int, corpus: Path, out: Path) -> int:
     status = out / "status.json"
     if not status.exists():
         sys.exit(done.stderr)
-    return int(json.loads(status.read_text())["exit_code"])
+    found = json.loads(status.read_text())
+    return int(found["exit_code"]), found["reason"]
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:

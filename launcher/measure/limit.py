@@ -50,7 +50,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text
         or "not enough memory" in text
-        or text == "could not create a primitive"
+        or text in ("could not create a primitive", "could not execute a primitive")
     )
 
 
