@@ -24,13 +24,17 @@ class Setting:
     model: ModelConfig
     micro_batch: int
     bf16: bool
+    device_type: str = "cpu"
+    compile: bool = False
 
 
 def step_function(kind: str, setting: Setting) -> Step:
     if kind.startswith("zero"):
         return _deepspeed(int(kind[-1]), setting)
     if kind == "accelerate":
-        return _accelerate(setting)
+        from peer_loops import PEERS, peer_step
+
+        return peer_step(PEERS[kind], setting)
     gpt = GPT(setting.model)
     module: nn.Module = gpt
     if kind == "ddp":
@@ -53,24 +57,8 @@ def step_function(kind: str, setting: Setting) -> Step:
 
 
 def _deepspeed(stage: int, setting: Setting) -> Step:
-    from launcher.strategies.zero import import_deepspeed
-
-    deepspeed = import_deepspeed(torch.device("cpu"))
     module = GPT(setting.model)
-    bucket = setting.model.block_parameter_count
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": setting.micro_batch,
-        "gradient_clipping": 1.0,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 2**62,
-        "zero_optimization": {
-            "stage": stage,
-            "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
-            "overlap_comm": False,
-        },
-    }
-    engine, _, _, _ = deepspeed.initialize(model=module, optimizer=_adamw(module), config=config)
+    engine = deepspeed_engine(module, _adamw(module), stage, setting)
 
     def step(tokens: Tensor, targets: Tensor) -> None:
         engine.backward(engine(tokens, targets))
@@ -79,36 +67,29 @@ def _deepspeed(stage: int, setting: Setting) -> Step:
     return step
 
 
-def _accelerate(setting: Setting) -> Step:
-    from accelerate import Accelerator
-    from transformers import GPT2Config, GPT2LMHeadModel
+def deepspeed_engine(
+    module: nn.Module, optimizer: torch.optim.Optimizer, stage: int, setting: Setting
+) -> Any:
+    """Buckets of one block, as the launcher has them; DeepSpeed's default of 5e8 elements would
+    take 2 GB for a model of any size."""
+    from launcher.strategies.zero import import_deepspeed
 
-    model = setting.model
-    shape = GPT2Config(
-        vocab_size=model.vocab_size,
-        n_positions=model.context,
-        n_embd=model.d_model,
-        n_layer=model.layers,
-        n_head=model.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16" if setting.bf16 else "no")
-    # A user of accelerate takes torch's default AdamW.
-    plain = GPT2LMHeadModel(shape)
-    module, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3))
-
-    def step(tokens: Tensor, targets: Tensor) -> None:
-        # GPT2LMHeadModel shifts labels itself: the same T - 1 predictions, near enough to ours.
-        loss = module(input_ids=tokens, labels=tokens).loss
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    deepspeed = import_deepspeed(torch.device(setting.device_type))
+    bucket = setting.model.block_parameter_count
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": setting.micro_batch,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": setting.bf16},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "overlap_comm": setting.device_type == "cuda",
+        },
+    }
+    return deepspeed.initialize(model=module, optimizer=optimizer, config=config)[0]
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:

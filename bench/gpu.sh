@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: bench/gpu.sh [RESULTS_DIR]
 # The GPU tests, every strategy at world size 1 on NCCL in bf16, and the study's model at batch 125;
-# then one table of peaks (allocated, reserved, device) and step times.
+# then one table of peaks (allocated, reserved, device) and step times; last, the benches of the
+# memory techniques: the study's cells and ours, every precision's losses, offload.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 results=${1:-bench/results/gpu}
@@ -35,5 +36,15 @@ train seed-fp32-checkpointing "${study[@]}" --precision fp32 --activation-checkp
 train seed-bf16-checkpointing "${study[@]}" --precision bf16 --activation-checkpointing full
 
 python bench/gpu_table.py "$runs" | tee "$results/table.md"
+
+# The techniques at full size; each refuses to write over earlier results.
+python bench/study.py --output "$results/study"
+python bench/study.py --cells peak --output "$results/peak"
+python bench/precision.py --output "$results"
+python bench/offload.py --output "$results"
+
+# Needs the bench extra; a peer that is not installed is a row that says so.
+python bench/peers.py --size full --output "$results/peers"
+
 cp -r "$runs"/* "$results"/ 2>/dev/null
 find "$results" -name tb -type d -prune -exec rm -rf {} +
