@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import importlib
 import os
 import signal
 import socket
@@ -80,6 +81,8 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
         torch.cuda.set_device(device)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()
+    # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
+    importlib.import_module("torch._dynamo")
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if size > 1 or needs_group:

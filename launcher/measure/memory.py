@@ -5,7 +5,6 @@ the figures are unknown, and stay None.
 """
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +67,6 @@ class TracedMemory:
     """CPU, by tracing: exact, phase by phase and byte by byte."""
 
     def __init__(self, device: torch.device) -> None:
-        # Imported by torch itself later on, it would trip over zero.Init's patches.
-        importlib.import_module("torch._dynamo")
         self.trace = LiveTrace()
         self._device = device
         self._peaks = _Peaks()

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
+from launcher.optim.dtensor import local_part
 
 Moments = Literal["fp32", "bf16", "int8"]
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -144,8 +144,7 @@ def temporary_bytes(elements: int, *, moments: Moments, compensated: bool) -> in
 
 def _flat(tensor: Tensor) -> Tensor:
     """The local elements of a weight; of a gradient, which may be strided, possibly a copy."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().reshape(-1)
+    return local_part(tensor).detach().reshape(-1)
 
 
 def _chunks(elements: int) -> Iterator[slice]:

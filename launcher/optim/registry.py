@@ -103,10 +103,11 @@ def _adam(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
 
 def _sgd(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
     import torch
-    from torch.distributed.tensor import DTensor
+
+    from launcher.optim.dtensor import is_dtensor
 
     # torch has no fused SGD for DTensors; foreach would hold a copy of all gradients at once.
-    fused = not isinstance(groups[0]["params"][0], DTensor)
+    fused = not is_dtensor(groups[0]["params"][0])
     return torch.optim.SGD(
         groups, lr=choice.lr, momentum=choice.momentum, fused=fused, foreach=False
     )

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from launcher.optim.dtensor import is_dtensor, local_part
 from launcher.strategies.engine import StepResult
 from launcher.strategies.native import NativeEngine, update_where_finite
 
@@ -67,9 +67,9 @@ class InBackwardEngine(NativeEngine):
 
 def _square_sum(gradient: Tensor) -> Tensor:
     """Of all ranks' parts, so that all of them update, or none."""
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    local = local_part(gradient)
     square_sum: Tensor = torch.linalg.vector_norm(local, dtype=torch.float32).square()
-    if isinstance(gradient, DTensor):  # in hybrid sharding the replicas have the same parts
+    if is_dtensor(gradient):  # in hybrid sharding the replicas have the same parts
         mesh = gradient.device_mesh
         dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))
     return square_sum

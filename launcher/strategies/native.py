@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger
+from launcher.optim.dtensor import is_dtensor
 from launcher.strategies.engine import LossScale, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native_shards import NativeState
@@ -72,7 +72,7 @@ class NativeEngine:
             self._scaler.unscale_(self._optimizer)
         limit = self._clip if self._clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), limit)
-        if isinstance(norm, DTensor):
+        if is_dtensor(norm):
             norm = norm.full_tensor()
         for group in self._optimizer.param_groups:
             group["lr"] = lr

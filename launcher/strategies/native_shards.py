@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.flat_shards import (
     PARAM,
@@ -78,7 +77,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor = read_state(self._optimizer, parameter, kind)
-                encoded = isinstance(parameter, DTensor) and not isinstance(tensor, DTensor)
+                encoded = is_dtensor(parameter) and not is_dtensor(tensor)
                 data, start, copy, copies = _local_range(parameter if encoded else tensor)
                 shard = Shard(
                     name=name,
@@ -101,9 +100,11 @@ class NativeState:
 
 def _local_range(tensor: Tensor) -> tuple[Tensor, int, int, int]:
     """(flat local elements, offset of the first, which copy this is, copies there are)."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         return tensor.detach().view(-1), 0, *ranks
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     mesh, placements = tensor.device_mesh, tensor.placements
     _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     copy, copies = 0, 1

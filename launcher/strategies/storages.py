@@ -5,9 +5,9 @@ from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from launcher.measure.records import Ledger, LedgerLines
+from launcher.optim.dtensor import local_part
 
 CATEGORIES = ("params", "master", "grads", "optimizer", "buffers")
 
@@ -33,7 +33,7 @@ class StorageCount:
         for tensor in tensors:
             if tensor is None:
                 continue
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = local_part(tensor)
             storage = local.untyped_storage()
             if storage.nbytes() > 0:
                 entry = (category, local.device.type, storage.nbytes())

@@ -1,8 +1,8 @@
 """Causal self-attention kernels behind one signature, and which of them runs."""
 
-from model.attention import dense, flash, flex
 from model.attention.choice import Choice, NotInstalled, choose, kernel_for
-from model.attention.kernel import KERNELS, AttentionFunction, AttentionKernel, Setting
+from model.attention.kernel import AttentionFunction, AttentionKernel, Setting
+from model.attention.registry import KERNELS
 
 __all__ = [
     "KERNELS",
@@ -12,8 +12,5 @@ __all__ = [
     "Choice",
     "Setting",
     "choose",
-    "dense",
-    "flash",
-    "flex",
     "kernel_for",
 ]

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from model.attention import flash
-from model.attention.dense import BACKENDS, sdpa, sdpa_backend
-from model.attention.kernel import KERNELS, AttentionKernel, Setting
+from model.attention.dense import BACKENDS, sdpa, sdpa_backend, sdpa_mask
+from model.attention.kernel import AttentionKernel, Implementation, Setting
+from model.attention.registry import KERNELS
 from model.config import AttentionKind, ModelConfig, SdpaBackend
 
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
@@ -100,7 +101,10 @@ def kernel_for(config: ModelConfig) -> AttentionKernel:
     """
     if config.attention not in ("auto", "sdpa") or config.sdpa_backend == "auto":
         return KERNELS["sdpa" if config.attention == "auto" else config.attention]
-    return replace(KERNELS["sdpa"], function=partial(sdpa, backend=BACKENDS[config.sdpa_backend]))
+    with_backend = Implementation(
+        function=partial(sdpa, backend=BACKENDS[config.sdpa_backend]), prepare=sdpa_mask
+    )
+    return replace(KERNELS["sdpa"], load=lambda: with_backend)
 
 
 def _fastest(setting: Setting) -> tuple[AttentionKind, str]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention.kernel import KERNELS, AttentionKernel, Setting, dense_mask
+from model.attention.kernel import Setting, dense_mask
 from model.config import SdpaBackend
 
 BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
@@ -94,7 +94,3 @@ def _ask(setting: Setting, device: torch.device, seq_len: int) -> int:
     mask = sdpa_mask(seq_len, setting.window, device)
     choice: int = torch._fused_sdp_choice(q, q, q, mask, setting.dropout, mask is None)
     return choice
-
-
-KERNELS["eager"] = AttentionKernel(function=eager, prepare=dense_mask)
-KERNELS["sdpa"] = AttentionKernel(function=sdpa, prepare=sdpa_mask)

@@ -1,21 +1,13 @@
-"""FlashAttention: the flash-attn packages where they are installed, else torch's own copy of FA2.
-
-All of them take the window as two numbers, so no mask exists. FA3 and FA4 run through torch's
-`_flash_attention_forward`, whose kernel torch swaps for theirs: one operator to differentiate,
-trace and checkpoint, whatever does the work.
-"""
+"""Where FlashAttention can run, and which of its implementations does."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 from importlib import metadata
 
 import torch
-from torch import Tensor
 
-from model.attention.kernel import FIX, KERNELS, AttentionKernel, Setting
+from model.attention.kernel import FIX, Setting
 
 LARGEST_HEAD = 256
 _INSTALL = "pip install flash-attn --no-build-isolation"
@@ -59,63 +51,8 @@ def missing(setting: Setting) -> str | None:
     return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {FIX}."
 
 
-def flash(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: None, window: int | None, dropout: float
-) -> Tensor:
-    """The newest implementation that is installed for this GPU."""
-    # [B, T, H, head_dim], the layout that the projection leaves: no copy on the way.
-    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    if _uses_package(q.device, dropout):
-        out = _package(q, k, v, window=window, dropout=dropout)
-    else:
-        out = through_torch(q, k, v, window=window, dropout=dropout)
-    return out.transpose(1, 2)
-
-
-def through_torch(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
-    """q, k, v [B, T, H, head_dim] through torch's operator, whichever kernel stands behind it."""
-    left, right = (-1, -1) if window is None else (window, 0)
-    seq_len = q.size(1)
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        None,
-        seq_len,
-        seq_len,
-        dropout,
-        window is None,  # is_causal; a window is causal by ending at 0 on the right
-        False,
-        window_size_left=left,
-        window_size_right=right,
-    )[0]
-    return out
-
-
-def _package(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
-    attend = importlib.import_module("flash_attn").flash_attn_func
-    size = (-1, -1) if window is None else (window, 0)
-    out: Tensor = attend(q, k, v, dropout_p=dropout, causal=True, window_size=size)
-    return out
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
-def _uses_package(device: torch.device, dropout: float) -> bool:
-    """Whether the flash-attn package (FA2) does it; puts FA3 or FA4 behind torch's operator."""
-    name = implementation(torch.cuda.get_device_capability(device), dropout)
-    assert name is not None
-    if name in ("FA3", "FA4"):
-        torch.nn.attention.activate_flash_attention_impl(name)
-    return name.startswith("flash-attn")
-
-
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-KERNELS["flash"] = AttentionKernel(function=flash, obstacle=obstacle, missing=missing)

@@ -1,4 +1,4 @@
-"""What an attention kernel is, and the registry of them."""
+"""What an attention kernel is."""
 
 from __future__ import annotations
 
@@ -52,23 +52,36 @@ def dense_mask(seq_len: int, window: int | None, device: torch.device) -> Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionKernel:
+class Implementation:
     """An attention function and what it needs from the caller."""
 
     function: AttentionFunction
     prepare: Callable[[int, int | None, torch.device], Any] = no_mask
     """(T, window, device) -> `mask`. Called once per forward, for all blocks, and not cached: a
     cached tensor made under FakeTensorMode or inference_mode would come back in a real step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionKernel:
+    """Where an attention function can run, known without loading what it runs with."""
+
+    load: Callable[[], Implementation]
+    """Imports what only a model needs that uses it (torch's compiler, in half a second)."""
     obstacle: Callable[[Setting], str | None] = lambda setting: None
     """Why it cannot run in a setting and what to do instead, or None when it can."""
     missing: Callable[[Setting], str | None] = lambda setting: None
     """What it needs in a setting and is not installed here, with the fix; None when all is."""
 
+    @property
+    def function(self) -> AttentionFunction:
+        """What computes it."""
+        return self.load().function
+
+    @property
+    def prepare(self) -> Callable[[int, int | None, torch.device], Any]:
+        """What makes its mask."""
+        return self.load().prepare
+
     def runs(self, setting: Setting) -> bool:
         """Whether it can run in a setting, with what is installed here."""
         return self.obstacle(setting) is None and self.missing(setting) is None
-
-
-KERNELS: dict[str, AttentionKernel] = {}
-"""By the name that a user gives. A new kernel: one file here, its import in `__init__`, and its
-name in `model.config.AttentionKind`."""

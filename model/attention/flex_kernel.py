@@ -1,0 +1,73 @@
+"""PyTorch's FlexAttention: a kernel generated for the band that the window leaves.
+
+Its mask is a list of 128 x 128 blocks, computed from their distance to the diagonal: nothing of
+size T x T exists, neither in the kernel nor while the mask is made.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128
+
+
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: BlockMask, window: int | None, dropout: float
+) -> Tensor:
+    """Compiled at its first call, unless it is part of something that is being compiled."""
+    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
+    out: Tensor = attend(q, k, v, block_mask=mask)
+    return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def block_mask(seq_len: int, window: int | None, device: torch.device) -> BlockMask:
+    """Which blocks of queries and keys meet: in part (the mask is applied), or in full.
+
+    Equals `create_block_mask` of the same rule, which would evaluate it for T x T pairs.
+    """
+    blocks = -(-seq_len // BLOCK)
+    index = torch.arange(blocks, device=device)
+    distance = (index[:, None] - index[None, :]) * BLOCK
+    meets = distance >= 0
+    full = distance > 0
+    if window is not None:
+        # First query to last key, and last query to first key, of two blocks.
+        meets &= distance - (BLOCK - 1) <= window
+        full &= distance + (BLOCK - 1) <= window
+    if seq_len % BLOCK:
+        full[-1] = False  # its last queries do not exist
+    partial = meets & ~full
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_rule(window),
+        seq_lengths=(seq_len, seq_len),
+    )
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Bool [Q, K] -> per query block, how many key blocks and which: [1, 1, Q], [1, 1, Q, K]."""
+    count = chosen.sum(-1, dtype=torch.int32)
+    order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True).int()
+    return count[None, None], order[None, None]
+
+
+@functools.cache
+def _rule(window: int | None) -> Callable[[Any, Any, Any, Any], Any]:
+    """The same object each time: compiled code is tied to it."""
+    if window is None:
+        return lambda batch, head, query, key: query >= key
+    return lambda batch, head, query, key: (query >= key) & (query - key <= window)
+
+
+@functools.cache
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)

@@ -1,0 +1,30 @@
+"""The attention kernels by name, loaded when a model uses them."""
+
+from __future__ import annotations
+
+from model.attention import flash, flex
+from model.attention.dense import eager, sdpa, sdpa_mask
+from model.attention.kernel import AttentionKernel, Implementation, dense_mask
+
+
+def _flash() -> Implementation:
+    from model.attention.flash_kernel import flash as function
+
+    return Implementation(function=function)
+
+
+def _flex() -> Implementation:
+    from model.attention.flex_kernel import block_mask
+    from model.attention.flex_kernel import flex as function
+
+    return Implementation(function=function, prepare=block_mask)
+
+
+KERNELS = {
+    "eager": AttentionKernel(load=lambda: Implementation(function=eager, prepare=dense_mask)),
+    "sdpa": AttentionKernel(load=lambda: Implementation(function=sdpa, prepare=sdpa_mask)),
+    "flash": AttentionKernel(load=_flash, obstacle=flash.obstacle, missing=flash.missing),
+    "flex": AttentionKernel(load=_flex, obstacle=flex.obstacle, missing=flex.missing),
+}
+"""By the name that a user gives. A new kernel: its file, its line here, and its name in
+`model.config.AttentionKind`."""
