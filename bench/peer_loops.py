@@ -146,7 +146,8 @@ def _gpt2(peer: Peer, setting: Setting) -> nn.Module:
         attn_pdrop=0.0,
         use_cache=False,
     )
-    return GPT2LMHeadModel(shape).train().to(setting.device_type)
+    module: nn.Module = GPT2LMHeadModel(shape).train().to(setting.device_type)
+    return module
 
 
 def _adamw(module: nn.Module) -> torch.optim.Optimizer:

@@ -252,7 +252,7 @@ def machine() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     names = {package for peer in PEERS.values() for package in peer.packages}
-    found = {"torch": torch.__version__}
+    found = {"torch": str(torch.__version__)}
     for name in sorted(names):
         try:
             found[name] = version(name)

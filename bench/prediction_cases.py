@@ -18,7 +18,7 @@ STRATEGIES = {
     "zero2-offload": ("--zero=2", "--offload-optimizer=cpu"),
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
 }
-SHAPES = {
+SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     # One that every number of ranks divides, and one that none does.
     "cpu": {
         "even": ("--layers=4", "--d-model=96", "--heads=4", "--context=64", "--vocab-size=512"),

@@ -171,7 +171,7 @@ def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
 
 def complete_reductions(engine: Any, world: World) -> None:
     """A pretended group never finishes DDP's reductions: say at once that they are done."""
-    module = getattr(engine, "_module", None)
+    module: Any = getattr(engine, "_module", None)
     if world.device.type == "cpu" or not hasattr(module, "register_comm_hook"):
         return
 

@@ -62,7 +62,7 @@ class Run:
 
     def step_time_s(self) -> float:
         """Median without the warm-up."""
-        durations = [step["duration_s"] for step in self.records("step")]
+        durations: list[float] = [step["duration_s"] for step in self.records("step")]
         return statistics.median(durations[WARMUP_STEPS:] or durations)
 
     def tokens_per_s(self) -> float:

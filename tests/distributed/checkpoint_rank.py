@@ -85,7 +85,7 @@ def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str,
         checkpointer = Checkpointer(folder / case.name, asynchronous=True)
         figures(prepared, world, engine, range(1, 3))
         if world.rank == world.size - 1:
-            zlib.crc32 = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            setattr(zlib, "crc32", lambda _: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
         checkpointer.save(2 * BEFORE, engine, {})
         checkpointer.wait()
         yield {"from": "survived"}

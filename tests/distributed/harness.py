@@ -61,6 +61,7 @@ def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProc
         output, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
         if process.poll() is None:  # torchrun's ranks, too, which have sessions of their own
-            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+            for one in psutil.Process(process.pid).children(recursive=True):
                 one.kill()
+            process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 from checkpoint_cases import AFTER, BEFORE
-from checkpoint_rank import built, steps
+from checkpoint_rank import built, figures
 from offload_cases import BY_NAME
 
 from launcher.checkpoint import Checkpointer
@@ -43,10 +43,10 @@ def main() -> None:
 def save(name: str, text: str, folder: Path, world: World) -> dict[str, Any]:
     with built(case_of(name, folder), text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / name)
-        before = steps(prepared, world, engine, range(1, BEFORE + 1))
+        before = figures(prepared, world, engine, range(1, BEFORE + 1))
         assert checkpointer.save(BEFORE, engine, {}) is not None
         ledger = dataclasses.asdict(engine.ledger())
-        after = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        after = figures(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
         ledgers: list[Any] = [None] * world.size
         dist.all_gather_object(ledgers, ledger)
         parameters = prepared.resolved.model.parameter_count
@@ -68,7 +68,7 @@ def load(saver: str, loader: str, text: str, folder: Path, world: World) -> dict
     with built(case_of(loader, folder), text, world) as (prepared, engine):
         loaded = Checkpointer(folder / "unused").load(folder / saver, engine)
         assert loaded is not None
-        after = steps(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
+        after = figures(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
     return {"name": loader, "from": saver, "after": after}
 
 

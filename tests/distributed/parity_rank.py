@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import MODEL_FLAGS
@@ -31,7 +32,7 @@ def main() -> None:
         for name in names:
             started = time.perf_counter()
             try:
-                result = {"name": name, **run(known[name], text, world)}
+                result: dict[str, Any] = {"name": name, **run(known[name], text, world)}
             except Exception:
                 # The same mistake on every rank; the next case can still run.
                 result = {"name": name, "error": traceback.format_exc()}

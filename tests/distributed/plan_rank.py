@@ -93,7 +93,7 @@ def complete_reductions(engine: Any) -> None:
         module.register_comm_hook(None, _done)
 
 
-def _done(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _done(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

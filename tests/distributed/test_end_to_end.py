@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -43,17 +44,17 @@ def flags(text: Path, *, micro_batch: int = 2) -> list[str]:
     ]
 
 
-def read_json(path: Path) -> dict[str, object]:
-    content: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
-def records(folder: Path, kind: str, *, rank: int = 0) -> list[dict[str, object]]:
+def records(folder: Path, kind: str, *, rank: int = 0) -> list[dict[str, Any]]:
     lines = (folder / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def values(folder: Path, name: str, *, rank: int = 0) -> list[object]:
+def values(folder: Path, name: str, *, rank: int = 0) -> list[Any]:
     return [record[name] for record in records(folder, "step", rank=rank)]
 
 

@@ -252,8 +252,9 @@ def test_a_loss_that_stays_nan_ends_the_run(text: Path, tmp_path: Path) -> None:
 def test_ctrl_c_reaches_the_workers_too(text: Path, tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole process group, not to the agent alone."""
     with running(text, tmp_path / "run") as run:
-        for process in (*run.workers, run.agent):
+        for process in run.workers:
             process.send_signal(signal.SIGINT)
+        run.agent.send_signal(signal.SIGINT)
         errors = ended(run)
     assert run.agent.returncode == FAILED
     assert status_of(run.out)["state"] == "failed"

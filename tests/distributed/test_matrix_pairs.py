@@ -7,7 +7,7 @@ tests/gpu.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from harness import HERE, torchrun, write_text
@@ -36,8 +36,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Runs the selected cases that can run here, and what they are compared with."""
     folder: Path = tmp_path_factory.mktemp("matrix")
     text = write_text(folder / "text.txt")
-    selected: list[Case] = [
-        item.callspec.params["case"]
+    selected = [
+        cast(Case, item.callspec.params["case"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and (item.module, item.originalname) == (request.module, "test_like_one_process")

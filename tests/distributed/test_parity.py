@@ -6,6 +6,7 @@ test then looks up its own.
 
 import json
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from harness import HERE, torchrun, write_text
@@ -33,8 +34,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Runs the selected cases, and no others."""
     folder = tmp_path_factory.mktemp("parity")
     text = write_text(folder / "text.txt")
-    selected: list[Case] = [
-        item.callspec.params["case"]
+    selected = [
+        cast(Case, item.callspec.params["case"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
         and (item.module, item.originalname) == (request.module, "test_like_one_process")

@@ -250,7 +250,7 @@ def test_a_grandchild_that_ignores_sigterm_is_ended_too(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     log = tmp_path / "log.txt"
-    ready = []
+    ready: list[list[Any]] = []
 
     def tick() -> None:
         if log.read_text() and not ready:
