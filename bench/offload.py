@@ -3,11 +3,11 @@
     python bench/offload.py [--size small|full] [--rounds 3] [--nvme-path DIR] [--output FOLDER]
 
 Each round runs all choices one after the other, so a ratio is one of neighbours; the median over
-the rounds counts. Bytes are what the run's ledger holds between steps, on the device, in host
-memory and on disk. `full` (where there is a GPU) is gpt2-xl, 1.5 B parameters, in bf16; `small` (on
-a CPU) shows only that each choice runs and what the detour costs: there the device's memory is the
-host's, and one ledger holds both. What cannot run here is a row with the reason. Writes
-offload.json and .md (offload_cuda on a GPU).
+the rounds counts. Bytes are what the run's ledger holds between steps: model states on the device,
+in host memory and on disk, and beside them the engine's own buffers. `full` (where there is a GPU)
+is gpt2-xl, 1.5 B parameters, in bf16; `small` (on a CPU) shows only that each choice runs and what
+the detour costs: there the device's memory is the host's, and one ledger holds both. What cannot
+run here is a row with the reason. Writes offload.json and .md (offload_cuda on a GPU).
 """
 
 import argparse
@@ -23,6 +23,7 @@ from runs import Run, refuse_existing, table, train, write_stdlib
 from launcher.strategies.nvme_build import is_built
 
 GIB = 2**30
+PLACES = ("device", "host", "disk")
 # Choice -> (the row it is held against, flags).
 CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "zero2": ("zero2", ("--zero=2",)),
@@ -132,19 +133,24 @@ def row(name: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
         "against": against,
         "tokens_per_s": [run.tokens_per_s() for run in own],
         "ratios": [a.tokens_per_s() / b.tokens_per_s() for a, b in pairs],
-        **{f"{place}_bytes": states(held[place]) for place in ("device", "host", "disk")},
+        **{f"{place}_bytes": states(held[place]) for place in PLACES},
+        "buffers_bytes": sum(lines["buffers_bytes"] for lines in places(held)),
         "device_peak_bytes": max(peaks.values()) if peaks else None,
     }
 
 
+def places(held: dict[str, Any]) -> list[dict[str, Any]]:
+    return [held[place] for place in PLACES]
+
+
 def states(lines: dict[str, Any]) -> int:
-    names = ("params", "master", "grads", "optimizer", "buffers")
+    names = ("params", "master", "grads", "optimizer")
     return sum(lines[f"{name}_bytes"] for name in names)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     titles = ["choice", "tokens/s", "of the same without", "device GiB", "host GiB", "disk GiB"]
-    titles += ["device peak GiB"]
+    titles += ["buffers GiB", "device peak GiB"]
     lines = []
     for r in rows:
         if "reason" in r:
@@ -155,7 +161,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
                 r["name"],
                 f"{statistics.median(r['tokens_per_s']):,.0f}",
                 f"{statistics.median(r['ratios']):.3f}" if r["ratios"] else "n/a",
-                *(f"{r[f'{place}_bytes'] / GIB:.3f}" for place in ("device", "host", "disk")),
+                *(f"{r[f'{place}_bytes'] / GIB:.3f}" for place in (*PLACES, "buffers")),
                 "n/a" if peak is None else f"{peak / GIB:.3f}",
             ]
         )
