@@ -175,8 +175,11 @@ def complete_reductions(engine: Any, world: World) -> None:
     if world.device.type == "cpu" or not hasattr(module, "register_comm_hook"):
         return
 
-    def hook(state: object, bucket: Any) -> Any:
-        done: Any = torch.futures.Future()
+    def hook(
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch reads the annotations
+    ) -> torch.futures.Future[torch.Tensor]:
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 

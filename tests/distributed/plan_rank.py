@@ -93,7 +93,11 @@ def complete_reductions(engine: Any) -> None:
         module.register_comm_hook(None, _done)
 
 
-def _done(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+# torch reads the annotations.
+def _done(
+    state: object,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
