@@ -147,7 +147,21 @@ def import_deepspeed(device: torch.device) -> Any:
     logger.setLevel(logging.ERROR)
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    _import_muon_uncompiled()
     return deepspeed
+
+
+def _import_muon_uncompiled() -> None:
+    """DeepSpeed asks of each optimizer whether it is its Muon, a module that compiles functions
+    as it is imported: every rank would load torch's inductor, over a second, for nothing."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
 def check_section(path: Path, section: dict[str, Any], device: torch.device) -> None:
