@@ -4,6 +4,8 @@ import importlib
 import os
 import sys
 
+from launcher.startup import importing
+
 VERBS = {
     "plan": ("launcher.plan.cli", "predict what fits, how close and how fast, without a GPU"),
     "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
@@ -28,11 +30,12 @@ def main() -> None:
     if verb not in VERBS:
         print(f"memscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
-    if verb == "train" and {"-h", "--help"} & set(arguments):
-        # The flags can be listed without the seconds that importing torch takes.
-        importlib.import_module("launcher.arguments").parse_run_config(arguments)
+    if verb == "train":
+        importlib.import_module("launcher.arguments").print_help_if_asked(arguments)
     try:
-        code = importlib.import_module(VERBS[verb][0]).main(arguments)
+        with importing():
+            module = importlib.import_module(VERBS[verb][0])
+        code = module.main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # `memscale plan ... | head`: the reader has what it wanted.

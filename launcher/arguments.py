@@ -54,6 +54,13 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
     return config.replace(micro_batch=AutoMicroBatch()) if sizes[-1:] == [AUTO] else config
 
 
+def print_help_if_asked(argv: Sequence[str]) -> None:
+    """List the flags and end, if `argv` asks for that: without the seconds that torch takes."""
+    if set(argv) & set(HELP):
+        with contextlib.suppress(UserError):  # who runs this refuses it as any other
+            parse_run_config(argv)
+
+
 def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
     """The same arguments with `--micro-batch SIZE` instead of what they say."""
     kept: list[str] = []

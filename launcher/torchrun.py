@@ -18,7 +18,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
-from launcher.world import OWN_AGENT
+from launcher.startup import importing
+
+with importing():
+    from launcher.world import OWN_AGENT
 
 if TYPE_CHECKING:
     from launcher.preflight import Prepared

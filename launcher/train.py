@@ -9,27 +9,33 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
-from torch import Tensor
+from launcher.arguments import print_help_if_asked
+from launcher.startup import importing
 
-import launcher.strategies
-from launcher.config import AutoMicroBatch
-from launcher.data import GlobalBatches
-from launcher.errors import ExitCode, UserError
-from launcher.evaluation import evaluate
-from launcher.lifecycle import ending, refuse
-from launcher.measure.records import EvalRecord
-from launcher.measure.session import Session
-from launcher.optim import build_optimizer, learning_rate
-from launcher.origin import ended_out_of_memory
-from launcher.plan.micro_batch import find_micro_batch
-from launcher.plan.trials import Stopped
-from launcher.preflight import Prepared, prepare
-from launcher.resolve import Resolved
-from launcher.strategies.engine import Engine, Recipe
-from launcher.world import World, leave, ranks_from_environment, start
-from model.gpt import GPT, initial_value
+if __name__ == "__main__":
+    print_help_if_asked(sys.argv[1:])
+with importing():
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    import launcher.strategies
+    from launcher.config import AutoMicroBatch
+    from launcher.data import GlobalBatches
+    from launcher.errors import ExitCode, UserError
+    from launcher.evaluation import evaluate
+    from launcher.lifecycle import ending, refuse
+    from launcher.measure.records import EvalRecord
+    from launcher.measure.session import Session
+    from launcher.optim import build_optimizer, learning_rate
+    from launcher.origin import ended_out_of_memory
+    from launcher.plan.micro_batch import find_micro_batch
+    from launcher.plan.trials import Stopped
+    from launcher.preflight import Prepared, prepare
+    from launcher.resolve import Resolved
+    from launcher.strategies.engine import Engine, Recipe
+    from launcher.world import World, leave, ranks_from_environment, start
+    from model.gpt import GPT, initial_value
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import UserError
+from launcher.startup import importing
 
 OWN_AGENT = "MEMSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
 
@@ -82,7 +83,8 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()
     # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
-    importlib.import_module("torch._dynamo")
+    with importing():
+        importlib.import_module("torch._dynamo")
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if size > 1 or needs_group:

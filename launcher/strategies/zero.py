@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from launcher.errors import UserError
 from launcher.measure.records import Ledger
+from launcher.startup import importing
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
@@ -140,14 +141,15 @@ def import_deepspeed(device: torch.device) -> Any:
     # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
-    import deepspeed
-    import deepspeed.ops
-    from deepspeed.utils import logger
+    with importing():
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
 
+        _import_muon_uncompiled()
     logger.setLevel(logging.ERROR)
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    _import_muon_uncompiled()
     return deepspeed
 
 

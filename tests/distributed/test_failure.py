@@ -176,17 +176,6 @@ def test_a_rank_that_is_killed(rank: int, text: Path, tmp_path: Path) -> None:
     assert "SIGKILL" in errors
 
 
-def test_a_run_that_is_stopped(text: Path, tmp_path: Path) -> None:
-    with running(text, tmp_path / "run") as run:
-        run.agent.send_signal(signal.SIGINT)
-        errors = ended(run)
-    assert run.agent.returncode == FAILED
-    status = status_of(run.out)
-    assert status["state"] == "failed"
-    assert "stopped by SIG" in status["reason"]
-    assert "Traceback" not in errors
-
-
 def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: Path) -> None:
     """Meanwhile nobody else may use the folder."""
     out = tmp_path / "run"
@@ -207,16 +196,13 @@ def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: P
     assert status_of(out)["state"] == "completed"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_is_restarted_and_no_step_counts_twice(
-    rank: int, text: Path, tmp_path: Path
-) -> None:
+def test_a_killed_rank_is_restarted_and_no_step_counts_twice(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = ["--save-every=5", "--zero=2"]
     with running(text, out, *more, torchrun_flags=["--max-restarts=1"]) as run:
         while not list((out / "checkpoints").glob("step-*")):
             time.sleep(0.1)
-        run.workers[rank].kill()
+        run.workers[0].kill()
         while '"resumed"' not in (out / "rank0.jsonl").read_text(encoding="utf-8"):
             assert run.agent.poll() is None
             time.sleep(0.1)
@@ -257,7 +243,9 @@ def test_ctrl_c_reaches_the_workers_too(text: Path, tmp_path: Path) -> None:
         run.agent.send_signal(signal.SIGINT)
         errors = ended(run)
     assert run.agent.returncode == FAILED
-    assert status_of(run.out)["state"] == "failed"
+    status = status_of(run.out)
+    assert status["state"] == "failed"
+    assert "stopped by SIG" in status["reason"]
     assert "Traceback" not in errors
 
 
