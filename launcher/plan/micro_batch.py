@@ -25,6 +25,9 @@ PRECISION: Final = 1.03
 HOST_SHARE: Final = 0.9
 """Of the host's available memory, where nothing limits a run on the CPU: beyond it the kernel
 kills processes, not only this one's."""
+HEADROOM_BYTES: Final = MIB
+"""What trials on a CPU get less than the run: a process still grows after its second step, by up
+to half of that as measured."""
 IDLE_RANK_BYTES: Final = 350 * MIB
 """Resident set of a rank with torch loaded, before its model."""
 
@@ -155,9 +158,10 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
 
 def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:
     """On a host without a limit trials get one, or the kernel would choose whom to kill."""
-    if asked.measure.memory_limit is not None or room.gpu is not None:
+    if room.gpu is not None:
         return list(argv)
-    return [*argv, f"--memory-limit={room.size_bytes}"]
+    less = HEADROOM_BYTES if asked.measure.memory_limit is not None else 0
+    return [*argv, f"--memory-limit={max(1, room.size_bytes - less)}"]
 
 
 def _say(line: str) -> None:
