@@ -1,10 +1,9 @@
 """The command line: `python -m launcher VERB`. Only dispatch lives here."""
 
 import importlib
-import os
 import sys
 
-from launcher.startup import importing
+from launcher.startup import importing, reader_may_leave
 
 VERBS = {
     "plan": ("launcher.plan.cli", "predict what fits, how close and how fast, without a GPU"),
@@ -32,15 +31,10 @@ def main() -> None:
         sys.exit(2)
     if verb == "train":
         importlib.import_module("launcher.arguments").print_help_if_asked(arguments)
-    try:
+    with reader_may_leave():
         with importing():
             module = importlib.import_module(VERBS[verb][0])
         code = module.main(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `memscale plan ... | head`: the reader has what it wanted.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 

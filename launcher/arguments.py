@@ -15,6 +15,7 @@ import yaml
 from launcher.config import AutoMicroBatch, RunConfig, field_types
 from launcher.errors import UserError
 from launcher.flags import flag
+from launcher.startup import reader_may_leave
 
 # Values that contradict each other when one comes from the file and the other from a flag:
 # the flag's word is the newer one, so the file's is dropped.
@@ -57,7 +58,8 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
 def print_help_if_asked(argv: Sequence[str]) -> None:
     """List the flags and end, if `argv` asks for that: without the seconds that torch takes."""
     if set(argv) & set(HELP):
-        with contextlib.suppress(UserError):  # who runs this refuses it as any other
+        # What is wrong is refused by who runs this, as always.
+        with contextlib.suppress(UserError), reader_may_leave():
             parse_run_config(argv)
 
 

@@ -1,21 +1,39 @@
-"""What people start imports through this: no garbage is collected meanwhile.
+"""How what people start begins and ends: no garbage is collected while modules are imported, and a
+reader of its output may leave early.
 
 Imports leave some 300,000 objects behind, which stay. Python's collector would look through them
-again and again as they come in, for a fifth of a process's start, and again while training: a
-quarter of a second each time, on one rank, with the others waiting.
+again and again as they come in, and now and then while training, on one rank with the others
+waiting (bench/startup.py).
 """
 
+import contextlib
 import gc
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 
-@contextmanager
+@contextlib.contextmanager
 def importing() -> Iterator[None]:
     """Hold the collector back; from then on it passes over all that there is by now."""
+    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """End the process well if nobody reads on: `memscale plan ... | head` has what it wanted."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

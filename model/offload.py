@@ -34,7 +34,7 @@ class _Stored:
         with torch.cuda.stream(_side_stream(self.device)):
             self.stored.wait()
             self.fetched = self.host.to(self.device, non_blocking=True)
-            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.arrived = torch.cuda.Event()
             self.arrived.record()
 
 
@@ -59,7 +59,7 @@ def _store(tensor: Tensor) -> _Stored:
         side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(side):
             host.copy_(tensor, non_blocking=True)
-            stored.stored = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            stored.stored = torch.cuda.Event()
             stored.stored.record()
         tensor.record_stream(side)  # its memory is not reused before the copy is done
     else:
@@ -85,4 +85,4 @@ def _restore(stored: _Stored) -> Tensor:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)

@@ -70,7 +70,7 @@ def _compiled_contexts(config: ModelConfig) -> Any:
         keeps = _keeps(config, op, args)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return create_selective_checkpoint_contexts(policy)
 
 
 def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
@@ -86,14 +86,14 @@ def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
     return op in _BATCHED_MATMUL_OPS
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(TorchDispatchMode):
     def __init__(self, config: ModelConfig, kept: _Kept) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.config = config
         self.kept = kept
 
 
-class _Keep(_Mode):  # type: ignore[no-untyped-call]
+class _Keep(_Mode):
     """Runs everything, and remembers the outputs worth their memory, in order."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,7 +103,7 @@ class _Keep(_Mode):  # type: ignore[no-untyped-call]
         return out
 
 
-class _Reuse(_Mode):  # type: ignore[no-untyped-call]
+class _Reuse(_Mode):
     """Hands the remembered outputs back in the same order, and recomputes the rest."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 def generator_states() -> dict[str, str]:
     """Device type -> base64 of the state of torch's generator on this rank."""
     states = {"cpu": _encode(torch.get_rng_state())}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         states["cuda"] = _encode(torch.cuda.get_rng_state())
     return states
 

@@ -92,7 +92,7 @@ def _plain(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-class LiveTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveTrace(TorchDispatchMode):
     """Counts live tensor storages; `record`/`stop` keep one step's events to look into its peak."""
 
     def __init__(self) -> None:

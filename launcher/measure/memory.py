@@ -274,7 +274,7 @@ def dump_snapshot(folder: Path, world: World) -> str | None:
     if world.device.type != "cuda":
         return None
     path = folder / f"memory_snapshot_rank{world.rank}.pickle"
-    torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._dump_snapshot(str(path))
     return str(path)
 
 

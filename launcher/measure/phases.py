@@ -71,7 +71,7 @@ class PhaseClock:
     def _mark(self) -> "_Mark":
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

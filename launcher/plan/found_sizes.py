@@ -18,7 +18,7 @@ from launcher.config import RunConfig
 from launcher.data.cache import default_cache_dir, write_atomically
 from launcher.errors import UserError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SAME_MEMORY: Final = (0.99, 1.1)
 """A size found with so much memory, relative to what there is now, still is the largest."""
 # What changes neither a tensor's size nor how many there are.

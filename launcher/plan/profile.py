@@ -85,7 +85,7 @@ def measure(
     network = ASSUMED_NETWORK_BYTES_PER_S if gpu is None else gpu.network_bytes_per_s
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if device_type == "cuda":
-        nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        nccl: tuple[int, ...] = torch.cuda.nccl.version()
         versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl))}
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
     else:

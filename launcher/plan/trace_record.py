@@ -24,7 +24,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 
 
-class Recorder(LiveTrace):  # type: ignore[no-untyped-call]
+class Recorder(LiveTrace):
     """Keeps each storage's birth and end, by segment."""
 
     def __init__(self) -> None:
@@ -160,11 +160,11 @@ def _mark_gradient(name: str, parameter: nn.Parameter, recorder: Recorder) -> No
         assert parameter.grad is not None
         recorder.gradient(name, parameter.grad)
 
-    parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+    parameter.register_post_accumulate_grad_hook(accumulated)
 
 
 def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:
     def arrived(gradient: Tensor) -> None:
         recorder.place = place
 
-    tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+    tensor.register_hook(arrived)

@@ -65,7 +65,7 @@ class NativeEngine:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        self._scaler.scale(loss * self._scale).backward()  # type: ignore[no-untyped-call]
+        self._scaler.scale(loss * self._scale).backward()
 
     def step(self, lr: float) -> StepResult:
         if self._scaler.is_enabled():

@@ -15,10 +15,9 @@ from launcher.world import World
 
 
 def freeze_imports() -> None:
-    """Import what is large, and never look through it again for what a case can drop: that would
-    take longer than most cases."""
+    """Import what is large, so that it is never looked through for what a case can drop: that
+    would take longer than most cases."""
     import_deepspeed(torch.device("cpu"))
-    gc.freeze()
 
 
 def steps(

@@ -215,3 +215,20 @@ def test_help_explains_every_flag() -> None:
             assert has_default, f"{flag(option.name)} has no default in the help"
             # "--steps {None}|INT Optimizer steps; ...": more than the type must be there.
             assert len(text.split()) >= 3, f"{flag(option.name)} is not explained"
+
+
+@pytest.mark.parametrize("module", [("launcher.train",), ("launcher", "train")])
+def test_a_reader_of_the_help_may_leave(module: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *module, "--help"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
