@@ -1,4 +1,5 @@
-"""Start-up times: `launcher --help`, and the first training step of `nano` on a warm corpus.
+"""Start-up times: `launcher --help`, a ZeRO rank's imports with Python's collector held back and
+not, in turns, and the first training step of `nano` on a warm corpus.
 
     python bench/startup.py [--runs 5] [--output bench/results/startup.json]
 
@@ -14,6 +15,21 @@ import tempfile
 import time
 from pathlib import Path
 
+# All that a ZeRO rank imports: its CPU seconds, and those of one full collection afterwards.
+IMPORTS = """
+import contextlib, gc, sys, time
+import launcher.startup
+if sys.argv[1] == "collecting":
+    launcher.startup.importing = contextlib.nullcontext
+import launcher.train, launcher.strategies.zero, torch
+with launcher.startup.importing():
+    import torch._dynamo
+launcher.strategies.zero.import_deepspeed(torch.device("cpu"))
+imported_s = time.process_time()
+gc.collect()
+print(imported_s, time.process_time() - imported_s)
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -22,11 +38,18 @@ def main() -> None:
     options = parser.parse_args()
     help_s = [seconds("-m", "launcher", "--help") for _ in range(options.runs)]
     flags_s = [seconds("-m", "launcher.train", "--help") for _ in range(options.runs)]
+    pairs = [(imports("collecting"), imports("held back")) for _ in range(options.runs)]
     first_step(["--strategy", "single"], ranks=1)  # builds the corpus's cache
     results = {
         "launcher --help": summary(help_s),
         "launcher.train --help": summary(flags_s),
+        "CPU time of imports, collecting": summary([before[0] for before, _ in pairs]),
+        "CPU time of imports, held back": summary([after[0] for _, after in pairs]),
+        "one full collection, collecting": summary([before[1] for before, _ in pairs]),
+        "one full collection, held back": summary([after[1] for _, after in pairs]),
     }
+    ratio = statistics.median(after[0] / before[0] for before, after in pairs)
+    results["CPU time of imports, held back over collecting"] = {"median": round(ratio, 3)}
     for name, flags, ranks in (
         ("first step, single", ["--strategy", "single"], 1),
         ("first step, ddp x2", ["--strategy", "ddp"], 2),
@@ -43,6 +66,15 @@ def seconds(*arguments: str) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
+
+
+def imports(how: str) -> tuple[float, float]:
+    """CPU seconds of a rank's imports, and of a full collection after them."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, how], check=True, capture_output=True, text=True
+    )
+    imported_s, collected_s = map(float, done.stdout.split())
+    return imported_s, collected_s
 
 
 def first_step(flags: list[str], ranks: int) -> float:
