@@ -4,14 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo test test-nvme check clean
+.PHONY: install packages demo test test-nvme check clean
+
+# Debian's packages come while pip installs.
+MAKEFLAGS += --jobs=2
 
 install: $(VENV)/installed
 
-# Pinned, because an unpinned torch brings gigabytes of CUDA to a machine without a GPU.
+# Pinned, because an unpinned torch brings gigabytes of CUDA to a machine without a GPU. pip would
+# compile 15,000 files on one core; a few of them are for newer Pythons and do not compile.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 # The main job on the embedded corpus with 2 processes, then four ways of sharding side by side:
@@ -27,11 +32,14 @@ demo: install
 
 # Slurm and a browser come from Debian's packages where this is root and apt exists; without them
 # their tests are skipped and say so.
-test: install
+packages:
 	sh tests/slurm/install.sh
 	sh tests/browser/install.sh
 	sh tests/offload/install.sh
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Hundreds of processes import the same modules, so they are compiled once, whatever is set here.
+test: install packages
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # Real swap files. DeepSpeed's I/O is compiled first, which takes minutes, once per machine.
 test-nvme: install

@@ -65,7 +65,7 @@ def one_run(copy: Path, workers: int) -> dict[str, Any]:
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", SUITE],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True,
         text=True,
         check=False,
