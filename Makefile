@@ -6,9 +6,6 @@ DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: install packages demo test test-nvme check clean
 
-# Debian's packages come while pip installs.
-MAKEFLAGS += --jobs=2
-
 install: $(VENV)/installed
 
 # Pinned, because an unpinned torch brings gigabytes of CUDA to a machine without a GPU. pip would
@@ -37,8 +34,10 @@ packages:
 	sh tests/browser/install.sh
 	sh tests/offload/install.sh
 
-# Hundreds of processes import the same modules, so they are compiled once, whatever is set here.
-test: install packages
+# Debian's packages come while pip installs. Hundreds of processes import the same modules, so they
+# are compiled once, whatever is set here.
+test:
+	$(MAKE) --jobs=2 install packages
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # Real swap files. DeepSpeed's I/O is compiled first, which takes minutes, once per machine.
