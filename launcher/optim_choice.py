@@ -9,6 +9,8 @@ from launcher.flags import flag, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
+Moments = Literal["fp32", "bf16", "int8"]
+"""How both moments of AdamW are stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

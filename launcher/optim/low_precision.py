@@ -7,15 +7,15 @@ the replicas of DDP drift apart, each with random numbers of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.dtensor import local_part
+from launcher.optim_choice import Moments
 
-Moments = Literal["fp32", "bf16", "int8"]
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 SMALLEST_QUANTIZED: Final = 4096
 """Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""

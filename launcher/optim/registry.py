@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.optim_choice import OptimChoice, OptimizerName
+from launcher.optim_choice import Moments, OptimChoice, OptimizerName
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def checkpointed(choice: OptimChoice) -> tuple[tuple[str, ...], tuple[str, ...]]
     return (() if without else entry.states), entry.counters
 
 
-def moments_type(choice: OptimChoice) -> str:
+def moments_type(choice: OptimChoice) -> Moments:
     """How both moments of AdamW are stored: fp32, bf16 or int8."""
     if choice.optimizer == "adamw8bit":
         return "int8"
@@ -91,7 +91,7 @@ def _low_precision(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer
         betas=choice.betas,
         eps=choice.eps,
         weight_decay=choice.weight_decay,
-        moments=moments_type(choice),  # type: ignore[arg-type]
+        moments=moments_type(choice),
     )
 
 
@@ -124,7 +124,7 @@ def _adamw_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
 
     return state_bytes(
         math.prod(shape),
-        moments=moments_type(choice),  # type: ignore[arg-type]
+        moments=moments_type(choice),
         compensated=choice.precision == "bf16-pure",
     )
 
@@ -136,7 +136,7 @@ def _adamw_temporary_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
 
     return temporary_bytes(
         math.prod(shape),
-        moments=moments_type(choice),  # type: ignore[arg-type]
+        moments=moments_type(choice),
         compensated=choice.precision == "bf16-pure",
     )
 
