@@ -22,7 +22,7 @@ demo: install
 	$(BIN)/torchrun --nproc 2 -m launcher.train --zero 2 --device cpu --tokenizer byte \
 	    --vocab-size 257 --layers 4 --d-model 128 --micro-batch 4 --lr 3e-3 --steps 600 \
 	    --log-every 50 --out $(DEMO)/zero2
-	$(BIN)/memscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
+	$(BIN)/shardscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
 	    --tokenizer byte --vocab-size 257 --layers 2 --d-model 128 --context 64 --micro-batch 4 \
 	    --lr 3e-3 --steps 20 --memory-trace --data README.md --out $(DEMO)/sharding
 	@echo "the page: $(DEMO)/sharding/report/report.html"
@@ -43,7 +43,7 @@ test:
 # Real swap files. DeepSpeed's I/O is compiled first, which takes minutes, once per machine.
 test-nvme: install
 	sh tests/offload/install.sh
-	MEMSCALE_TEST_NVME=1 $(BIN)/python -m pytest -q -m nvme
+	SHARDSCALE_TEST_NVME=1 $(BIN)/python -m pytest -q -m nvme
 
 check: install
 	$(BIN)/ruff format --check .

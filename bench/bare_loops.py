@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.optim import parameter_groups
-from model.config import ModelConfig
-from model.gpt import GPT
 
 Step = Callable[[Tensor, Tensor], None]
 

@@ -68,7 +68,7 @@ def one_strategy(name: str, flags: list[str], folder: Path) -> dict[str, Any]:
     ranks, strategy = STRATEGIES[name]
     (folder / "tmp").mkdir(parents=True)
     found, trials, search_s = search([*flags, *strategy], ranks, folder)
-    left = len(processes_left()) + len(list((folder / "tmp").glob("memscale-trials-*")))
+    left = len(processes_left()) + len(list((folder / "tmp").glob("shardscale-trials-*")))
     above = int(WITHIN * found) + 1
     states = {
         size: train(
@@ -94,7 +94,7 @@ def search(flags: list[str], ranks: int, folder: Path) -> tuple[int, int, int]:
     command = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks), "-m"]
     command += ["launcher.train", *QUIET, *flags, "--micro-batch=auto", f"--out={folder / 'auto'}"]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
-    environment |= {"MEMSCALE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    environment |= {"SHARDSCALE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = FOUND.search(done.stderr)
     if done.returncode or said is None:

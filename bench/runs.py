@@ -79,8 +79,8 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
     try:
         status = json.loads((out / "status.json").read_text())
     except FileNotFoundError:
-        said = [line for line in done.stderr.splitlines() if line.startswith("memscale: ")]
-        reason = said[-1].removeprefix("memscale: ") if said else done.stderr[-2000:]
+        said = [line for line in done.stderr.splitlines() if line.startswith("shardscale: ")]
+        reason = said[-1].removeprefix("shardscale: ") if said else done.stderr[-2000:]
         return Run(folder=out, state="refused" if said else "failed", reason=reason)
     return Run(folder=out, state=status["state"], reason=status.get("reason"))
 
@@ -88,7 +88,7 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
 def sweep(
     base: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], *, out: Path
 ) -> dict[str, Run]:
-    """`memscale sweep` over named cells, in one process each; its report is in out/report."""
+    """`shardscale sweep` over named cells, in one process each; its report is in out/report."""
     grid = out.with_suffix(".yaml")
     grid.write_text(yaml.safe_dump({"base": dict(base), "cells": [dict(cell) for cell in cells]}))
     command = [sys.executable, "-m", "launcher", "sweep", "--nproc", "1", "--no-tensorboard"]

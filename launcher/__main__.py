@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 from launcher.startup import importing, reader_may_leave
 
@@ -22,12 +23,14 @@ VERBS = {
 
 def main() -> None:
     """Dispatch to a verb's `main`; only that verb's modules are imported."""
+    if Path(sys.argv[0]).name == "memscale":
+        print("shardscale: memscale is its old name, which goes with 0.3", file=sys.stderr)
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if verb in ("-h", "--help"):
         print(usage())
         return
     if verb not in VERBS:
-        print(f"memscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
+        print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     if verb == "train":
         importlib.import_module("launcher.arguments").print_help_if_asked(arguments)
@@ -41,14 +44,14 @@ def main() -> None:
 def usage() -> str:
     """What `--help` prints."""
     lines = [
-        "usage: memscale VERB [arguments]      (also: python -m launcher VERB)",
+        "usage: shardscale VERB [arguments]      (also: python -m launcher VERB)",
         "",
         *(f"  {verb:8} {what}" for verb, (_, what) in VERBS.items()),
         "",
-        "memscale VERB --help says more. On several GPUs:",
+        "shardscale VERB --help says more. On several GPUs:",
         "",
         "  torchrun --nproc 4 -m launcher.train --zero 2",
-        "  memscale run --nproc 4 -m launcher.train --zero 2      (the same)",
+        "  shardscale run --nproc 4 -m launcher.train --zero 2      (the same)",
     ]
     return "\n".join(lines)
 

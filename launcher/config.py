@@ -13,10 +13,10 @@ from typing import Any, Literal, Self, get_type_hints
 
 from launcher.errors import UserError
 from launcher.flags import require_positive as _positive
+from launcher.model.config import ModelConfig, named
 from launcher.offload_choice import OffloadChoice
 from launcher.optim_choice import OptimChoice as OptimChoice
 from launcher.sizes import parse_bytes
-from model.config import ModelConfig, named
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -146,7 +146,7 @@ class ShardingChoice:
     bucket: int | None = None
     """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
     deepspeed: Path | None = None
-    """A DeepSpeed JSON file; what memscale owns in it must be "auto" or the same value."""
+    """A DeepSpeed JSON file; what shardscale owns in it must be "auto" or the same value."""
 
     def __post_init__(self) -> None:
         _positive(self, "replicate", "bucket")

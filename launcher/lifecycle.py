@@ -65,7 +65,7 @@ class Ending:
 def refuse(error: UserError) -> NoReturn:
     """Print the sentence once (on rank 0) and end with exit code 2."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
     leave(ExitCode.REFUSED, together=False)
 
 
@@ -114,12 +114,12 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
             _say_who_waited(world, where, detail["ranks_of_this_node"])
             traceback.print_exception(error)
         elif isinstance(error, UserError):
-            print(f"memscale: {error}", file=sys.stderr)
+            print(f"shardscale: {error}", file=sys.stderr)
         elif isinstance(error, Interrupted):
             reason = str(error)
-            print(f"memscale: {reason} while in {where}", file=sys.stderr)
+            print(f"shardscale: {reason} while in {where}", file=sys.stderr)
         else:
-            print(f"memscale: rank {world.rank} failed while in {where}:", file=sys.stderr)
+            print(f"shardscale: rank {world.rank} failed while in {where}:", file=sys.stderr)
             traceback.print_exception(error)
         tell = partial(
             folder.write_status,
@@ -137,24 +137,25 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
 
 def _say_who_waited(world: World, where: str, ranks: dict[int, str]) -> None:
     print(
-        f"memscale: rank {world.rank} waited longer than --collective-timeout-s allows, in {where}",
+        f"shardscale: rank {world.rank} waited longer than --collective-timeout-s allows, "
+        f"in {where}",
         file=sys.stderr,
     )
     for rank, frame in ranks.items():
-        print(f"memscale: rank {rank} was in {frame}", file=sys.stderr)
+        print(f"shardscale: rank {rank} was in {frame}", file=sys.stderr)
 
 
 def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:
     wanted = gib(detail["requested_bytes"])
     print(
-        f"memscale: out of memory on rank {world.rank} in {where}: {wanted} were asked for",
+        f"shardscale: out of memory on rank {world.rank} in {where}: {wanted} were asked for",
         file=sys.stderr,
     )
     ledger = detail["ledger"]
     if ledger is not None:
         held = {k: v for k, v in ledger["device"].items() if v}
         lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
-        print(f"memscale: at that moment: {lines}", file=sys.stderr)
+        print(f"shardscale: at that moment: {lines}", file=sys.stderr)
 
 
 def _advise(session: Session, world: World) -> dict[str, Any]:
@@ -167,5 +168,5 @@ def _advise(session: Session, world: World) -> dict[str, Any]:
     except Exception as error:
         return {"advice": [], "advice_failed": f"{type(error).__name__}: {error}"}
     for one in advice:
-        print(f"memscale: {one.line()}", file=sys.stderr)
+        print(f"shardscale: {one.line()}", file=sys.stderr)
     return {"advice": as_records(advice)}

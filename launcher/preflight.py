@@ -18,6 +18,7 @@ from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
+from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
 from launcher.origin import Origin, find_origin
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
@@ -26,7 +27,6 @@ from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.offload_check import check_offload
 from launcher.world import choose_device
-from model.gpt import GPT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

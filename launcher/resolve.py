@@ -11,12 +11,12 @@ from pathlib import Path
 
 from launcher.config import DEFAULT_STEPS, RunConfig
 from launcher.errors import NotInstalled, UserError
+from launcher.model.attention import Choice
+from launcher.model.config import ModelConfig
 from launcher.optim import support
 from launcher.strategies import compiled, deepspeed_config
 from launcher.strategies.attention import choose_attention
 from launcher.strategies.offload_check import activation_refusal, nvme_refusal
-from model.attention import Choice
-from model.config import ModelConfig
 
 ALSO_CALLED = {
     "single": "one device",
@@ -142,7 +142,7 @@ def check_run_folder(out: Path) -> None:
         raise UserError(f"--out {out}: {parent} is a file, not a folder; choose another place")
     try:
         # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".memscale-"):
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-"):
             pass
     except OSError as error:
         raise UserError(

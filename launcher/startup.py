@@ -28,7 +28,7 @@ def importing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """End the process well if nobody reads on: `memscale plan ... | head` has what it wanted."""
+    """End the process well if nobody reads on: `shardscale plan ... | head` has what it wanted."""
     try:
         try:
             yield

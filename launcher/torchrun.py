@@ -92,15 +92,15 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         try:
             prepared = _prepared(args, nodes, ranks_per_node)
         except UserError as error:
-            print(f"memscale: {error}", file=sys.stderr)
+            print(f"shardscale: {error}", file=sys.stderr)
             return ExitCode.REFUSED
         except Stopped as stopped:
-            print(f"memscale: {stopped}", file=sys.stderr)
+            print(f"shardscale: {stopped}", file=sys.stderr)
             return stopped.exit_code
         folder = prepared.resolved.config.loop.out
         if folder is None and nodes > 1 and args.max_restarts > 0:
             print(
-                f"memscale: --max-restarts {args.max_restarts} on {nodes} nodes: name the run "
+                f"shardscale: --max-restarts {args.max_restarts} on {nodes} nodes: name the run "
                 "folder with --out, so that restarted ranks find it",
                 file=sys.stderr,
             )
@@ -221,12 +221,12 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
     from launcher.measure.folder import RunFolder
 
     if folder is None or not folder.exists():
-        print(f"memscale: {seen}", file=sys.stderr)
+        print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status() or {}
     status = RunFolder(folder).settle(seen, rank, certain=certain)
     if (certain or reported.get("state") == "running") and status["reason"] == seen:
-        print(f"memscale: {seen}", file=sys.stderr)  # no rank could say so itself
+        print(f"shardscale: {seen}", file=sys.stderr)  # no rank could say so itself
     return int(status["exit_code"])
 
 

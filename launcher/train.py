@@ -27,6 +27,7 @@ with importing():
     from launcher.lifecycle import ending, refuse
     from launcher.measure.records import EvalRecord
     from launcher.measure.session import Session
+    from launcher.model.gpt import GPT, initial_value
     from launcher.optim import build_optimizer, learning_rate
     from launcher.origin import ended_out_of_memory
     from launcher.plan.micro_batch import find_micro_batch
@@ -35,7 +36,6 @@ with importing():
     from launcher.resolve import Resolved
     from launcher.strategies.engine import Engine, Recipe
     from launcher.world import World, leave, ranks_from_environment, start
-    from model.gpt import GPT, initial_value
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,8 +67,8 @@ def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     if "RANK" in os.environ:
         refuse(
             UserError(
-                "--micro-batch auto is found before ranks start, by memscale's own torchrun on one "
-                "node (memscale run): give a number"
+                "--micro-batch auto is found before ranks start, by shardscale's own torchrun on "
+                "one node (shardscale run): give a number"
             )
         )
     try:
@@ -76,7 +76,7 @@ def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     except UserError as error:
         refuse(error)
     except Stopped as stopped:
-        print(f"memscale: {stopped}", file=sys.stderr)
+        print(f"shardscale: {stopped}", file=sys.stderr)
         leave(stopped.exit_code, together=False)
     # In a process that has not held anything yet.
     os.execv(sys.executable, [sys.executable, "-m", "launcher.train", *argv])

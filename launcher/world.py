@@ -17,7 +17,7 @@ import torch.distributed as dist
 from launcher.errors import UserError
 from launcher.startup import importing
 
-OWN_AGENT = "MEMSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
+OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

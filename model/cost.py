@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import ModelConfig
+from launcher.model.config import ModelConfig
 
 
 def flops_per_token(config: ModelConfig, seq_len: int) -> int:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import kernel_for
-from model.config import ModelConfig
-from model.loss import automatic_chunk_rows, linear_cross_entropy
-from model.recompute import checkpointed
+from launcher.model.attention import kernel_for
+from launcher.model.config import ModelConfig
+from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.recompute import checkpointed
 
 _INITIAL_STD = 0.02
 

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from model.config import ModelConfig
-from model.offload import offload_saved
+from launcher.model.config import ModelConfig
+from launcher.model.offload import offload_saved
 
 # Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
 FUSED_OPS = frozenset(

@@ -22,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is written into the user's own cache, unless a warm one is asked for."""
-    os.environ.setdefault("MEMSCALE_CACHE", str(tmp_path_factory.mktemp("corpora")))
+    os.environ.setdefault("SHARDSCALE_CACHE", str(tmp_path_factory.mktemp("corpora")))

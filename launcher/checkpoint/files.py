@@ -159,7 +159,7 @@ def _bytes(chunk: Tensor) -> memoryview:
 
 def _header(shards: list[Shard]) -> bytes:
     """The safetensors header: 8 bytes of length, then JSON, padded so that the data is aligned."""
-    entries: dict[str, object] = {"__metadata__": {"format": "memscale-checkpoint"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "shardscale-checkpoint"}}
     begin = 0
     for shard in shards:
         end = begin + ELEMENT_BYTES * shard.data.numel()

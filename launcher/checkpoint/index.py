@@ -12,7 +12,8 @@ from launcher.errors import UserError
 from launcher.strategies.flat_shards import PARAM, OwnShapes, element_count
 
 INDEX_NAME = "index.json"
-FORMAT, VERSION = "memscale-checkpoint", 1
+FORMAT, VERSION = "shardscale-checkpoint", 1
+_FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
 ELEMENT_BYTES = 4  # everything is stored as fp32
 CHUNK_ELEMENTS = 2**20
 """Elements under one checksum, which is also the largest piece in memory at once: 4 MiB."""
@@ -204,12 +205,12 @@ def _read_content(path: Path) -> dict[str, Any]:
         raise damaged(path, INDEX_NAME, f"cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise damaged(path, INDEX_NAME, "is not valid JSON") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise damaged(path, INDEX_NAME, "is not the index of a memscale checkpoint")
+    if not isinstance(document, dict) or document.get("format") not in _FORMATS:
+        raise damaged(path, INDEX_NAME, "is not the index of a shardscale checkpoint")
     if document.get("version") != VERSION:
         raise UserError(
-            f"checkpoint {path}: has format version {document.get('version')!r}, and this memscale "
-            f"reads version {VERSION}; use the memscale that wrote it"
+            f"checkpoint {path}: has format version {document.get('version')!r}, and this version "
+            f"of shardscale reads {VERSION}; use the one that wrote it"
         )
     content = document.get("content")
     if not isinstance(content, dict) or document.get("sha256") != _digest(content):

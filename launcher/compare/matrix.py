@@ -1,4 +1,4 @@
-"""`memscale matrix`: which technique goes with which strategy, and why the rest is refused.
+"""`shardscale matrix`: which technique goes with which strategy, and why the rest is refused.
 
 There is no table to keep: each cell asks `resolve`, as every run does before it starts. The
 README holds what this prints, and a test trains each pair that it marks as running on a CPU.
@@ -22,8 +22,8 @@ from launcher.resolve import ALSO_CALLED, resolve
 STRATEGIES: Final = tuple(ALSO_CALLED)
 RANKS: Final = 2
 """Of every strategy but `single`."""
-BEGIN: Final = "<!-- memscale matrix: begin -->\n"
-END: Final = "<!-- memscale matrix: end -->\n"
+BEGIN: Final = "<!-- shardscale matrix: begin -->\n"
+END: Final = "<!-- shardscale matrix: end -->\n"
 
 _Note = tuple[list[str], list[str]]  # its words, and the sentences that it stands for
 _BF16: Final = {"precision": "bf16"}
@@ -91,7 +91,7 @@ class Cell:
 def main(argv: Sequence[str]) -> int:
     """Print the table, or write it between its markers in a file."""
     parser = OptionParser(
-        prog="memscale matrix",
+        prog="shardscale matrix",
         description="Which technique goes with which strategy, and why the rest is refused.",
         allow_abbrev=False,
     )
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             file.write_text(with_matrix(_read(file)), encoding="utf-8")
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 
@@ -119,7 +119,9 @@ def with_matrix(text: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise UserError(f"memscale matrix: the file needs the lines {BEGIN.strip()} {END.strip()}")
+        raise UserError(
+            f"shardscale matrix: the file needs the lines {BEGIN.strip()} {END.strip()}"
+        )
     return before + begin + markdown() + end + after
 
 
@@ -211,5 +213,5 @@ def _read(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"memscale matrix {file}: cannot be read ({error}); give a text file"
+            f"shardscale matrix {file}: cannot be read ({error}); give a text file"
         ) from None

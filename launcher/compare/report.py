@@ -45,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     """Write and print the report; returns the exit code."""
     try:
         with one_sentence():
-            options = tyro.cli(ReportOptions, args=list(argv), prog="memscale report")
+            options = tyro.cli(ReportOptions, args=list(argv), prog="shardscale report")
         write_report(options)
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 

@@ -7,6 +7,7 @@ from typing import Any
 from launcher.compare.report_analysis import MEMORY_KINDS
 from launcher.compare.report_build import Report
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 from launcher.sizes import GIB
 
 WIDTH_INCHES = 6.5  # a page's text width
@@ -40,7 +41,7 @@ def require_matplotlib() -> None:
         UserError: there is no matplotlib.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("--png needs matplotlib: pip install 'memscale[plots]'")
+        raise UserError(f"--png needs matplotlib: {how_to_install('plots')}")
 
 
 def write_plots(report: Report, out: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`memscale sweep`: one run per cell of a grid, one after the other, whatever becomes of each.
+"""`shardscale sweep`: one run per cell of a grid, one after the other, whatever becomes of each.
 
 python -m launcher sweep --nproc 4 --model gpt2 --grid strategy=ddp,fsdp,zero3+cpu micro_batch=8,16
 """
@@ -38,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
             return run_task(options, argv)
         return _sweep(options, training, argv)
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     except KeyboardInterrupt:  # before the first cell, with nothing to save
-        print("memscale: stopped before the first cell", file=sys.stderr)
+        print("shardscale: stopped before the first cell", file=sys.stderr)
         return ExitCode.PREEMPTED
 
 
@@ -133,7 +133,7 @@ class _Sweep:
                 self._report()
         except Interrupted as stopped:
             self._display.line(
-                f"memscale: {stopped}; what is done is kept, continue with: "
+                f"shardscale: {stopped}; what is done is kept, continue with: "
                 f"python -m launcher sweep --out {self._folder.path}"
             )
             return ExitCode.PREEMPTED
@@ -168,7 +168,7 @@ class _Sweep:
             report_sweep(self._folder.path)
         except Exception as error:  # the cells are done, whatever a report makes of them
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            self._display.line(f"memscale: no report could be made of this sweep: {reason}")
+            self._display.line(f"shardscale: no report could be made of this sweep: {reason}")
 
     def _close(self) -> None:
         for row in self._rows:

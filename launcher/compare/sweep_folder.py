@@ -214,7 +214,9 @@ class SweepFolder:
     def _last_words(self, name: str) -> str:
         """Why a run ended that had no folder yet: our own sentence, and the exception before it."""
         lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line.removeprefix("memscale: ") for line in lines if line.startswith("memscale: ")]
+        said = [
+            line.removeprefix("shardscale: ") for line in lines if line.startswith("shardscale: ")
+        ]
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
         return ": ".join([*said[-1:], *raised[-1:]])
 

@@ -1,4 +1,4 @@
-"""The command line of `memscale sweep`, and the grid that it stands for."""
+"""The command line of `shardscale sweep`, and the grid that it stands for."""
 
 import argparse
 import datetime
@@ -13,12 +13,12 @@ from launcher.flags import OptionParser, split_options
 def _parser() -> OptionParser:
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
     parser = OptionParser(
-        prog="memscale sweep",
+        prog="shardscale sweep",
         description="One training run per combination of the grid's values, one after the other, "
         "each in processes of its own. A cell that runs out of memory, fails or times out is a "
         "row like any other. Started again on the same --out, it runs what is not done.",
         epilog="Every other flag is launcher.train's and applies to all cells: --model gpt2 "
-        "--steps 50. See `memscale train --help`.",
+        "--steps 50. See `shardscale train --help`.",
         allow_abbrev=False,
     )
     add = parser.add_argument

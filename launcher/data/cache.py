@@ -14,16 +14,16 @@ from pathlib import Path
 from launcher.data.progress import Display, Progress, Report, throttled
 from launcher.errors import UserError
 
-CACHE_VARIABLE = "MEMSCALE_CACHE"
+CACHE_VARIABLE = "SHARDSCALE_CACHE"
 _WAIT_S = 0.2
 
 
 def default_cache_dir() -> Path:
-    """$MEMSCALE_CACHE, else memscale/ in the user's cache folder."""
+    """$SHARDSCALE_CACHE, else shardscale/ in the user's cache folder."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "memscale"
+    return (Path(base) if base else Path.home() / ".cache") / "shardscale"
 
 
 def build_once(

@@ -75,7 +75,7 @@ def open_corpus(
             folder), or the path of a tokenizer.json.
         vocab_size: rows of the model's embedding; the size of a `bpe` tokenizer.
         seq_len: each split must hold at least one sequence of seq_len + 1 tokens.
-        cache_dir: $MEMSCALE_CACHE or the user's cache folder when None.
+        cache_dir: $SHARDSCALE_CACHE or the user's cache folder when None.
 
     Raises:
         UserError: for everything a user can repair: missing or damaged input, too little text, a

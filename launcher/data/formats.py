@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 
 TEXT_FIELD = "text"
 
@@ -71,7 +72,7 @@ def read_parquet(path: Path) -> Iterator[str]:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise UserError(
-            f"{path} is a parquet file and pyarrow is not installed: pip install pyarrow"
+            f"{path} is a parquet file and pyarrow is not installed: {how_to_install('hf')}"
         ) from error
     try:
         file = pq.ParquetFile(path)

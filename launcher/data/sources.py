@@ -22,6 +22,7 @@ from launcher.data.formats import (
     read_text,
 )
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 
 HUB_PREFIX = "hf:"
 
@@ -157,7 +158,7 @@ def _load_dataset(label: str, name: str, config: str | None) -> Any:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"--data {label} needs the library datasets: pip install 'memscale[hf]'"
+            f"--data {label} needs the library datasets: {how_to_install('hf')}"
         ) from error
     try:
         splits = datasets.load_dataset(name, config)

@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.data.sources import HUB_PREFIX, hash_files, hub_key
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -198,7 +199,7 @@ def _load_from_transformers(tokenizer: str) -> Encoder:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise UserError(
-            f"tokenizer {tokenizer} needs the library transformers: pip install 'memscale[hf]'"
+            f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
         ) from error
     try:
         loaded: Any = AutoTokenizer.from_pretrained(str(Path(name).expanduser()))

@@ -1,4 +1,4 @@
-"""`memscale doctor`: what will not work on this machine, and what to do about it."""
+"""`shardscale doctor`: what will not work on this machine, and what to do about it."""
 
 from launcher.doctor.cli import main
 

@@ -68,7 +68,7 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
 def main(argv: Sequence[str]) -> int:
     """Examine this machine; exit code 0 whatever is found, 2 for bad arguments."""
     parser = OptionParser(
-        prog="memscale doctor",
+        prog="shardscale doctor",
         description="What works on this machine, what will not, and the fix.",
         allow_abbrev=False,
     )
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parser.parse_args(argv)
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     groups = checks(options.nvme_path)
     every = {name: check for group in groups.values() for name, check in group.items()}

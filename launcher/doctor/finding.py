@@ -61,7 +61,7 @@ def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Fin
             findings[name] = warn(
                 f"the check itself broke: {type(error).__name__}: {error}",
                 "nothing is known about this",
-                "please report it as a bug of memscale doctor",
+                "please report it as a bug of shardscale doctor",
             )
 
     deadline_s = time.monotonic() + within_s

@@ -37,7 +37,7 @@ def torch_and_driver() -> Finding:
     """Whether this torch can use the GPUs that are there."""
     version = torch.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 11):
-        return fail(version, "memscale needs torch 2.11", "pip install --upgrade 'torch>=2.11'")
+        return fail(version, "shardscale needs torch 2.11", "pip install --upgrade 'torch>=2.11'")
     built_for, driver = torch.version.cuda, driver_cuda()
     there = device_files()
     if built_for is None:

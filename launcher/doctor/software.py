@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from launcher.doctor.finding import Finding, fail, ok, warn
+from launcher.extras import SOURCE, how_to_install
 from launcher.strategies import nvme_build
 
 OLDEST_PYTHON = (3, 11)
@@ -36,7 +37,7 @@ def python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
-        return fail(version, "memscale does not start", f"use Python {wanted} or newer")
+        return fail(version, "shardscale does not start", f"use Python {wanted} or newer")
     return ok(f"{version} in {sys.prefix}")
 
 
@@ -59,9 +60,9 @@ def torchrun(search_path: str | None = None) -> Finding:
         )
     if not _is_ours(Path(found)):
         return warn(
-            f"{found} is torch's own: torch was installed after memscale",
+            f"{found} is torch's own: torch was installed after shardscale",
             "`torchrun --nproc` is refused as ambiguous",
-            f"reinstall memscale (pip install --force-reinstall --no-deps), or {instead}",
+            f"pip install --force-reinstall --no-deps {SOURCE}, or {instead}",
         )
     return ok(f"{found} (takes --nproc)")
 
@@ -161,7 +162,7 @@ def extras(packages: Mapping[str, str], extra: str) -> Finding:
         state="ok" if there else "n/a",
         found=found,
         consequence=needs,
-        fix=f"pip install 'memscale[{extra}]'",
+        fix=how_to_install(extra),
     )
 
 

@@ -32,7 +32,7 @@ def disk_space() -> Finding:
         return warn(
             found,
             "a checkpoint takes 12 bytes per parameter; saving may fail",
-            "free some space, or give --out and MEMSCALE_CACHE on another disk",
+            "free some space, or give --out and SHARDSCALE_CACHE on another disk",
         )
     return ok(found)
 
@@ -79,7 +79,7 @@ def nvme(folder: Path | None) -> Finding:
 
 def measure(folder: Path) -> tuple[float, float, bool]:
     """(bytes/s written, bytes/s read, whether the page cache was bypassed)."""
-    handle, name = tempfile.mkstemp(prefix=".memscale-speed-", dir=folder)
+    handle, name = tempfile.mkstemp(prefix=".shardscale-speed-", dir=folder)
     os.close(handle)
     block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as direct I/O wants it
     block.write(os.urandom(BLOCK_BYTES))

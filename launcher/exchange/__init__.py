@@ -1,1 +1,1 @@
-"""Models in and out: `memscale export` and `memscale import`, in the form transformers reads."""
+"""Models in and out: `shardscale export` and `import`, in the form that transformers reads."""

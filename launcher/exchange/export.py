@@ -1,4 +1,4 @@
-"""`memscale export`: the weights of a checkpoint as safetensors, for transformers or bare."""
+"""`shardscale export`: the weights of a checkpoint as safetensors, for transformers or bare."""
 
 import dataclasses
 import json
@@ -28,8 +28,8 @@ from launcher.exchange.huggingface import (
 )
 from launcher.exchange.output import new_folder
 from launcher.exchange.safetensors_files import SINGLE_FILE, Stored, write_safetensors
+from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import PARAM, Shard, element_count
-from model.config import ModelConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 """A run's own tokenizer, in its folder; and where transformers looks for one."""
@@ -60,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
             options = tyro.cli(
                 ExportOptions,
                 args=list(argv),
-                prog="memscale export",
+                prog="shardscale export",
                 description="Write a checkpoint's weights for other programs.",
             )
         print(export(options))
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 

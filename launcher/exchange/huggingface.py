@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from launcher.errors import UserError
-from model.config import Activation, ModelConfig
-from model.gpt import GPT
+from launcher.model.config import Activation, ModelConfig
+from launcher.model.gpt import GPT
 
 PREFIX = "transformer."
 """What GPT2LMHeadModel puts before the names of its decoder, and GPT2Model does not."""
@@ -151,13 +151,13 @@ def from_config_json(document: Mapping[str, Any], path: Path) -> ModelConfig:
         value = document.get(key, wanted)
         if value != wanted:
             raise UserError(
-                f"{path}: {key} is {value!r}, and memscale's model computes only {wanted!r}: "
+                f"{path}: {key} is {value!r}, and shardscale's model computes only {wanted!r}: "
                 "it cannot be imported"
             )
     activation = document.get("activation_function", _DEFAULTS["activation_function"])
     if activation not in tuple(_ACTIVATIONS):
         raise UserError(
-            f"{path}: activation_function is {activation!r}, and memscale's model has only "
+            f"{path}: activation_function is {activation!r}, and shardscale's model has only "
             f"{', '.join(_ACTIVATIONS)}: it cannot be imported"
         )
     inner = document.get("n_inner")
@@ -182,7 +182,7 @@ def _dropout(document: Mapping[str, Any], path: Path) -> float:
     if not all(math.isclose(value, values["resid_pdrop"]) for value in values.values()):
         shown = ", ".join(f"{key} {value:g}" for key, value in values.items())
         raise UserError(
-            f"{path}: {shown} differ, and memscale's model has one dropout: make them equal there"
+            f"{path}: {shown} differ, and shardscale's model has one dropout: make them equal there"
         )
     return values["resid_pdrop"]
 

@@ -1,4 +1,4 @@
-"""`memscale import`: a GPT-2 of transformers as a run folder whose step 0 can be resumed."""
+"""`shardscale import`: a GPT-2 of transformers as a run folder whose step 0 can be resumed."""
 
 import dataclasses
 import itertools
@@ -32,8 +32,8 @@ from launcher.exchange.huggingface import (
 )
 from launcher.exchange.output import new_folder
 from launcher.exchange.safetensors_files import Weights, read_json
+from launcher.model.config import NAMED, ModelConfig
 from launcher.strategies.flat_shards import PARAM, Shard, element_count
-from model.config import NAMED, ModelConfig
 
 # AdamW's, before its first step.
 _STATE_KINDS = ("exp_avg", "exp_avg_sq")
@@ -60,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
             options = tyro.cli(
                 ImportOptions,
                 args=list(argv),
-                prog="memscale import",
+                prog="shardscale import",
                 description="Make a run folder to train on from a GPT-2 of transformers.",
             )
         print(import_model(options.folder, options.out))
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 
@@ -122,7 +122,7 @@ def _match(weights: Weights, config: ModelConfig, folder: Path) -> list[tuple[Co
     unknown = [name for short, name in stored.items() if not _BUFFERS.fullmatch(short)]
     if unknown:
         raise UserError(
-            f"{folder}: {unknown[0]} belongs to no GPT-2 language model of memscale; save it as "
+            f"{folder}: {unknown[0]} belongs to no GPT-2 language model of shardscale; save it as "
             "a GPT2LMHeadModel"
         )
     return found

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from launcher.measure.folder import RunFolder
 from launcher.measure.records import RunRecord
 from launcher.measure.rewind import rank_files, rewind
+from launcher.model.cost import flops_per_token
 from launcher.origin import Origin
 from launcher.preflight import Prepared, default_run_folder
 from launcher.world import World
-from model.cost import flops_per_token
 
 
 def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:

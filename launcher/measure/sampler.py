@@ -107,7 +107,7 @@ class Sampler:
         self._clock_ns = clock_ns
         self._stopping = threading.Event()
         self._wait = self._stopping.wait if wait is None else wait
-        self._thread = threading.Thread(target=self.run, name="memscale-sampler", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="shardscale-sampler", daemon=True)
         self._lock = threading.Lock()  # a thread left behind must not emit after `stop`
         self._closed = False
         self._grids: list[Grid] = []

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from launcher.config import RunConfig
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
@@ -55,7 +56,7 @@ def refusal(setting: Setting) -> str | None:
 def missing_package(config: RunConfig) -> str | None:
     """What a setting that runs needs and is not installed here, with the fix, or None."""
     if config.optim.precision == "fp8" and find_spec("torchao") is None:
-        return "--precision fp8 needs torchao: pip install 'memscale[gpu]'"
+        return f"--precision fp8 needs torchao: {how_to_install('gpu')}"
     return None
 
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from launcher.model.config import ModelConfig
 from launcher.plan.link_benchmarks import disk_rates, fit_rate
 from launcher.plan.machine import COLLECTIVES, Collective, Rate
-from model.config import ModelConfig
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""`memscale plan`: what fits, how close, how fast, before anything runs."""
+"""`shardscale plan`: what fits, how close, how fast, before anything runs."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ import yaml
 from launcher.arguments import parse_run_config, with_micro_batch
 from launcher.config import RunConfig
 from launcher.errors import ExitCode, UserError
+from launcher.model.config import NAMED
 from launcher.plan.assess import Assessment, Place, assess_all, fixed_bytes, gpu_name, ranked
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import PRECISIONS, choices, given_fields
@@ -19,7 +20,6 @@ from launcher.plan.machine import Machine
 from launcher.plan.options import parse_options
 from launcher.plan.table import as_records, closing_lines, opening_lines, table
 from launcher.sizes import gib, parse_bytes
-from model.config import NAMED
 
 GPUS_PER_NODE = 8
 
@@ -28,12 +28,12 @@ def main(argv: Sequence[str]) -> int:
     """Returns an exit code of `ExitCode`."""
     try:
         options, training = parse_options(argv)
-        config = parse_run_config(training, prog="memscale plan")
+        config = parse_run_config(training, prog="shardscale plan")
         place, notes = find_place(options)
         found = plan(config, given_fields(training, config), place, goal=options.goal)
         show(found, options, training, place, notes)
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 
@@ -85,7 +85,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
         machine = Machine.of_gpu(gpu.name, ranks_per_node=per_node)
         notes.append(
             f"times assume an {gpu.name}, the known GPU nearest to {gib(memory_bytes)}: name yours "
-            "with --gpu, or measure it with memscale profile"
+            "with --gpu, or measure it with shardscale profile"
         )
     else:
         raise UserError(
@@ -152,7 +152,7 @@ def show(
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     """What to type to run it: the user's own flags, and those that the plan has chosen."""
     default = RunConfig().flat()
-    asked = parse_run_config(training, prog="memscale plan").flat()
+    asked = parse_run_config(training, prog="shardscale plan").flat()
     chosen = best.run.config.flat()
     names = (
         *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from launcher.errors import UserError
+from launcher.model.config import ModelConfig
 from launcher.plan.machine import Collective, Machine
 from launcher.plan.work import block_input_bytes
 from launcher.resolve import Resolved
-from model.config import ModelConfig
 
 DDP_BUCKET_BYTES = 25 * 2**20
 """bucket_cap_mb of DistributedDataParallel."""
@@ -77,7 +77,7 @@ def collective_s(
     if machine.collectives is None:
         raise UserError(
             f"the profile of {machine.name} was measured by 1 process and knows no collectives: "
-            "measure again with memscale profile --nproc 2 or more"
+            "measure again with shardscale profile --nproc 2 or more"
         )
     rate = machine.collectives[kind]
     passes = 2 if kind == "all_reduce" else 1

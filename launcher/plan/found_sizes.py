@@ -89,7 +89,7 @@ class FoundSizes:
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
             "threads": os.environ.get("OMP_NUM_THREADS"),
-            "packages": {name: _version(name) for name in ("memscale", "torch", "deepspeed")},
+            "packages": {name: _version(name) for name in ("shardscale", "torch", "deepspeed")},
         }
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self._path = default_cache_dir() / "micro-batch" / f"{name}.json"

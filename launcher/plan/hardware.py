@@ -1,7 +1,7 @@
 """Known GPUs: what their makers promise, and what a process takes of their memory by existing.
 
 The one table of GPUs: `launcher.measure.flops` reads MFU's peak rates from it, and
-`launcher.plan.machine` makes of an entry a machine that nobody has measured. A `memscale profile`
+`launcher.plan.machine` makes of an entry a machine that nobody has measured. A `shardscale profile`
 of the real one beats all of it.
 """
 
@@ -195,6 +195,7 @@ def gpu_named(name: str) -> Gpu:
     if gpu is None:
         known = ", ".join(gpu.name for gpu in GPUS)
         raise UserError(
-            f"GPU {name!r} is not known: use one of {known}, or measure yours with memscale profile"
+            f"GPU {name!r} is not known: use one of {known}, or measure yours with "
+            "shardscale profile"
         )
     return gpu

@@ -16,7 +16,7 @@ _CHUNK_BYTES = 8 * 2**20
 def disk_rates(folder: Path, size_bytes: int) -> dict[str, float]:
     """Sequential bytes/s of the disk under `folder`, as fields of `Machine`, through to the device:
     read after dropping the page cache, written with fsync."""
-    path = folder / f".memscale-profile-{os.getpid()}"
+    path = folder / f".shardscale-profile-{os.getpid()}"
     chunk = os.urandom(min(_CHUNK_BYTES, size_bytes))
     chunks = size_bytes // len(chunk)
     try:

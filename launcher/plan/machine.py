@@ -1,4 +1,4 @@
-"""What a machine achieves: from a file that `memscale profile` wrote, or from a known GPU's peaks.
+"""What a machine achieves: from a file of `shardscale profile`, or from a known GPU's peaks.
 
 The planner's only source of rates. All of them are per rank, with all ranks of the node at work.
 """
@@ -166,19 +166,19 @@ class Machine:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(
-                f"--profile {path}: there is no such file: measure one with memscale profile"
+                f"--profile {path}: there is no such file: measure one with shardscale profile"
             ) from None
         except OSError as error:
             raise UserError(f"--profile {path}: cannot be read ({error.strerror})") from None
         except ValueError as error:  # neither UTF-8 nor JSON
             raise UserError(
-                f"--profile {path}: not valid JSON ({error}): measure again with memscale profile"
+                f"--profile {path}: not valid JSON ({error}): measure again with shardscale profile"
             ) from None
         try:
             return cls(**_checked(content))
         except _Fault as fault:
             raise UserError(
-                f"--profile {path}: {fault}: correct it or measure again with memscale profile"
+                f"--profile {path}: {fault}: correct it or measure again with shardscale profile"
             ) from None
 
 

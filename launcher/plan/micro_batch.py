@@ -165,4 +165,4 @@ def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:
 
 
 def _say(line: str) -> None:
-    print(f"memscale: {line}", file=sys.stderr, flush=True)
+    print(f"shardscale: {line}", file=sys.stderr, flush=True)

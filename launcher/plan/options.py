@@ -1,4 +1,4 @@
-"""The command line of `memscale plan`: its own options, and launcher.train's flags."""
+"""The command line of `shardscale plan`: its own options, and launcher.train's flags."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")
 
 def _parser() -> OptionParser:
     parser = OptionParser(
-        prog="memscale plan",
+        prog="shardscale plan",
         description="Predict bytes and seconds of every way to train a model on so many GPUs, "
         "without one, and print the command for the best.",
         epilog="Every other flag is launcher.train's: --model gpt2-xl --global-batch 128. One that "
-        "is given is not varied: --precision bf16 --zero 3. See `memscale train --help`.",
+        "is given is not varied: --precision bf16 --zero 3. See `shardscale train --help`.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -27,7 +27,7 @@ def _parser() -> OptionParser:
     add("--gpus-per-node", type=int, metavar="N", help="of them in one machine (default: up to 8)")
     add("--gpu", metavar="NAME", help=f"one of {known}")
     add("--gpu-memory", metavar="SIZE", help="memory of each, 24GiB (default: what the GPU has)")
-    add("--profile", type=Path, metavar="FILE", help="rates that `memscale profile` has measured")
+    add("--profile", type=Path, metavar="FILE", help="rates that `shardscale profile` has measured")
     add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
     add("--all", action="store_true", help="show every choice, not only the best of each sharding")

@@ -1,4 +1,4 @@
-"""`memscale profile`: measure this machine for the planner, into a file.
+"""`shardscale profile`: measure this machine for the planner, into a file.
 
 python -m launcher profile --out machine.json --model gpt2 --nproc 2
 """
@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 from launcher.errors import ExitCode, UserError
 from launcher.flags import OptionParser
+from launcher.model.config import ModelConfig, named
 from launcher.plan.benchmarks import Bench, Effort
 from launcher.plan.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
 from launcher.world import choose_device
-from model.config import ModelConfig, named
 
 
 class RankFailed(Exception):
@@ -50,15 +50,15 @@ def main(argv: Sequence[str]) -> int:
             nproc=nproc,
             effort=Effort.for_device(device_type),
             disk_folder=options.out.absolute().parent,
-            say=lambda text: print(f"memscale: {text}", file=sys.stderr, flush=True),
+            say=lambda text: print(f"shardscale: {text}", file=sys.stderr, flush=True),
         )
         with options.out.open("x", encoding="utf-8") as file:
             file.write(machine.as_json())
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     except RankFailed as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.FAILED
     print(f"{machine.name}: written to {options.out}")
     return ExitCode.DONE
@@ -105,7 +105,7 @@ def measure(
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = OptionParser(
-        prog="memscale profile",
+        prog="shardscale profile",
         description="Measure this machine (arithmetic, memory, links, disk) for the planner. "
         "Takes less than a minute, all cores or GPUs at full load.",
         allow_abbrev=False,
@@ -165,7 +165,7 @@ def _run_ranks(
     context = multiprocessing.get_context("spawn")
     processes = []
     pipes: list[Connection[Any, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="memscale-") as meeting:
+    with tempfile.TemporaryDirectory(prefix="shardscale-") as meeting:
         try:
             for rank in range(nproc):
                 ours, theirs = context.Pipe(duplex=False)

@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from model.config import ModelConfig
-from model.gpt import GPT
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 
 COUNTER_BYTES = 4  # an optimizer counts its steps in one fp32 scalar per tensor
 

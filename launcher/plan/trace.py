@@ -12,6 +12,7 @@ at the batch itself, behind a single block. Nothing here depends on how the mode
 from dataclasses import replace
 from functools import cache
 
+from launcher.model.config import ModelConfig
 from launcher.plan.timeline import Tag
 from launcher.plan.trace_events import (
     Birth,
@@ -26,7 +27,6 @@ from launcher.plan.trace_events import (
     Trace,
 )
 from launcher.plan.trace_record import record_trace
-from model.config import ModelConfig
 
 # A dimension of size one is contiguous in any order, so a batch of one copies less than others.
 _BATCHES = (2, 3)

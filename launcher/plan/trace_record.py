@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.measure.live_trace import LiveStorage, LiveTrace
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.plan.gathering import mark_modules, stage3_linears
 from launcher.plan.trace_events import (
     Birth,
@@ -20,8 +22,6 @@ from launcher.plan.trace_events import (
     Trace,
 )
 from launcher.strategies.materialize import materialize_whole
-from model.config import ModelConfig
-from model.gpt import GPT
 
 
 class Recorder(LiveTrace):

@@ -50,7 +50,7 @@ class Trials:
     def __enter__(self) -> Self:
         for number in STOPPING:
             self._handlers[number] = signal.signal(number, _stop)
-        self._folder = Path(tempfile.mkdtemp(prefix="memscale-trials-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="shardscale-trials-"))
         return self
 
     def __exit__(

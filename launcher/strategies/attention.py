@@ -4,10 +4,10 @@ import torch
 
 from launcher.config import RunConfig
 from launcher.errors import NotInstalled, UserError
+from launcher.model import attention
+from launcher.model.attention import Choice, choose
+from launcher.model.config import AttentionKind, ModelConfig
 from launcher.strategies.dtypes import dtypes
-from model import attention
-from model.attention import Choice, choose
-from model.config import AttentionKind, ModelConfig
 
 
 def choose_attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Choice:

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.config import RunConfig
 from launcher.errors import UserError
 from launcher.flags import flag
+from launcher.model.config import ModelConfig
 from launcher.offload_choice import OffloadChoice
 from launcher.sizes import parse_bytes
 from launcher.strategies.offload_sizes import (
@@ -20,7 +21,6 @@ from launcher.strategies.offload_sizes import (
     optimizer_buffer_count,
     swap_buffer_count,
 )
-from model.config import ModelConfig
 
 AUTO = "auto"
 PRECISION_SECTIONS = ("fp16", "bf16", "amp", "torch_autocast", "data_types")

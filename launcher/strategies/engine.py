@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from launcher.config import RunConfig
 from launcher.measure.records import Ledger
+from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.fp8 import to_fp8
 from launcher.strategies.storages import StorageCount
 from launcher.world import World
-from model.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ from launcher.errors import UserError
 from launcher.strategies.nvme_folder import file_system
 
 OPS = ("pin_memory", "async_io")
-STAMP = "memscale-built"
-LOG = "memscale-build.log"
+STAMP = "shardscale-built"
+LOG = "shardscale-build.log"
 NEEDS_LIBAIO = "#include <libaio.h>\nint main() { io_context_t c = 0; return io_setup(1, &c); }\n"
 INSTALL = "apt install g++ libaio-dev, or dnf install gcc-c++ libaio-devel"
 ABANDONED_S = 600.0  # a build writes something every minute or two, however slow the machine
@@ -52,7 +52,7 @@ def ensure_built(device_type: str) -> None:
     folder = build_folder("async_io")
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks whose agent could not know their number prepare for themselves, all at once.
-    with filelock.FileLock(folder / ".memscale-build.lock"):
+    with filelock.FileLock(folder / ".shardscale-build.lock"):
         if is_built():
             return
         missing = what_is_missing()
@@ -132,10 +132,12 @@ def remove_stale_lock(lock: Path) -> None:
     if file_system(lock).startswith(NETWORK_FILE_SYSTEMS):
         newest = max(path.stat().st_mtime for path in lock.parent.iterdir())
         if time.time() - newest < ABANDONED_S:
-            print(f"memscale: another machine may be building: waiting for {lock}", file=sys.stderr)
+            print(
+                f"shardscale: another machine may be building: waiting for {lock}", file=sys.stderr
+            )
             return
     lock.unlink(missing_ok=True)
-    print(f"memscale: removed {lock}, left by a build that was killed", file=sys.stderr)
+    print(f"shardscale: removed {lock}, left by a build that was killed", file=sys.stderr)
 
 
 def held_files() -> set[str]:
@@ -157,7 +159,7 @@ def _versions() -> str:
 
 def _build(device_type: str, folder: Path) -> None:
     print(
-        f"memscale: building DeepSpeed's asynchronous I/O in {folder}, once: takes minutes",
+        f"shardscale: building DeepSpeed's asynchronous I/O in {folder}, once: takes minutes",
         file=sys.stderr,
     )
     environment = dict(os.environ)
@@ -180,11 +182,11 @@ def _build(device_type: str, folder: Path) -> None:
             file.write(line)
             if progress := re.match(r"\[(\d+)/(\d+)\] .*-DTORCH_EXTENSION_NAME=(\w+)", line):
                 done, total, op = progress.groups()
-                print(f"memscale: building {op}: {done} of {total}", file=sys.stderr)
+                print(f"shardscale: building {op}: {done} of {total}", file=sys.stderr)
     if build.returncode != 0:
         lines = log.read_text(encoding="utf-8").splitlines()
         errors = [line for line in lines if "error" in line.lower()] or lines[-1:]
         raise UserError(
             f"DeepSpeed's asynchronous I/O could not be built ({errors[0].strip():.200}): see {log}"
         )
-    print(f"memscale: built in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    print(f"shardscale: built in {time.monotonic() - started_s:.0f} s", file=sys.stderr)

@@ -18,7 +18,7 @@ import psutil
 from launcher.errors import UserError
 from launcher.world import before_leaving
 
-PREFIX = "memscale-swap-"
+PREFIX = "shardscale-swap-"
 OWNER = "owner.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,7 +51,7 @@ def check_folder(path: Path, flag: str) -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=".memscale-", dir=path) as probe:
+        with tempfile.NamedTemporaryFile(prefix=".shardscale-", dir=path) as probe:
             os.close(os.open(probe.name, os.O_RDONLY | os.O_DIRECT))
     except OSError as error:
         why = f"cannot be written to ({error.strerror})"

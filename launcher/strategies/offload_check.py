@@ -11,10 +11,10 @@ import psutil
 
 from launcher.config import RunConfig
 from launcher.errors import UserError
+from launcher.model.config import ModelConfig
 from launcher.sizes import gib
 from launcher.strategies import nvme_build, nvme_folder
 from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
-from model.config import ModelConfig
 
 CGROUP = Path("/sys/fs/cgroup")
 CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from launcher.config import RunConfig
+from launcher.model.config import ModelConfig
 from launcher.offload_choice import OffloadChoice
 from launcher.sizes import parse_bytes
-from model.config import ModelConfig
 
 FP32_BYTES = 4
 ADAM_STATE_BYTES = 12  # fp32 master weight and two moments, per parameter

@@ -1,4 +1,4 @@
-"""python -m launcher.submit: `memscale submit` without the other verbs."""
+"""python -m launcher.submit: `shardscale submit` without the other verbs."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line of `memscale submit`."""
+"""The command line of `shardscale submit`."""
 
 import argparse
 import sys
@@ -24,15 +24,15 @@ def main(argv: Sequence[str]) -> int:
         else:
             submit_training(job, dry_run=options.dry_run)
     except UserError as error:
-        print(f"memscale: {error}", file=sys.stderr)
+        print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.DONE
 
 
 def _parser() -> OptionParser:
     parser = OptionParser(
-        prog="memscale submit",
-        usage="memscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
+        prog="shardscale submit",
+        usage="shardscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
         description="Submit a training to Slurm, or with --sweep a sweep and its report, from a "
         "folder that all nodes share. What is neither below nor behind -- is an option of sbatch: "
         "--partition, --time, --account, --job-name, --mem, ...",

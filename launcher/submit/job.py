@@ -76,12 +76,12 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist: submit needs memscale's source folder (pip install -e .)"
+            f"{path} does not exist: submit needs shardscale's source folder (pip install -e .)"
         ) from None
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
     python = lines.index("python=python\n")
     lines[python] = f"python={shlex.quote(sys.executable)}\nset -- {shlex.join(arguments)}\n"
-    lines.insert(last + 1, f"# From memscale submit:\n#SBATCH {shlex.join(options)}\n")
+    lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {shlex.join(options)}\n")
     return "".join(lines)
 
 

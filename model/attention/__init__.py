@@ -1,8 +1,8 @@
 """Causal self-attention kernels behind one signature, and which of them runs."""
 
-from model.attention.choice import Choice, NotInstalled, choose, kernel_for
-from model.attention.kernel import AttentionFunction, AttentionKernel, Setting
-from model.attention.registry import KERNELS
+from launcher.model.attention.choice import Choice, NotInstalled, choose, kernel_for
+from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, Setting
+from launcher.model.attention.registry import KERNELS
 
 __all__ = [
     "KERNELS",

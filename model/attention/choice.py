@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from model.attention import flash
-from model.attention.dense import BACKENDS, sdpa, sdpa_backend, sdpa_mask
-from model.attention.kernel import AttentionKernel, Implementation, Setting
-from model.attention.registry import KERNELS
-from model.config import AttentionKind, ModelConfig, SdpaBackend
+from launcher.model.attention import flash
+from launcher.model.attention.dense import BACKENDS, sdpa, sdpa_backend, sdpa_mask
+from launcher.model.attention.kernel import AttentionKernel, Implementation, Setting
+from launcher.model.attention.registry import KERNELS
+from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
 

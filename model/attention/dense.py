@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention.kernel import Setting, dense_mask
-from model.config import SdpaBackend
+from launcher.model.attention.kernel import Setting, dense_mask
+from launcher.model.config import SdpaBackend
 
 BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
     "flash": SDPBackend.FLASH_ATTENTION,

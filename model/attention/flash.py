@@ -7,7 +7,7 @@ from importlib import metadata
 
 import torch
 
-from model.attention.kernel import FIX, Setting
+from launcher.model.attention.kernel import FIX, Setting
 
 LARGEST_HEAD = 256
 _INSTALL = "pip install flash-attn --no-build-isolation"

@@ -13,7 +13,7 @@ import importlib
 import torch
 from torch import Tensor
 
-from model.attention.flash import implementation
+from launcher.model.attention.flash import implementation
 
 
 def flash(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from model.attention.kernel import FIX, Setting
+from launcher.model.attention.kernel import FIX, Setting
 
 SMALLEST_HEAD = 16
 

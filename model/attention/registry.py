@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from model.attention import flash, flex
-from model.attention.dense import eager, sdpa, sdpa_mask
-from model.attention.kernel import AttentionKernel, Implementation, dense_mask
+from launcher.model.attention import flash, flex
+from launcher.model.attention.dense import eager, sdpa, sdpa_mask
+from launcher.model.attention.kernel import AttentionKernel, Implementation, dense_mask
 
 
 def _flash() -> Implementation:
-    from model.attention.flash_kernel import flash as function
+    from launcher.model.attention.flash_kernel import flash as function
 
     return Implementation(function=function)
 
 
 def _flex() -> Implementation:
-    from model.attention.flex_kernel import block_mask
-    from model.attention.flex_kernel import flex as function
+    from launcher.model.attention.flex_kernel import block_mask
+    from launcher.model.attention.flex_kernel import flex as function
 
     return Implementation(function=function, prepare=block_mask)
 

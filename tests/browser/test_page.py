@@ -152,7 +152,7 @@ def test_lines_follow_the_mouse_and_can_be_put_away(page: Any) -> None:
 
 
 def test_hostile_names_are_text(page: Any) -> None:
-    assert page.title() == "memscale report"
+    assert page.title() == "shardscale report"
     assert page.locator("img").count() == 0
     assert page.locator("body script").count() == 2
     assert "</script><script>" in page.locator(".failures").inner_text()

@@ -7,9 +7,9 @@ import torch
 from harness import HERE, torchrun, write_text
 
 from launcher.checkpoint import Checkpointer
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from model.config import ModelConfig
-from model.gpt import GPT
 
 
 def test_the_checkpoint_before_is_intact(tmp_path: Path) -> None:

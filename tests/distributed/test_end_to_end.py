@@ -125,7 +125,7 @@ def test_bad_input_is_one_sentence_before_anything_starts(text: Path, tmp_path: 
     out = tmp_path / "run"
     done = torchrun(2, "-m", "launcher.train", *flags(text), "--global-batch=7", f"--out={out}")
     assert done.returncode == 2
-    assert done.stderr.startswith("memscale: --global-batch 7")
+    assert done.stderr.startswith("shardscale: --global-batch 7")
     assert len(done.stderr.splitlines()) == 1
     assert not out.exists()
 

@@ -14,9 +14,9 @@ import torch
 from harness import HERE, torchrun, write_text
 from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, Case
 
+from launcher.model.config import named
+from launcher.model.gpt import GPT
 from launcher.optim import parameter_groups
-from model.config import named
-from model.gpt import GPT
 
 MODEL = named("nano", layers=2, d_model=64, heads=4, context=32, vocab_size=260)
 P = MODEL.parameter_count

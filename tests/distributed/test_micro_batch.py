@@ -9,7 +9,7 @@ import psutil
 import pytest
 from harness import MODEL_FLAGS, python, torchrun, write_text
 
-TRIED = re.compile(r"memscale: micro-batch (\d+): (fits|out of memory)")
+TRIED = re.compile(r"shardscale: micro-batch (\d+): (fits|out of memory)")
 FLAGS = (*MODEL_FLAGS, "--context=64", "--d-model=128", "--no-tensorboard")
 
 
@@ -44,13 +44,13 @@ def test_one_process_finds_the_largest_within_3_percent(
     out = tmp_path / "run"
     done = python(
         *("-m", "launcher.train", *FLAGS, f"--data={text}", f"--config={config}", f"--out={out}"),
-        MEMSCALE_CACHE=str(tmp_path / "cache"),
+        SHARDSCALE_CACHE=str(tmp_path / "cache"),
     )
     assert done.returncode == 0, done.stderr
     largest, too_large = bounds(done.stderr)
     assert too_large - 1 <= 1.03 * largest
     assert f"10 steps of {largest} x 64 tokens" in done.stdout
-    assert not list(tmp_path.glob("memscale-trials-*"))
+    assert not list(tmp_path.glob("shardscale-trials-*"))
     assert processes_left() == []
 
 
@@ -60,7 +60,7 @@ def test_ranks_share_a_fixed_global_batch(text: Path, tmp_path: Path) -> None:
             *(2, "-m", "launcher.train", *FLAGS, f"--data={text}", f"--out={tmp_path / name}"),
             *("--strategy=fsdp", "--micro-batch=auto", "--global-batch=192"),
             *("--memory-limit=70MiB", "--steps=3"),
-            MEMSCALE_CACHE=str(tmp_path / "cache"),
+            SHARDSCALE_CACHE=str(tmp_path / "cache"),
         )
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -21,7 +21,7 @@ from offload_cases import CASES, OPTIMIZER, PAIRS, PARAM, RANKS, Case
 
 from launcher.strategies import nvme_build
 
-ASKED_FOR = "MEMSCALE_TEST_NVME" in os.environ
+ASKED_FOR = "SHARDSCALE_TEST_NVME" in os.environ
 nvme_build.use_own_ninja()
 MISSING = nvme_build.what_is_missing()
 pytestmark = [
@@ -127,7 +127,7 @@ def test_a_killed_run_leaves_files_that_the_next_one_removes(tmp_path: Path) -> 
     assert sorted(swap.iterdir()) == left  # in use, so not touched
     run.send_signal(signal.SIGKILL)
     run.communicate()
-    (swap / "memscale-swap-of-somebody").mkdir()
+    (swap / "shardscale-swap-of-somebody").mkdir()
     done = python(*command, "--steps=2", f"--out={tmp_path / 'after'}")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in swap.iterdir()] == ["memscale-swap-of-somebody"]
+    assert [path.name for path in swap.iterdir()] == ["shardscale-swap-of-somebody"]

@@ -221,11 +221,11 @@ def test_bad_input_starts_nothing(tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     done = sweep("--nproc=2", "--grid", "strategy=ddp,zero5", f"--out={out}")
     assert done.returncode == 2
-    assert done.stderr.startswith("memscale: --grid strategy=zero5: use one of")
+    assert done.stderr.startswith("shardscale: --grid strategy=zero5: use one of")
     assert len(done.stderr.splitlines()) == 1
     missing = ("--grid=strategy=ddp", "--data=gone.txt", "--device=cpu", f"--out={out}")
     done = sweep("--nproc=1", *missing)
-    assert (done.returncode, done.stderr.startswith("memscale: --data gone.txt")) == (2, True)
+    assert (done.returncode, done.stderr.startswith("shardscale: --data gone.txt")) == (2, True)
     assert not out.exists()
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import KERNELS, choose, kernel_for
-from model.config import AttentionKind, ModelConfig
-from model.gpt import GPT
+from launcher.model.attention import KERNELS, choose, kernel_for
+from launcher.model.config import AttentionKind, ModelConfig
+from launcher.model.gpt import GPT
 
 pytestmark = [
     pytest.mark.gpu,

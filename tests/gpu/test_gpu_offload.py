@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.strategies import nvme_build
-from model.config import ModelConfig
-from model.gpt import GPT
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-/* Stands in for libnvidia-ml.so.1 in tests: the binary interface of the functions that memscale
+/* Stands in for libnvidia-ml.so.1 in tests: the binary interface of the functions that shardscale
  * calls, answering from a script. Own declarations, written from NVML's public reference.
  *
  * $NVML_STUB_SCRIPT names a text file, read at the process's first nvmlInit. A line is

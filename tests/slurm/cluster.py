@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, names: Sequence[str]) -> None:
         # Not under pytest's folder: munged refuses a folder whose parents others cannot enter.
-        self.folder = Path(tempfile.mkdtemp(prefix="memscale-slurm-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="shardscale-slurm-"))
         self.folder.chmod(0o755)
         self._ips = {name: f"10.77.0.{number}" for number, name in enumerate(names, start=11)}
         self._control: psutil.Popen | None = None

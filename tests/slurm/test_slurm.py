@@ -1,4 +1,4 @@
-"""The batch scripts and `memscale submit` on a real Slurm of two nodes."""
+"""The batch scripts and `shardscale submit` on a real Slurm of two nodes."""
 
 import json
 import os
@@ -163,7 +163,7 @@ def test_submit_refuses_bad_arguments(
     ("path", "flags", "said"),
     [
         (PATH, ("--zero=5",), "--zero 5 must be one of 0, 1, 2, 3"),
-        ("/usr/bin:/bin", (), "node n1: python cannot import memscale"),
+        ("/usr/bin:/bin", (), "node n1: python cannot import shardscale"),
     ],
 )
 def test_a_job_that_cannot_start_says_why(
@@ -173,7 +173,7 @@ def test_a_job_that_cannot_start_says_why(
     job = cluster.run("sbatch", *arguments, cwd=tmp_path, PATH=path)
     cluster.wait_for_job(job, "FAILED")
     assert cluster.job(job)["ExitCode"] == "2:0"
-    assert f"memscale: {said}" in log(tmp_path, job)
+    assert f"shardscale: {said}" in log(tmp_path, job)
     assert not (tmp_path / "runs").exists()
 
 

@@ -259,7 +259,7 @@ def lay_out(one: Case, folder: Path) -> None:
 def environment(cache: Path, one: Case) -> dict[str, str]:
     ranks = str(one.ranks)
     return {
-        "MEMSCALE_CACHE": str(cache),
+        "SHARDSCALE_CACHE": str(cache),
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": ranks,
@@ -312,7 +312,7 @@ def check(one: Case, folder: Path, outcome: Outcome) -> None:
     *progress, sentence = outcome.stderr.splitlines()
     assert all(line.startswith(PROGRESS) for line in progress)
     assert not progress or "--data" in one.argv
-    assert sentence.startswith("memscale: ")
+    assert sentence.startswith("shardscale: ")
     assert [word for word in one.says if word not in sentence] == [], sentence
     assert sorted(os.listdir(folder)) == sorted(one.files)
 
@@ -331,7 +331,7 @@ def test_refused_once_for_all_ranks(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *shlex.split(one.argv)],
         cwd=folder,
-        env={**os.environ, "MEMSCALE_CACHE": str(tmp_path / "cache")},
+        env={**os.environ, "SHARDSCALE_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=120,

@@ -19,9 +19,9 @@ from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, Save
 from launcher.checkpoint import saving as saving_module
 from launcher.errors import UserError
 from launcher.measure.live_trace import LiveTrace
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from model.config import ModelConfig
-from model.gpt import GPT
 
 SHAPE = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
 
@@ -100,7 +100,7 @@ def test_the_files_are_safetensors_of_flat_fp32(engine: NativeEngine, folder: Pa
     raw = (folder / "step-00000003" / "rank-00000.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])
-    assert header.pop("__metadata__") == {"format": "memscale-checkpoint"}
+    assert header.pop("__metadata__") == {"format": "shardscale-checkpoint"}
     state = values(engine)
     assert len(header) == 3 * sum(1 for _ in engine._module.parameters())
     for key, entry in header.items():

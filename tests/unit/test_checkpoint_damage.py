@@ -14,9 +14,9 @@ import torch
 from launcher.checkpoint import Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.index import _digest
 from launcher.errors import UserError
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from model.config import ModelConfig
-from model.gpt import GPT
 
 INDEX, RANK = "index.json", "rank-00000.safetensors"
 
@@ -147,7 +147,7 @@ def test_nothing_intact_is_not_a_fresh_start(folder: Path) -> None:
 def test_another_version_is_not_damage(folder: Path) -> None:
     path = folder / "step-00000002"
     (path / INDEX).write_text((path / INDEX).read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(UserError, match="has format version 2, and this memscale reads version 1"):
+    with pytest.raises(UserError, match="format version 2, and this version of shardscale reads 1"):
         Checkpointer(folder).load("auto", new_engine())
 
 

@@ -292,10 +292,10 @@ def test_the_cache_folder_follows_the_environment(
 ) -> None:
     (tmp_path / "a.txt").write_text(story(4000))
     settings = {"data": str(tmp_path / "a.txt"), "tokenizer": "byte", "vocab_size": 257}
-    monkeypatch.delenv("MEMSCALE_CACHE", raising=False)
+    monkeypatch.delenv("SHARDSCALE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     open_corpus(**settings, seq_len=16)
-    assert (tmp_path / "xdg/memscale/corpora").is_dir()
-    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path / "own"))
+    assert (tmp_path / "xdg/shardscale/corpora").is_dir()
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "own"))
     open_corpus(**settings, seq_len=16)
     assert (tmp_path / "own/corpora").is_dir()

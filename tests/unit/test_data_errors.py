@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 
 from launcher.data import open_corpus
 from launcher.errors import UserError
+from launcher.extras import how_to_install
 
 TEXT = "\n\n".join(f"Paragraph {number} says very little about anything." for number in range(500))
 
@@ -33,7 +34,7 @@ def refusal(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -118,7 +119,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pq.write_table(pa.table({"text": ["a"]}), path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # import raises ImportError
     assert f"{path} is a parquet file" in (message := refusal(path))
-    assert "pip install pyarrow" in message
+    assert how_to_install("hf") in message
 
 
 @pytest.mark.parametrize("content", ["", " \n\n\t", "one short line"])
@@ -172,10 +173,10 @@ def test_tokenizer_without_an_end(book: Path, tmp_path: Path) -> None:
 
 
 def test_cache_folder_that_cannot_be_made(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSCALE_CACHE", str(book))  # a file
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(book))  # a file
     message = refusal(book)
     assert str(book) in message
-    assert "set MEMSCALE_CACHE to a folder" in message
+    assert "set SHARDSCALE_CACHE to a folder" in message
 
 
 def test_unreadable_text_file(tmp_path: Path) -> None:

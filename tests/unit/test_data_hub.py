@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from launcher.extras import how_to_install
+
 ROOT = Path(__file__).parents[2]
 WORDS = [
     "a",
@@ -142,7 +144,7 @@ def test_a_dataset_without_the_network(tmp_path: Path) -> None:
 def test_a_dataset_without_the_extra(tmp_path: Path) -> None:
     message = str(opened(tmp_path, data="hf:wikitext:x", missing=("datasets",))["refused"])
     assert "hf:wikitext:x needs" in message
-    assert "pip install 'memscale[hf]'" in message
+    assert how_to_install("hf") in message
 
 
 def test_a_dataset_without_a_name(tmp_path: Path) -> None:
@@ -194,4 +196,4 @@ def test_a_tokenizer_without_the_network(tmp_path: Path, text: str) -> None:
 
 def test_a_tokenizer_without_the_extra(tmp_path: Path, text: str) -> None:
     answer = opened(tmp_path, data=text, tokenizer="hf:gpt2", missing=("transformers",))
-    assert "pip install 'memscale[hf]'" in str(answer["refused"])
+    assert how_to_install("hf") in str(answer["refused"])

@@ -173,7 +173,7 @@ def test_our_files_and_theirs_train_alike(text: Path) -> None:
         [sys.executable, "-c", FORK_PER_RUN],
         input=json.dumps(runs),
         cwd=text,
-        env={**os.environ, "MEMSCALE_CACHE": str(text / "cache")},
+        env={**os.environ, "SHARDSCALE_CACHE": str(text / "cache")},
         capture_output=True,
         text=True,
         timeout=300,
@@ -189,7 +189,7 @@ def test_our_file_through_torchrun(text: Path) -> None:
     done = subprocess.run(
         [Path(sys.executable).parent / "torchrun", *command],
         cwd=text,
-        env={**os.environ, "MEMSCALE_CACHE": str(text / "cache"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "SHARDSCALE_CACHE": str(text / "cache"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,4 +1,4 @@
-"""What `memscale doctor` finds, here and in environments that are broken on purpose."""
+"""What `shardscale doctor` finds, here and in environments that are broken on purpose."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_text_is_readable_without_a_terminal(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused_in_a_sentence() -> None:
     done = doctor("--jason")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("memscale: unrecognized arguments: --jason")
+    assert done.stderr.startswith("shardscale: unrecognized arguments: --jason")
     assert len(done.stderr.splitlines()) == 1
 
 

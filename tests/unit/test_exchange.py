@@ -17,9 +17,9 @@ from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
 from launcher.exchange import export, import_
 from launcher.measure.live_trace import LiveTrace
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from model.config import ModelConfig
-from model.gpt import GPT
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
@@ -62,7 +62,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert run(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("memscale: ")
+    assert printed.err.startswith("shardscale: ")
     assert printed.err.count("\n") == 1
     return printed.err
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from launcher.config import RunConfig
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, initial_value
 from launcher.optim import build_optimizer
 from launcher.strategies import build
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.in_backward import InBackwardEngine
 from launcher.world import World
-from model.config import ModelConfig
-from model.gpt import GPT, initial_value
 
 MODEL = ModelConfig(vocab_size=50, context=8, layers=2, heads=2, d_model=16)
 

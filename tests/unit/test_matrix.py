@@ -17,7 +17,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_the_readme_holds_todays_table() -> None:
     text = README.read_text(encoding="utf-8")
-    assert matrix.with_matrix(text) == text, "run: memscale matrix README.md"
+    assert matrix.with_matrix(text) == text, "run: shardscale matrix README.md"
 
 
 def test_writing_the_table_leaves_the_rest_alone(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_file_without_markers_is_refused(
         file.write_text(content)
     assert matrix.main([str(file)]) == ExitCode.REFUSED
     said = capsys.readouterr().err
-    assert said.startswith("memscale: memscale matrix")
+    assert said.startswith("shardscale: shardscale matrix")
     assert len(said.splitlines()) == 1
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from model.attention import KERNELS, AttentionKernel, flash_kernel, flex_kernel, kernel_for
-from model.config import AttentionKind, ModelConfig, SdpaBackend
-from model.gpt import GPT
+from launcher.model.attention import KERNELS, AttentionKernel, flash_kernel, flex_kernel, kernel_for
+from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
+from launcher.model.gpt import GPT
 
 CONFIG = ModelConfig(vocab_size=61, context=40, layers=1, heads=2, d_model=16)
 TRAINS_ON_CPU = ("eager", "sdpa")

@@ -9,9 +9,9 @@ import torch
 
 from launcher.config import RunConfig
 from launcher.errors import UserError
+from launcher.model.attention import Choice, choose, flash, kernel_for
+from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 from launcher.resolve import Resolved, resolve
-from model.attention import Choice, choose, flash, kernel_for
-from model.config import AttentionKind, ModelConfig, SdpaBackend
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 

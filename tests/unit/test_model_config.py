@@ -4,9 +4,9 @@ import sys
 import pytest
 import torch
 
-from model.config import NAMED, ModelConfig, named
-from model.cost import flops_per_token
-from model.gpt import GPT
+from launcher.model.config import NAMED, ModelConfig, named
+from launcher.model.cost import flops_per_token
+from launcher.model.gpt import GPT
 
 SMALL = {"vocab_size": 97, "context": 16, "layers": 3, "heads": 4, "d_model": 24}
 
@@ -102,5 +102,7 @@ def test_named_replaces_fields_and_validates_them() -> None:
 
 
 def test_the_config_needs_no_torch() -> None:
-    code = "import sys, model.config, model.cost; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, launcher.model.config, launcher.model.cost; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.config import ModelConfig
-from model.gpt import GPT, initial_value
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, initial_value
 
 CONFIG = ModelConfig(vocab_size=97, context=24, layers=3, heads=2, d_model=16)
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,8 @@ def test_initial_values_leave_the_global_generator_alone() -> None:
 
 def test_initial_values_are_the_same_in_another_process() -> None:
     code = (
-        "import hashlib; from model.config import named; from model.gpt import initial_value;"
+        "import hashlib; from launcher.model.config import named;"
+        "from launcher.model.gpt import initial_value;"
         "v = initial_value('wte.weight', (64, 48), named('nano'), seed=5, device='cpu');"
         "print(hashlib.sha256(v.numpy().tobytes()).hexdigest())"
     )

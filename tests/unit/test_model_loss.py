@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 
 
 def _inputs(rows: int, vocab_size: int, d_model: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model.config import NAMED, ModelConfig
-from model.gpt import GPT
-from model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.config import NAMED, ModelConfig
+from launcher.model.gpt import GPT
+from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 
 CONFIG = ModelConfig(vocab_size=64, context=32, layers=4, heads=4, d_model=32)
 

@@ -12,6 +12,8 @@ import torch
 
 from launcher.arguments import parse_run_config
 from launcher.errors import UserError
+from launcher.model.config import NAMED, ModelConfig
+from launcher.model.gpt import GPT
 from launcher.resolve import Resolved, resolve
 from launcher.strategies import nvme_build, offload_check
 from launcher.strategies.nvme_folder import SwapFolder, check_folder, remove_abandoned
@@ -20,8 +22,6 @@ from launcher.strategies.offload_sizes import (
     largest_parameter_count,
     offload_sizes,
 )
-from model.config import NAMED, ModelConfig
-from model.gpt import GPT
 
 GIB = 2**30
 ON_DISK = "--zero 3 --precision bf16 --offload-optimizer nvme --offload-param nvme --nvme-path {}"
@@ -109,9 +109,9 @@ time.sleep(600)
 def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     mine = SwapFolder(tmp_path)
     (mine.path / "state.swp").write_bytes(b"in use")
-    (tmp_path / "memscale-swap-without-owner").mkdir()
-    (tmp_path / "memscale-swap-elsewhere").mkdir()
-    elsewhere = tmp_path / "memscale-swap-elsewhere" / "owner.json"
+    (tmp_path / "shardscale-swap-without-owner").mkdir()
+    (tmp_path / "shardscale-swap-elsewhere").mkdir()
+    elsewhere = tmp_path / "shardscale-swap-elsewhere" / "owner.json"
     elsewhere.write_text('{"host": "another", "boot": "another", "pid": 1}')
     (tmp_path / "thesis.txt").write_text("mine")
     holder = subprocess.Popen(

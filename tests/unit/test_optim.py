@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from launcher.config import OptimChoice
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
 from launcher.optim import build_optimizer, learning_rate, parameter_groups
-from model.config import ModelConfig
-from model.gpt import GPT
 
 
 def test_schedule_at_its_edges() -> None:

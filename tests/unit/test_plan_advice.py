@@ -49,7 +49,7 @@ def test_a_run_that_takes_the_advice_completes(tmp_path: Path) -> None:
     failed = train(tmp_path / "failed", "")
     assert failed.returncode == 3, failed.stderr
     lines = failed.stderr.splitlines()
-    said = [line.removeprefix("memscale: would fit: ") for line in lines if "would fit" in line]
+    said = [line.removeprefix("shardscale: would fit: ") for line in lines if "would fit" in line]
     assert 1 <= len(said) <= 3
     report = next(i for i, line in enumerate(lines) if "out of memory on rank 0" in line)
     assert report < next(i for i, line in enumerate(lines) if "would fit" in line)

@@ -1,4 +1,4 @@
-"""`memscale plan` as a user meets it."""
+"""`shardscale plan` as a user meets it."""
 
 import json
 import shlex

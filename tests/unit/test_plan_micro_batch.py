@@ -75,7 +75,7 @@ def test_auto_is_a_value_of_the_flag_and_of_the_file(tmp_path: Path) -> None:
 def test_a_found_size_is_remembered_for_what_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MEMSCALE_CACHE", str(tmp_path))
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path))
     config = parse_run_config(["--micro-batch=auto", "--memory-limit=1GiB"])
     FoundSizes(config, CPU, 2).keep(12, 2**30)
 

@@ -9,12 +9,12 @@ import torch
 
 from launcher.__main__ import VERBS
 from launcher.errors import UserError
+from launcher.model.config import ModelConfig
 from launcher.plan import profile
 from launcher.plan.benchmarks import Bench, Effort
 from launcher.plan.hardware import GPUS, find_gpu, gpu_named
 from launcher.plan.link_benchmarks import fit_rate
 from launcher.plan.machine import Machine
-from model.config import ModelConfig
 
 TINY = Effort(
     seconds=0.01,
@@ -148,7 +148,7 @@ def test_bad_arguments_are_refused_in_one_sentence(
     Path("here.json").write_text("")
     assert profile.main(flags) == 2
     said = capsys.readouterr().err
-    assert said.startswith("memscale: ")
+    assert said.startswith("shardscale: ")
     assert sentence in said
     assert said.count("\n") == 1
     assert Path("here.json").read_text() == ""

@@ -8,6 +8,8 @@ import torch
 
 from launcher.config import RunConfig
 from launcher.measure.live_trace import LiveTrace
+from launcher.model.config import named
+from launcher.model.gpt import GPT
 from launcher.optim import build_optimizer
 from launcher.optim.registry import OPTIMIZERS
 from launcher.plan.run import Rank
@@ -15,8 +17,6 @@ from launcher.plan.states import COUNTER_BYTES, parameters_of, row_shard
 from launcher.plan.zero_groups import Groups
 from launcher.resolve import resolve
 from launcher.strategies.storages import optimizer_tensors
-from model.config import named
-from model.gpt import GPT
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:

@@ -52,7 +52,7 @@ def test_nothing_to_report_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(runs) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("memscale: ")
+    assert captured.err.startswith("shardscale: ")
     assert captured.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -72,7 +72,7 @@ def test_bad_flags_are_one_sentence(
     write_run(tmp_path / "runs" / "ddp", losses=LOSSES)
     assert main(["runs", *flags]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("memscale: ")
+    assert captured.err.startswith("shardscale: ")
     assert captured.err.count("\n") == 1
     assert flags[-1].removeprefix("--") in captured.err
 
@@ -278,7 +278,7 @@ def test_page_of_fifty_runs_is_small(tmp_path: Path) -> None:
 
 
 def test_plots_are_written_for_papers(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: memscale[plots]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: shardscale[plots]")
     write_run(tmp_path / "$\\frac{1$", losses=LOSSES)
     write_run(tmp_path / "_hidden", losses=LOSSES, strategy="single", ranks=1)
     assert main([str(tmp_path), "--png"]) == 0

@@ -169,7 +169,7 @@ def test_a_report_folder_that_cannot_be_made_is_one_sentence(sweep: Path) -> Non
 
 
 def test_plots_need_no_completed_run(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: memscale[plots]")
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: shardscale[plots]")
     folder = write_sweep(tmp_path, {"ddp": ("timeout", "slow"), "gpt2": ("completed", None)})
     write_run(folder.run_folder("ddp"), losses=LOSSES, state="running")
     write_run(folder.run_folder("gpt2"), losses=LOSSES, model="gpt2")

@@ -1,4 +1,4 @@
-"""`memscale submit` as far as it goes without Slurm: what it refuses, and the script it fills."""
+"""`shardscale submit` as far as it goes without Slurm: what it refuses, and the script it fills."""
 
 import subprocess
 from pathlib import Path
@@ -120,7 +120,7 @@ def test_what_cannot_run_is_refused_in_one_sentence(
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("memscale: ")
+    assert printed.err.startswith("shardscale: ")
     assert said in printed.err
     assert len(printed.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -144,4 +144,4 @@ def test_a_script_started_by_hand_says_what_it_is(name: str) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == "memscale: this is a batch script: start it with sbatch\n"
+    assert done.stderr == "shardscale: this is a batch script: start it with sbatch\n"

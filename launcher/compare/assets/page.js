@@ -79,7 +79,7 @@ function header() {
   const made = new Date(data.made_unix_s * 1000).toISOString().slice(0, 16).replace("T", " ");
   const lede = `${states} ${one ? `Setting: ${data.settings[0].setting}.` : `${data.settings.length} settings.`}`;
   const top = html("header", {},
-    html("p", { className: "kicker", text: `memscale report \u00b7 ${made} UTC` }),
+    html("p", { className: "kicker", text: `shardscale report \u00b7 ${made} UTC` }),
     html("h1", { text: title }), html("p", { className: "lede", text: lede }));
   for (const { setting, goals } of data.settings) {
     if (goals.length === 0) continue;
