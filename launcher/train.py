@@ -104,8 +104,10 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     data, loop = resolved.config.data, resolved.config.loop
 
     session.enter("build")
-    torch.manual_seed(loop.seed + world.rank)  # dropout differs between ranks, weights do not
     engine = build_engine(resolved, world)
+    # Dropout differs between ranks, weights do not. Building draws numbers too, under some
+    # strategies: seeded behind it, dropout is the same under all.
+    torch.manual_seed(loop.seed + world.rank)
     session.watch(engine)
     batches = GlobalBatches(
         corpus.train,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from launcher.checkpoint.whole import what_is_missing
 from launcher.errors import UserError
 from launcher.strategies.flat_shards import PARAM, OwnShapes, element_count
 
@@ -92,6 +93,8 @@ class Checkpoint:
             )
             checkpoint.check_coverage()
             checkpoint.check_sizes()
+            if (missing := checkpoint.missing_state()) is not None:
+                raise damaged(path, INDEX_NAME, missing)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             why = f"has another structure than expected: {error}"
             raise damaged(path, INDEX_NAME, why) from None
@@ -141,6 +144,16 @@ class Checkpoint:
         for name, kind in sorted(wanted.keys() | ends.keys()):
             if wanted.get((name, kind)) != ends.get((name, kind)):
                 raise damaged(self.path, INDEX_NAME, f"does not cover {name} ({kind}) exactly")
+
+    def missing_state(self) -> str | None:
+        """What is not there of what the optimizer of the saver's config has, if anything."""
+        return what_is_missing(
+            shapes=self.shapes,
+            kinds=self.kinds,
+            own_shapes=self.own_shapes,
+            counters=self.counters,
+            config=self.extra.get("config", {}),
+        )
 
     def check_sizes(self) -> None:
         """All rank files are there in full length, and ranges lie inside them.

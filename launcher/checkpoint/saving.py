@@ -105,6 +105,8 @@ def _publish(
         rng=[rng for _, rng in parts],
         files=files,
     )
+    if (missing := checkpoint.missing_state()) is not None:
+        raise _error(snapshot, f"the training state {missing}")
     checkpoint.check_coverage()
     checkpoint.check_sizes()  # a file that the main rank does not see is on another node's disk
     checkpoint.write()

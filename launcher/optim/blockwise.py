@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 BLOCK_ELEMENTS = 256
-"""Elements that share one fp32 scale, their largest magnitude."""
+"""Elements that share one fp32 scale, the one of the largest magnitude."""
 
 
 def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """fp32 [n] -> (uint8 codes [n], fp32 scales [ceil(n / 256)]); the last block may be short.
 
+    The scale has its sign: the map holds 1 but not -1, and what stands for the scale exactly gives
+    the same codes and scales when it is quantized again, from a checkpoint.
     Unsigned values, second moments, are rounded to 0 only where they are 0: a gradient far below
     its block's largest would otherwise be divided by nothing but epsilon.
     """
     blocks = _blocks(values)
-    scales = blocks.abs().amax(1).clamp_(min=1e-12)
+    scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)).squeeze(1)
+    scales = torch.where(scales.abs() < 1e-12, 1e-12, scales)
     codes = torch.bucketize(blocks / scales[:, None], _midpoints(signed, values.device))
     if not signed:
         codes.clamp_min_((blocks > 0).to(codes.dtype))

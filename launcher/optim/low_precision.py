@@ -73,7 +73,14 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         state = self.state[parameter]
         if kind in MOMENTS:
             return _load(state, kind, slice(None))
-        return _load_weight(_flat(parameter), state, slice(None))
+        weight = _flat(parameter)
+        value = _load_weight(weight, state, slice(None))
+        if "compensation" in state:
+            # Half-way between two bf16 numbers it may be rounded to the other one when it is
+            # written back: an fp32 bit nearer to the weight, both its parts come out as they were.
+            nearer = value.nextafter(weight.float())
+            value = torch.where(value.to(weight.dtype) == weight, value, nearer)
+        return value
 
     def write(self, parameter: Tensor, kind: str, values: Tensor) -> None:
         """Store what `read` returned, or other values in its place."""

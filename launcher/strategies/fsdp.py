@@ -48,6 +48,10 @@ def build(recipe: Recipe) -> Engine:
     def set_sync(last: bool) -> None:
         fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)
 
+    def free_gathered() -> None:
+        for module in _sharded_modules(root):
+            module.reshard()
+
     engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
     return engine(
         root,  # the same object as `fsdp`, seen as a module
@@ -57,19 +61,23 @@ def build(recipe: Recipe) -> Engine:
         device=device,
         scaled=optim.precision == "fp16",
         set_sync=set_sync,
+        free_gathered=free_gathered,
         hidden_gradients=partial(_whole_gradients, root),
     )
 
 
 def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
     """What accumulation without communication holds, on parameters that the module hides."""
-    for module in root.modules():
-        if isinstance(module, FSDPModule):
-            group = module._get_fsdp_state()._fsdp_param_group
-            for parameter in group.fsdp_params if group else ():
-                yield parameter.unsharded_accumulated_grad
-                if hasattr(parameter, "_unsharded_param"):  # from its first gather on
-                    yield parameter._unsharded_param.grad
+    for module in _sharded_modules(root):
+        group = module._get_fsdp_state()._fsdp_param_group
+        for parameter in group.fsdp_params if group else ():
+            yield parameter.unsharded_accumulated_grad
+            if hasattr(parameter, "_unsharded_param"):  # from its first gather on
+                yield parameter._unsharded_param.grad
+
+
+def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in root.modules() if isinstance(module, FSDPModule))
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:

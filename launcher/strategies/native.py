@@ -26,6 +26,7 @@ class NativeEngine:
         autocast: type to compute in where the module itself keeps fp32 parameters.
         scaled: whether losses are scaled, as fp16 needs it.
         set_sync: told before each forward whether its backward communicates gradients.
+        free_gathered: called after a forward without the backward that frees what it has gathered.
         keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
         hidden_gradients: gradients that are on no parameter of the module, for the ledger.
     """
@@ -41,6 +42,7 @@ class NativeEngine:
         autocast: torch.dtype | None = None,
         scaled: bool = False,
         set_sync: Callable[[bool], None] = lambda last: None,
+        free_gathered: Callable[[], None] = lambda: None,
         keeps_gradients: bool = False,
         hidden_gradients: Callable[[], Iterable[Tensor | None]] = tuple,
     ) -> None:
@@ -52,6 +54,7 @@ class NativeEngine:
         self._autocast = autocast
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
         self._set_sync = set_sync
+        self._free_gathered = free_gathered
         self._keeps_gradients = keeps_gradients
         self._hidden_gradients = hidden_gradients
 
@@ -98,6 +101,7 @@ class NativeEngine:
         self._module.eval()
         with torch.no_grad(), self._compute_type():
             loss: Tensor = self._module(tokens, targets)
+        self._free_gathered()
         self._module.train()
         return loss
 

@@ -1,0 +1,139 @@
+"""Whatever a run does every so many steps, and however that falls together, training and the
+checkpoints are those of a run that does nothing else.
+
+One process group per number of ranks runs all variants; each test then looks up its own.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import HERE, torchrun, write_text
+from periodic_cases import (
+    ALONE,
+    PERIODS,
+    PREEMPTED,
+    STEPS,
+    STOP_SIGNAL_AT,
+    STRATEGIES,
+    UNDISTURBED,
+    VARIANTS,
+    Variant,
+)
+
+from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.optim.registry import checkpointed
+from launcher.optim_choice import OptimChoice
+from launcher.strategies.flat_shards import PARAM
+
+RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What the process groups reported of each variant."""
+
+    folder: Path
+    by_name: dict[str, dict[str, Any]]
+    output: str
+
+    def of(self, variant: Variant) -> dict[str, Any]:
+        if variant.name not in self.by_name:
+            pytest.fail(f"no result of {variant.name}:\n{self.output[-6000:]}")
+        result = self.by_name[variant.name]
+        if "error" in result:
+            pytest.fail(f"{variant.name} raised:\n{result['error']}")
+        return result
+
+    def checkpoints(self, variant: Variant, schedule: str) -> list[Path]:
+        return CheckpointFolder(self.folder / variant.name / schedule / "checkpoints").list()
+
+    def records(self, variant: Variant, schedule: str, kind: str) -> Iterator[dict[str, Any]]:
+        path = self.folder / variant.name / schedule / "rank0.jsonl"
+        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if record["kind"] == kind:
+                yield record
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("periodic")
+    text = write_text(folder / "text.txt")
+    text.write_text(text.read_text(encoding="utf-8")[:8000], encoding="utf-8")
+    output = ""
+    for ranks in (1, 2):
+        names = [variant.name for variant in VARIANTS if variant.ranks == ranks]
+        done = torchrun(ranks, HERE / "periodic_rank.py", text, folder, *names)
+        output += f"{ranks} ranks ended with {done.returncode}:\n{done.stderr}\n"
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    by_name = {r["variant"]: r for r in map(json.loads, lines)}
+    return Results(folder=folder, by_name=by_name, output=output)
+
+
+def ids(value: object) -> str:
+    return value.name if isinstance(value, Variant) else str(value).replace(" ", "-")
+
+
+@pytest.mark.parametrize(("variant", "schedule"), RUNS, ids=ids)
+def test_every_checkpoint_is_whole(variant: Variant, schedule: str, results: Results) -> None:
+    results.of(variant)
+    checkpoints = list(map(Checkpoint.open, results.checkpoints(variant, schedule)))
+    found = [checkpoint.step for checkpoint in checkpoints]
+    if schedule == PREEMPTED:
+        assert found == [STOP_SIGNAL_AT + 1]  # agreed at the end of a step, all others pruned
+    else:
+        every = PERIODS[schedule]["save"]
+        assert found == [step for step in range(1, STEPS + 1) if step % every == 0 or step == STEPS]
+    for checkpoint in checkpoints:
+        config, skipped = checkpoint.extra["config"], checkpoint.extra["skipped_steps"]
+        states, _ = checkpointed(OptimChoice(optimizer=config["optimizer"]))
+        assert sorted(checkpoint.kinds) == sorted((PARAM, *states))
+        assert checkpoint.own_shapes == {}
+        assert checkpoint.counters == {"step": checkpoint.step - skipped}
+
+
+@pytest.mark.parametrize(("variant", "schedule"), RUNS, ids=ids)
+def test_it_goes_on_to_the_same_bits(variant: Variant, schedule: str, results: Results) -> None:
+    result = results.of(variant)
+    losses, norms = result["undisturbed"]
+    assert len(losses) == UNDISTURBED
+    for path in results.checkpoints(variant, schedule):
+        step = int(path.name.removeprefix("step-"))
+        expected = [losses[step : step + 2], norms[step : step + 2]]
+        assert result["resumed"][f"{schedule}/{path.name}"] == expected
+
+
+@pytest.mark.parametrize(("variant", "schedule"), RUNS, ids=ids)
+def test_training_does_not_notice(variant: Variant, schedule: str, results: Results) -> None:
+    losses, _ = results.of(variant)["undisturbed"]
+    found = [record["loss"] for record in results.records(variant, schedule, "step")]
+    assert found == losses[: len(found)]
+    stopped = STOP_SIGNAL_AT + 1 if schedule == PREEMPTED else STEPS
+    assert len(found) == stopped
+    every = PERIODS[schedule]["evaluate"]
+    evaluated = [record["step"] for record in results.records(variant, schedule, "eval")]
+    assert evaluated == list(range(every, stopped + 1, every))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_dropout_is_the_same_under_every_strategy(ranks: int, results: Results) -> None:
+    first, *others = (v for v in (*STRATEGIES, *ALONE) if v.ranks == ranks)
+    assert len(others) >= 5
+    losses, norms = results.of(first)["undisturbed"]
+    for other in others:
+        got_losses, got_norms = results.of(other)["undisturbed"]
+        assert got_losses == pytest.approx(losses, rel=2e-5), other.name
+        assert got_norms == pytest.approx(norms, rel=1e-3), other.name
+
+
+def test_every_strategy_reads_the_same_to_validate(results: Results) -> None:
+    """On one rank as on two, whose validation losses differ only by their dropout's masks."""
+    read = {
+        record["tokens"]
+        for variant in STRATEGIES
+        for record in results.records(variant, "equal", "eval")
+    }
+    assert len(read) == 1
