@@ -145,7 +145,7 @@ def _zero_section(
     section: JsonObject = {
         "stage": sharding.zero,
         "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
+        "allgather_bucket_size": bucket + bucket % 2,  # stages 1 and 2 refuse an odd one
         "overlap_comm": config.loop.device == "cuda",
         "contiguous_gradients": True,
     }

@@ -22,6 +22,7 @@ OFFLOADS = {
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
 }
+ODD = ("--d-model=15", "--heads=3")  # an odd number of parameters in a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ def references() -> list[Case]:
             ("tied", ("--clip=0.5",)),
             ("untied", ("--clip=0.5", "--tied=False")),
             ("tied-unclipped", ("--clip=0",)),
+            ("odd", ("--clip=0.5", *ODD)),
         )
     ]
 
@@ -131,6 +133,15 @@ def _two_processes() -> list[Case]:
     return cases
 
 
+def _odd_sizes() -> list[Case]:
+    flags = (f"--micro-batch={GLOBAL_BATCH // 2}", "--clip=0.5")
+    return [
+        Case(name=f"{name}-{what}", ranks=2, flags=(*STRATEGIES[name], *flags, *odd), reference=ref)
+        for name in ("zero1", "zero2", "zero3")
+        for what, odd, ref in (("odd-model", ODD, "odd"), ("odd-bucket", ("--bucket=101",), "tied"))
+    ]
+
+
 def _four_processes() -> list[Case]:
     return [
         _case(k, v, ranks=4, accumulation=2, tied=False, checkpointing="selective")
@@ -138,4 +149,4 @@ def _four_processes() -> list[Case]:
     ]
 
 
-CASES = [*_one_process(), *_two_processes(), *_four_processes()]
+CASES = [*_one_process(), *_two_processes(), *_odd_sizes(), *_four_processes()]

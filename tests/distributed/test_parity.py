@@ -63,5 +63,5 @@ def test_like_one_process(case: Case, results: Results) -> None:
 @pytest.mark.parametrize("name", [case.name for case in references()])
 def test_the_reference_learns_and_clipping_matters(name: str, results: Results) -> None:
     reference = results.of(name)
-    assert reference["losses"][-1] < 0.8 * reference["losses"][0]
+    assert reference["losses"][-1] < 0.9 * reference["losses"][0]
     assert min(reference["norms"]) > 0.5  # what the clipped cases clip to
