@@ -69,7 +69,7 @@ STRATEGIES = [
 ]
 # What FSDP keeps of its own between steps is another with each of these.
 OF_FSDP = [
-    Variant(name=name, flags=flags, schedules=("equal", PREEMPTED))
+    Variant(name=name, flags=flags, schedules=("equal",))
     for name, flags in {
         "fsdp-untied": (*FSDP, "--tied=False"),
         "fsdp-offload": (*FSDP, "--offload-param=cpu"),
