@@ -211,9 +211,9 @@ class MeasureChoice:
     """Steps between console lines; every step is recorded all the same."""
     tensorboard: bool = True
     """Write TensorBoard scalars into the run folder."""
-    sample_every_s: float = 0.1
-    """Seconds between memory samples of this rank's GPU through NVML (or of the process's resident
-    set where there is none); 0 = no samples."""
+    sample_every_s: float = 1.0
+    """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
+    where there is none), each with the most memory seen since the one before; 0 = no samples."""
     memory_trace: bool = False
     """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
     speed. GPUs have these figures anyway."""

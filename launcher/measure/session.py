@@ -76,8 +76,9 @@ class Session:
             self.sampler = Sampler(
                 uuid=resolve_uuid(world.device),
                 emit=self.journal.from_sampler,
-                memory_every_s=measure.sample_every_s,
+                memory_every_s=min(0.1, measure.sample_every_s),
                 rest_every_s=max(1.0, measure.sample_every_s),
+                line_every_s=measure.sample_every_s,
             )
         self._engine: Engine | None = None
         self._peak: Ledger | None = None

@@ -129,7 +129,7 @@ def test_each_step_is_a_line_with_what_other_tools_need(run: Run) -> None:
         assert next(iter(record)) == "kind"
         assert (record["grad_norm"], record["lr"], record["tokens"]) == (1.5, 0.1, 6 * 7)
         assert record["duration_s"] >= sum(record[f"{phase}_s"] for phase in PHASES) > 0
-        assert record["allocated_peak_bytes"] is None, "a CPU has no allocator to ask"
+        assert "allocated_peak_bytes" not in record, "a CPU has no allocator to ask"
         assert record["device_used_bytes"] > 0
 
 
