@@ -16,6 +16,7 @@ import yaml
 from launcher.config import RunConfig
 from launcher.errors import UserError
 from launcher.measure.agreement import Agreement
+from launcher.measure.boards import Boards
 from launcher.measure.console import RunConsole
 from launcher.measure.folder import RunFolder
 from launcher.measure.journal import Journal
@@ -57,7 +58,13 @@ class Run:
     """A journal in a folder, and a way to take steps."""
 
     def __init__(
-        self, folder: Path, *, log_every: int = 2, shown: bool = False, reopens: bool = False
+        self,
+        folder: Path,
+        *,
+        log_every: int = 2,
+        shown: bool = False,
+        reopens: bool = False,
+        boards: tuple[str, ...] = (),
     ) -> None:
         self.file = folder / "rank0.jsonl"
         self.clock = PhaseClock(CPU)
@@ -72,7 +79,7 @@ class Run:
             agreement=Agreement(world, log_every=log_every),
             skipped=self.skipped,
             log_every=log_every,
-            tensorboard=False,
+            boards=Boards(folder, boards, {"lr": 0.1}),
             reopens=reopens,
         )
 
