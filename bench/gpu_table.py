@@ -28,7 +28,7 @@ def row(run: Path) -> list[str]:
         return [run.name, state, *["n/a"] * 5]
 
     def peak(name: str) -> str:
-        values = [step[name] for step in steps if step[name] is not None]
+        values = [step[name] for step in steps if step.get(name) is not None]
         return f"{max(values) / GIB:.2f}" if values else "n/a"
 
     duration_s = statistics.median(step["duration_s"] for step in steps)

@@ -47,7 +47,7 @@ class Run:
         ranks = range(len(list(self.folder.glob("rank*.jsonl"))))
         found: dict[str, int] = {}
         for record in (r for rank in ranks for r in self.records("phase", rank)):
-            name, size = record["phase"], record["peak_bytes"]
+            name, size = record["phase"], record.get("peak_bytes")
             if record["period"] == period and name in PHASES and size is not None:
                 found[name] = max(size, found.get(name, 0))
         return found

@@ -20,6 +20,7 @@ from launcher.sizes import parse_bytes
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
+BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
 
 DEFAULT_STEPS = 300
 
@@ -209,11 +210,14 @@ class MeasureChoice:
 
     log_every: int = 10
     """Steps between console lines; every step is recorded all the same."""
+    board: str = "tensorboard"
+    """Where figures are shown while training: tensorboard (in the run folder), wandb, mlflow, with
+    commas between several. $WANDB_MODE and $MLFLOW_TRACKING_URI say where the others go."""
     tensorboard: bool = True
-    """Write TensorBoard scalars into the run folder."""
-    sample_every_s: float = 0.1
-    """Seconds between memory samples of this rank's GPU through NVML (or of the process's resident
-    set where there is none); 0 = no samples."""
+    """--no-tensorboard takes TensorBoard out of --board."""
+    sample_every_s: float = 1.0
+    """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
+    where there is none), each with the most memory seen since the one before; 0 = no samples."""
     memory_trace: bool = False
     """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
     speed. GPUs have these figures anyway."""
@@ -229,6 +233,18 @@ class MeasureChoice:
             parse_bytes(self.memory_limit, "--memory-limit")
         if not 0 <= self.sample_every_s < math.inf:
             raise UserError(f"--sample-every-s {self.sample_every_s} must be 0 or more")
+        unknown = [name for name in self.boards if name not in BOARD_NAMES]
+        if unknown:
+            raise UserError(
+                f"--board {unknown[0]!r:.40} must be one of {', '.join(BOARD_NAMES)}, or several "
+                "with commas between them"
+            )
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """Names of the boards, each once."""
+        names = dict.fromkeys(name.strip() for name in self.board.split(","))
+        return tuple(name for name in names if name != "tensorboard" or self.tensorboard)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

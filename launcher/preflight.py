@@ -18,6 +18,7 @@ from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
+from launcher.measure.boards import require_boards
 from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
 from launcher.origin import Origin, find_origin
@@ -50,6 +51,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     config = resolved.config
     if config.loop.compile:
         require_compilers(config.loop.device)
+    require_boards(config.measure.boards)
     origin = find_origin(config.loop, os.environ)
     if not origin.reopens:
         check_run_folder(config.loop.out or default_run_folder(resolved))

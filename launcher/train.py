@@ -136,7 +136,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         with session.phase("step"):
             result = engine.step(lr)
         session.step_done(loss=loss_sum / resolved.accumulation, result=result, lr=lr)
-        if loop.eval_every and step % loop.eval_every == 0 and step < resolved.steps:
+        if loop.eval_every and (step % loop.eval_every == 0 or step == resolved.steps):
             session.evaluated(
                 measure(
                     corpus.validation,

@@ -211,11 +211,11 @@ def memory_kind(runs: Sequence[Run], known: Mapping[str, Figures], order: Sequen
 def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
     """Names of the (memory, throughput) points that no other beats in one without losing in the
     other."""
-    front, best = set(), float("-inf")
-    for name, (_, rate) in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
-        if rate > best:
+    front, best = set(), (0.0, float("-inf"))
+    for name, point in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
+        if point[1] > best[1] or point == best:
             front.add(name)
-            best = rate
+            best = point
     return front
 
 

@@ -103,7 +103,7 @@ def _cells(sweep: Path) -> dict[Path, FoundRun] | None:
             for row in rows
             for path in [sweep / row["folder"]]
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ asked for; then one small all-reduce makes the losses global and everything is w
 import collections
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.measure import scalars as tags
 from launcher.measure.agreement import WISHES, Agreement
+from launcher.measure.boards import Boards
 from launcher.measure.console import RunConsole, percent, step_line
 from launcher.measure.device_memory import MemoryReading, read_memory
 from launcher.measure.flops import peak_flops_per_s
@@ -24,6 +27,7 @@ from launcher.measure.records import (
     WARMUP_STEPS,
     EvalRecord,
     EventRecord,
+    GpuRecord,
     Record,
     RunRecord,
     StepRecord,
@@ -46,7 +50,7 @@ class _Pending:
 
 
 class Journal:
-    """One rank's `rank<N>.jsonl`; on the main rank also console and TensorBoard.
+    """One rank's `rank<N>.jsonl`; on the main rank also console and boards.
 
     Args:
         reopens: an earlier life of the run has left a file, and this one goes on in it.
@@ -63,7 +67,7 @@ class Journal:
         agreement: Agreement,
         skipped: SkippedSteps,
         log_every: int,
-        tensorboard: bool,
+        boards: Boards,
         reopens: bool = False,
     ) -> None:
         self._run = run
@@ -78,11 +82,11 @@ class Journal:
         self._file: IO[str] = self._path.open("a" if reopens else "x", encoding="utf-8")
         if reopens:
             self._file.write("\n")  # the one before may have been killed inside a line
-        self._board_folder = folder / "tb" if tensorboard and world.is_main else None
-        self._board: Any = None
+        self._boards = boards
         self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
+        self._sample: GpuRecord | None = None
         self.phase_times: list[PhaseTimes] = []
         self._write(run)
 
@@ -135,9 +139,9 @@ class Journal:
         for pending, loss, spent in zip(self._pending, losses, times, strict=True):
             self._write(self._step_record(pending, loss, spent, memory))
         self.phase_times += times
+        self._write_samples()
         self._show(self._pending[-1], losses[-1], times, memory, ranks)
         ended, self._pending = self._pending, []
-        self._write_samples()
         self._file.flush()
         for pending, loss in zip(ended, losses, strict=True):
             self._skipped.note(pending.step, applied=bool(pending.applied), loss=loss)
@@ -155,7 +159,8 @@ class Journal:
                 }
             )
         )
-        self._plot({f"loss/{record.split}": record.loss}, record.step)
+        values = {"loss": record.loss, "perplexity": record.perplexity}
+        self._plot({f"{name}/{record.split}": value for name, value in values.items()}, record.step)
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
         """Write something that happened once."""
@@ -172,10 +177,10 @@ class Journal:
 
     def close(self) -> None:
         """Flush files; the journal takes nothing more."""
+        self._boards.close()
+        self._say_failures_of_boards()
         self._write_samples()
         self._file.close()
-        if self._board is not None:
-            self._board.close()
 
     def tokens_per_s(self) -> float | None:
         """Mean global rate after the warm-up steps, None when there are no others."""
@@ -266,22 +271,28 @@ class Journal:
             )
         )
         scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
-        self._plot(scalars | {"tokens_per_s": tokens_per_s, "step_s": step_s}, last.step)
+        skipped = self._skipped.total + sum(not bool(p.applied) for p in self._pending)
+        scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
+        scalars |= tags.of_time(times) | tags.of_flops(flops_per_s, self._peak_flops)
+        peaks = [p.peak_bytes for p in self._pending]
+        scalars |= tags.of_memory(peaks, memory, used) | tags.of_sample(self._sample)
+        self._plot(scalars, last.step)
 
-    def _plot(self, scalars: dict[str, float], step: int) -> None:
-        if self._board_folder is None:
-            return
-        if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
+    def _plot(self, scalars: Mapping[str, float], step: int) -> None:
+        self._boards.scalars(step, scalars)
+        self._say_failures_of_boards()
 
-            # Later points are an earlier life's.
-            self._board = SummaryWriter(str(self._board_folder), purge_step=step)
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
+    def _say_failures_of_boards(self) -> None:
+        for board, error in self._boards.failures().items():
+            self.event("board_failed", board=board, error=error)
+            self._console.line(f"{board} gets no more figures, training goes on: {error}")
 
     def _write_samples(self) -> None:
         while self._samples:
-            self._write(self._samples.popleft())
+            record = self._samples.popleft()
+            self._write(record)
+            if isinstance(record, GpuRecord):
+                self._sample = record
 
     def _write(self, record: Record) -> None:
         self._file.write(json.dumps(record.as_dict(), allow_nan=False) + "\n")

@@ -1,7 +1,8 @@
 """The schema: everything that is written, shown, planned or compared is one of these records.
 
 One JSON object per line in `rank<N>.jsonl`, told apart by `kind`. Units are in the names; what
-could not be measured is `None`, never 0.
+could not be measured is `None`, never 0. A field whose default is None is left out of the line when
+it has no value, so a reader takes a missing field for None.
 """
 
 import dataclasses
@@ -21,12 +22,20 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
-        values = dataclasses.asdict(self)
-        return {"kind": self.kind} | {name: _finite(value) for name, value in values.items()}
+        return {"kind": self.kind} | _plain(self)
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(record: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for known in dataclasses.fields(record):
+        value = getattr(record, known.name)
+        if isinstance(value, LedgerLines):
+            value = _plain(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        if value is not None or known.default is not None:
+            values[known.name] = value
+    return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +82,9 @@ class StepRecord(Record):
     forward_s: float
     backward_s: float
     step_s: float
-    allocated_peak_bytes: int | None
-    reserved_peak_bytes: int | None
-    device_used_bytes: int | None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    device_used_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,23 +124,24 @@ class PhaseRecord(Record):
     period: str
     phase: str
     steps: int
-    mean_s: float | None
-    peak_bytes: int | None
+    mean_s: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRecord(Record):
-    """One sample of the device a rank uses, or of the process where there is no NVML.
+    """What was seen of the device a rank uses, or of the process where there is no NVML, since the
+    sample before.
 
-    `t_s` counts from the sampler's start on the monotonic clock. `memory_used_bytes` is what the
-    whole device uses (NVML); without NVML it is None and `host_rss_bytes` is what there is.
-    `energy_j` counts from the first reading.
+    `t_s` counts from the sampler's start on the monotonic clock. `memory_used_bytes` is the most
+    that the whole device used (NVML); without NVML there is only `host_rss_bytes`, the most of the
+    process. The other readings are the newest. `energy_j` counts from the first reading.
     """
 
     kind: ClassVar[str] = "gpu"
     t_s: float
     source: str
-    uuid: str | None
+    uuid: str | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     gpu_utilization_percent: float | None = None

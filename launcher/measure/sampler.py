@@ -1,8 +1,10 @@
 """Samples the GPU of this rank beside training: memory often, the rest now and then.
 
 A daemon thread reads NVML at absolute deadlines and hands records to `emit`; it does no I/O and
-nothing waits for it. A reading that fails is None in the sample, said once in an event, and tried
-again later. Where there is no NVML at all, the resident set of the process is sampled instead.
+nothing waits for it. Memory is read far more often than a record is made, which holds the most that
+was seen since the one before: no peak falls between two lines. A reading that fails is None in the
+sample, said once in an event, and tried again later. Where there is no NVML at all, the resident
+set of the process is sampled instead.
 """
 
 import threading
@@ -17,6 +19,7 @@ import psutil
 from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
 from launcher.measure.records import EventRecord, GpuRecord, Record
 
+MOST = ("memory_used_bytes", "host_rss_bytes")  # of all since the last record; the rest: the newest
 STOP_WAIT_S = 1.0  # an NVML call that hangs for longer is left behind
 
 
@@ -89,6 +92,7 @@ class Sampler:
     Args:
         uuid: from `nvml.resolve_uuid`.
         emit: takes each GpuRecord and EventRecord, mostly on the sampler's thread; must not block.
+        memory_every_s, rest_every_s: between readings; line_every_s: between GpuRecords.
         clock_ns, wait: time, and sleep that returns True to end; tests simulate them.
     """
 
@@ -99,11 +103,12 @@ class Sampler:
         emit: Callable[[Record], None],
         memory_every_s: float = 0.1,
         rest_every_s: float = 1.0,
+        line_every_s: float = 1.0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._emit = emit
-        self._periods_ns = (round(memory_every_s * 1e9), round(rest_every_s * 1e9))
+        self._periods_ns = [round(s * 1e9) for s in (memory_every_s, rest_every_s, line_every_s)]
         self._clock_ns = clock_ns
         self._stopping = threading.Event()
         self._wait = self._stopping.wait if wait is None else wait
@@ -114,6 +119,7 @@ class Sampler:
         self._process = psutil.Process()
         self._gpu = None if uuid is None else GpuReadings(uuid, self._event)
         self._totals = _Totals()
+        self._line: Values = {}  # of the next record
 
     @property
     def energy(self) -> EnergyReading | None:
@@ -147,20 +153,24 @@ class Sampler:
 
     def _sample_until_stopped(self) -> None:
         start_ns = self._clock_ns()
-        self._grids = [Grid(start_ns, period_ns) for period_ns in self._periods_ns]
-        memory, rest = self._grids
-        while self._gpu is None or not self._gpu.lost:
+        *readings, per_line = (Grid(start_ns, period_ns) for period_ns in self._periods_ns)
+        self._grids = memory, rest = readings
+        ended = False
+        while not ended:
             now_ns = self._clock_ns()
+            t_s = (now_ns - start_ns) / 1e9
             with_memory, with_rest = memory.take(now_ns), rest.take(now_ns)
             if with_memory or with_rest:
-                self._sample(now_ns, start_ns, with_memory=with_memory, with_rest=with_rest)
-            next_ns = min(memory.next_ns, rest.next_ns)
-            if self._wait(max(0, next_ns - self._clock_ns()) / 1e9):
-                return
+                self._read(now_ns, t_s, with_memory=with_memory, with_rest=with_rest)
+            if per_line.take(now_ns):
+                self._emit_line(t_s)
+            next_ns = min(grid.next_ns for grid in (memory, rest, per_line))
+            ended = self._gpu is not None and self._gpu.lost
+            ended = ended or self._wait(max(0, next_ns - self._clock_ns()) / 1e9)
+        self._emit_line(t_s)
 
-    def _sample(self, now_ns: int, start_ns: int, *, with_memory: bool, with_rest: bool) -> None:
+    def _read(self, now_ns: int, t_s: float, *, with_memory: bool, with_rest: bool) -> None:
         names = [name for name in READINGS if (with_memory if name == "memory" else with_rest)]
-        t_s = (now_ns - start_ns) / 1e9
         values = None
         if self._gpu is not None:
             values = self._gpu.read(names, now_ns, t_s, may_open=with_rest)
@@ -171,12 +181,20 @@ class Sampler:
             values = {**(values or {}), "host_rss_bytes": self._process.memory_info().rss}
         if not values:
             return
-        uuid = self._gpu.uuid if self._gpu is not None and source == "nvml" else None
-        record = GpuRecord(t_s=t_s, source=source, uuid=uuid, **values)
+        if self._line.get("source", source) != source:
+            self._emit_line(t_s)
         with self._lock:
             if not self._closed:
                 self._totals.add(source, values)
-                self._emit(record)
+        most = {name: max(values[name], self._line.get(name, 0)) for name in MOST if name in values}
+        uuid = {"uuid": self._gpu.uuid} if self._gpu is not None and source == "nvml" else {}
+        self._line |= {"source": source, **uuid, **values, **most}
+
+    def _emit_line(self, t_s: float) -> None:
+        values, self._line = self._line, {}
+        with self._lock:
+            if values and not self._closed:
+                self._emit(GpuRecord(t_s=t_s, **values))
 
     def _event(self, name: str, **detail: Any) -> None:
         with self._lock:

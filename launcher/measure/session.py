@@ -12,6 +12,7 @@ from torch import Tensor
 
 from launcher.errors import ExitCode
 from launcher.measure.agreement import Agreement
+from launcher.measure.boards import Boards
 from launcher.measure.console import RunConsole
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.heap import apply_limit
@@ -67,7 +68,7 @@ class Session:
             agreement=self.agreement,
             skipped=self.skipped,
             log_every=measure.log_every,
-            tensorboard=measure.tensorboard,
+            boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
             reopens=self._origin.reopens
             and (self.folder.path / f"rank{world.rank}.jsonl").exists(),
         )
@@ -76,8 +77,9 @@ class Session:
             self.sampler = Sampler(
                 uuid=resolve_uuid(world.device),
                 emit=self.journal.from_sampler,
-                memory_every_s=measure.sample_every_s,
+                memory_every_s=min(0.1, measure.sample_every_s),
                 rest_every_s=max(1.0, measure.sample_every_s),
+                line_every_s=measure.sample_every_s,
             )
         self._engine: Engine | None = None
         self._peak: Ledger | None = None

@@ -27,7 +27,7 @@ def single(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of one process without torchrun."""
     out = tmp_path_factory.mktemp("single") / "run"
     done = python(
-        "-m", "launcher.train", *flags(text, micro_batch=8), f"--out={out}", "--no-tensorboard"
+        "-m", "launcher.train", *flags(text, micro_batch=8), f"--out={out}", "--eval-every=15"
     )
     assert done.returncode == 0, done.stderr
     return out
@@ -119,6 +119,17 @@ def check_steps(out: Path, single: Path) -> None:
     assert summary["test_tokens"] == expected["test_tokens"]
     assert summary["tokens_per_s"] > 0
     assert summary["peak_bytes"] > 0
+
+
+def test_the_validation_curve_ends_where_training_does(single: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    points = [(record["split"], record["step"]) for record in records(single, "eval")]
+    assert points == [("validation", 15), ("validation", STEPS), ("test", STEPS)]
+    board = EventAccumulator(str(single / "tb"))
+    board.Reload()
+    assert [point.step for point in board.Scalars("perplexity/validation")] == [15, STEPS]
+    assert [point.step for point in board.Scalars("loss/test")] == [STEPS]
 
 
 def test_bad_input_is_one_sentence_before_anything_starts(text: Path, tmp_path: Path) -> None:

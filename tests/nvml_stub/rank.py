@@ -21,7 +21,8 @@ def main(out: Path, uuids: list[str]) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     records: list[Record] = []
-    sampler = Sampler(uuid=uuids[rank], emit=records.append, memory_every_s=0.01, rest_every_s=0.03)
+    every_s = {"memory_every_s": 0.01, "rest_every_s": 0.03, "line_every_s": 0.01}
+    sampler = Sampler(uuid=uuids[rank], emit=records.append, **every_s)
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     inputs = torch.randn(64, 4) + rank

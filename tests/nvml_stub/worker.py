@@ -23,9 +23,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     records: list[Record] = []
-    sampler = Sampler(
-        uuid=job["uuid"], emit=records.append, memory_every_s=0.002, rest_every_s=0.006
-    )
+    every_s = {"memory_every_s": 0.002, "rest_every_s": 0.006, "line_every_s": 0.002}
+    sampler = Sampler(uuid=job["uuid"], emit=records.append, **every_s)
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 1)
     inputs = torch.randn(64, 4)

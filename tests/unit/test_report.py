@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from report_folder import GIB, write_run
 
+from launcher.compare.page import page_html
 from launcher.compare.report import main
 from launcher.compare.report_build import Report
 from launcher.compare.report_find import find_runs
@@ -121,11 +123,76 @@ def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:
     (tmp_path / "bare" / "config.yaml").write_text("strategy: zero\nzero: 3\nmodel: nano\n")
     rows = rows_of(report_of(tmp_path))
     assert rows["cut"]["steps"] == 19
-    assert rows["cut"]["notes"] == ["rank0.jsonl: 1 unreadable step line(s) left out"]
+    assert rows["cut"]["notes"] == ["rank0.jsonl: 1 damaged line left out"]
     assert rows["broken"]["state"] == "unknown"
     assert len(rows["broken"]["notes"]) == 3
     assert rows["bare"]["strategy"] == "zero3"
     assert rows["bare"]["steps"] == 0
+
+
+BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400)
+BAD = {
+    bool: ("x", [], {}, 3),
+    str: ([], {}, True, 3, math.nan),
+    dict: ("x", [], True, {"params_bytes": "x"}, {"used_bytes": [1]}),
+    type(None): ([], {}),
+}
+
+
+def damaged_lines(path: Path) -> list[str]:
+    """For each kind of record, and each of its fields, the field as what it must not be."""
+    sound = {record["kind"]: record for record in map(json.loads, path.read_text().splitlines())}
+    assert set(sound) == {"run", "step", "ledger", "phase", "gpu"}
+    lines = [
+        f'{{"kind": "step", "step": {"9" * 5000}}}',
+        "[" * 100_000,
+        "null",
+        "{}",
+        '{"kind": 1}',
+    ]
+    return lines + [
+        json.dumps({**record, name: bad})
+        for record in sound.values()
+        for name, value in record.items()
+        for bad in BAD.get(type(value), BAD_NUMBERS)
+        if name != "kind"
+    ]
+
+
+def test_a_damaged_record_costs_itself_and_nothing_else(tmp_path: Path) -> None:
+    by_name = ("run", "path", "position", "reference", "loss_note")
+    by_name += ("loss_difference", "loss_difference_step")
+    for gpu in (False, True):
+        write_run(tmp_path / f"whole{gpu}", losses=LOSSES, gpu=gpu)
+        hurt = write_run(tmp_path / f"hurt{gpu}", losses=LOSSES, gpu=gpu)
+        file = hurt / "rank0.jsonl"
+        damage = damaged_lines(file)
+        assert len(damage) > 200
+        sound = file.read_text().splitlines()
+        mixed = [*damage, *sound, *damage]  # neither the first nor the last of a kind may win
+        file.write_text("\n".join(mixed) + "\n")
+        report = report_of(tmp_path)
+        rows = rows_of(report)
+        told = {name: rows[f"{name}{gpu}"].copy() for name in ("whole", "hurt")}
+        assert told["hurt"].pop("notes") == [
+            f"rank0.jsonl: {2 * len(damage)} damaged lines left out"
+        ]
+        for name, value in told["hurt"].items():
+            assert value == told["whole"][name] or name in by_name, name
+        assert "damaged lines left out" in page_html(report)
+
+
+@pytest.mark.parametrize("file", ["summary.json", "status.json", "environment.json", "config.yaml"])
+def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> None:
+    write_run(tmp_path / "whole", losses=LOSSES)
+    path = write_run(tmp_path / "hurt", losses=LOSSES) / file
+    content = yaml.safe_load(path.read_text())
+    for name in content:
+        for bad in (*BAD_NUMBERS, 3, [[1]], {"a": None}):
+            path.write_text(json.dumps({**content, name: bad}))
+            report = report_of(tmp_path)
+            page_html(report)
+            assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
 def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_without_a_gpu_the_process_is_sampled() -> None:
     sampler = Sampler(
         uuid=None,
         emit=records.append,
+        line_every_s=0.1,
         clock_ns=lambda: next(ticks),
         wait=lambda _: len(records) >= 5,
     )
@@ -117,6 +118,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         [
             simulation(name="long"),
             simulation(name="brief", **{**short, "until_s": 0.9}),
+            simulation(name="spike", script=script({"used": "1000 1000 1000 9000 1000"}), **short),
             simulation(name="refused", script=script({"power": "!3 !3 350000"}), **short),
             simulation(name="passing", script=script({"power": "350000 !999 350000"}), **short),
             simulation(name="shut_down", script=script({"temperature": "61 !1 61"}), **short),
@@ -136,10 +138,18 @@ def test_sampler_keeps_to_its_grid(simulated: dict[str, Any]) -> None:
     # The stall swallows about 20 memory ticks and 2 of the others, jitter none.
     assert 19 <= summary["missed_ticks"] <= 23
     assert summary["samples"] + summary["missed_ticks"] >= 10_018
-    with_power = [r for r in long["records"] if r["power_w"] is not None]
+    with_power = [r for r in long["records"] if "power_w" in r]
     assert 999 <= len(with_power) <= 1003
+    assert len(long["records"]) <= 1005, "a line per second, not per reading"
+    assert all(value is not None for record in long["records"] for value in record.values())
     assert summary["energy_j"] == 700.0
     assert summary["mean_power_w"] == 350.0
+
+
+def test_a_peak_between_two_lines_is_in_the_second(simulated: dict[str, Any]) -> None:
+    used = {round(r["t_s"]): r["memory_used_bytes"] for r in simulated["spike"]["records"]}
+    assert [used[0], used[1], used[2], used[64]] == [1000, 9000, 1000, 1000]
+    assert simulated["spike"]["summary"]["peak_used_bytes"] == 9000
 
 
 def seconds_with(field: str, result: dict[str, Any]) -> list[int]:
@@ -270,7 +280,7 @@ def test_reading_comes_back(trained: dict[str, Any], question: str) -> None:
     result, reading = trained[f"{question}-midrun"], QUESTIONS[question]
     assert result["summary"]["missing"] == {}
     assert result["summary"]["faults"] == {reading: {"UNKNOWN": 1}}
-    values = [r[FIELDS[reading]] for r in result["records"] if r["kind"] == "gpu"]
+    values = [r.get(FIELDS[reading]) for r in result["records"] if r["kind"] == "gpu"]
     assert len(values) - values.count(None) >= 3  # two came before the fault
 
 
