@@ -115,7 +115,6 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from launcher.measure.folder import RunFolder
     from launcher.scratch import scratch_folder
 
     # The worker that failed first has printed its own traceback; theirs would only bury it.
@@ -144,8 +143,14 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     stopped_code = stop.settle()
     if stopped_code is not None:
         return stopped_code
-    status = {} if folder is None else RunFolder(folder).read_status() or {}
-    return int(status.get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0
+    return int(_reported(folder).get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0
+
+
+def _reported(folder: Path | None) -> dict[str, Any]:
+    """What ranks have said in status.json."""
+    from launcher.measure.folder import RunFolder
+
+    return {} if folder is None else RunFolder(folder).read_status() or {}
 
 
 def _arrange_meeting(args: Any, nodes: int | None) -> None:
@@ -206,6 +211,8 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests) -> in
         for rank, failure in error.failures.items()
         if failure.exitcode < 0 and -failure.exitcode not in asked
     ]
+    if "ranks_of_this_node" in _reported(folder).get("detail", {}):
+        killed = []  # after a time-out in a collective: by torch's agent, as it did not end itself
     rank, failure = killed[0] if killed else error.get_first_failure()
     if failure.exitcode == ExitCode.REFUSED:
         return ExitCode.REFUSED  # it has said why; the folder may be another run's
