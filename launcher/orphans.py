@@ -27,6 +27,8 @@ def die_with_parent() -> None:
     parent = os.environ.pop(PARENT, None)  # not for children of this process
     if parent is not None or BY_ANY_TORCHRUN in os.environ:
         die_with(None if parent is None else int(parent))
+    if parent is not None:
+        _die_before_parent()
 
 
 def die_with(parent: int | None) -> None:
@@ -37,6 +39,13 @@ def die_with(parent: int | None) -> None:
     # Not getppid alone: a profiler may stand between the two.
     if parent is not None and parent not in _ancestors():
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_before_parent() -> None:
+    """Where memory runs out, the kernel kills a child, and not the one that can say so."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):  # no Linux, or somebody has forbidden it
+        score.write_text(str(min(1000, int(score.read_text()) + 300)))
 
 
 def _ancestors() -> Iterator[int]:

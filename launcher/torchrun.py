@@ -19,6 +19,7 @@ from launcher.startup import importing
 
 with importing():
     from launcher.meeting import BACKEND, LOOPBACK, endpoint_of, offer_rendezvous, require_free
+    from launcher.oom_killer import Kills
     from launcher.orphans import for_children
     from launcher.stopping import ASKS, LEFT_TO_TORCH, StopRequests
     from launcher.world import OWN_AGENT
@@ -127,7 +128,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     args.signals_to_handle = LEFT_TO_TORCH
     with scratch_folder("agent") as scratch:
         args.log_dir = args.log_dir or str(scratch)
-        stop = StopRequests(folder, scratch)
+        kills, stop = Kills.read(), StopRequests(folder, scratch)
         stop.install()
         try:
             run.run(args)
@@ -135,7 +136,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
             print(f"shardscale: {error}", file=sys.stderr)
             return ExitCode.REFUSED
         except ChildFailedError as error:
-            return _how_ranks_failed(error, folder, stop)
+            return _how_ranks_failed(error, folder, stop, kills)
         except SignalException as error:
             return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
         finally:
@@ -203,7 +204,7 @@ def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
     return prepare(args.training_script_args, **sizes)
 
 
-def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests) -> int:
+def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
     # A killed rank is the cause whoever ends first: the others notice and can still report.
     asked = ASKS if stop.asked else ()  # which ends a rank that does not listen yet
     killed = [
@@ -221,7 +222,10 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests) -> in
         return stopped_code
     how = f"ended with exit code {failure.exitcode}"
     if killed:
-        how = f"was killed by {signal.Signals(-failure.exitcode).name}"
+        number = signal.Signals(-failure.exitcode)
+        how = f"was killed by {number.name}"
+        if number == signal.SIGKILL:
+            how += kills.likely_cause()
     return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
 
 

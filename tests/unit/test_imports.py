@@ -27,7 +27,12 @@ LAYERS = (
         "launcher.startup",
     ),
     ("launcher.flags", "launcher.sizes"),
-    ("launcher.meeting", "launcher.offload_choice", "launcher.optim_choice"),
+    (
+        "launcher.meeting",
+        "launcher.offload_choice",
+        "launcher.oom_killer",
+        "launcher.optim_choice",
+    ),
     ("launcher.config", "launcher.world"),
     (
         "launcher.arguments",
