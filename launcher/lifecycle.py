@@ -17,25 +17,28 @@ from launcher.measure.memory import dump_snapshot
 from launcher.measure.session import Session
 from launcher.plan.advice import advise, as_records, room_there_was
 from launcher.sizes import gib
-from launcher.world import World, leave
+from launcher.world import OWN_AGENT, World, leave
 
 
 class Interrupted(BaseException):
     """A signal says: end now. Not an Exception: nothing on the way may swallow it."""
 
 
+class NothingToSave(Interrupted):
+    """Asked to stop before the first step of this life of the run."""
+
+
 class Ending:
     """Where a failure is reported, once the run has a folder, and where signals arrive.
 
-    SIGTERM and SIGUSR1 are the wish to finish the step, save and end. SIGINT ends at once, and so
-    does SIGTERM when there is nothing to finish: before training, after another rank has failed,
-    or the second time.
+    SIGTERM and SIGUSR1 are the wish to finish the step, save and end; before the first step, to end
+    at once. Schedulers send them more than once, so the next ones change nothing: who cannot wait
+    sends SIGINT, which ends at once. So does SIGTERM after another rank has failed.
     """
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.stack: StackOnRequest | None = None
-        self._asked = False
 
     def watches(self, session: Session) -> None:
         """From now on failures are recorded in the session's folder."""
@@ -44,8 +47,6 @@ class Ending:
         # Where NCCL's watchdog leaves its own record of the last collectives.
         record = str(session.folder.path / "flight-recorder-nccl-rank")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", record)
-        if self._asked:
-            session.request_stop()
 
     def receives_signals(self) -> None:
         """Handle signals from now on."""
@@ -54,11 +55,12 @@ class Ending:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        nothing_to_finish = self._asked or self.session is None or self.session.folder.has_failed
-        self._asked = True
-        if number == signal.SIGTERM and nothing_to_finish:
-            _interrupt(number, frame)
-        if self.session is not None:
+        if self.session is not None and self.session.folder.has_failed:
+            if number == signal.SIGTERM:
+                _interrupt(number, frame)
+        elif self.session is None or not self.session.begun:
+            raise NothingToSave(f"stopped by {signal.Signals(number).name} before its first step")
+        else:
             self.session.request_stop()
 
 
@@ -92,6 +94,8 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         signal.signal(number, signal.SIG_IGN)
     if isinstance(error, UserError) and session is None:
         refuse(error)
+    if isinstance(error, NothingToSave) or (session is not None and _lost_the_others(session)):
+        _end_with_nothing(session)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
     if isinstance(error, UserError):
@@ -133,6 +137,21 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         if out_of_memory:  # the report is safe by now
             tell(detail=detail | _advise(session, world))
     leave(code, together=False)
+
+
+def _lost_the_others(session: Session) -> bool:
+    """Whether a rank that had not begun its first step may have ended at once, as all are asked."""
+    return session.agreement.stop_requested and session.begun == 1
+
+
+def _end_with_nothing(session: Session | None) -> NoReturn:
+    if OWN_AGENT in os.environ:  # it knows whether somebody asked, or another rank has failed
+        leave(ExitCode.DONE, together=False)
+    if session is None:
+        leave(ExitCode.PREEMPTED, together=False)
+    session.preempted = True
+    session.finish_preempted()
+    leave(session.exit_code, together=False)
 
 
 def _say_who_waited(world: World, where: str, ranks: dict[int, str]) -> None:

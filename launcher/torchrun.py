@@ -4,23 +4,24 @@ As shipped, `torchrun --nproc 4` is refused as ambiguous (`--nproc-per-node`, `-
 Programs other than `launcher.train` run exactly as under torch's own.
 """
 
-import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
-import threading
-import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
 from launcher.startup import importing
 
 with importing():
+    from launcher.meeting import BACKEND, LOOPBACK, endpoint_of, offer_rendezvous, require_free
+    from launcher.oom_killer import Kills
+    from launcher.orphans import for_children
+    from launcher.stopping import ASKS, LEFT_TO_TORCH, StopRequests
     from launcher.world import OWN_AGENT
 
 if TYPE_CHECKING:
@@ -77,19 +78,16 @@ def _run_anything(run: Any, args: Any) -> None:
 
 def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     """Check first, start then, and return the exit code that the run itself would have."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    from launcher.measure.folder import RunFolder
     from launcher.plan.trials import Stopped
     from launcher.preflight import default_run_folder
 
-    os.environ[OWN_AGENT] = "1"
+    os.environ |= {OWN_AGENT: "1"} | for_children()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
     if most in ("", fewest):  # else only the nodes' meeting will tell how many there are
         nodes = int(fewest)
         try:
+            _arrange_meeting(args, nodes)
             prepared = _prepared(args, nodes, ranks_per_node)
         except UserError as error:
             print(f"shardscale: {error}", file=sys.stderr)
@@ -108,6 +106,18 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         if folder is None and nodes == 1:
             folder = default_run_folder(prepared.resolved)
             args.training_script_args += ["--out", str(folder)]
+    else:
+        _arrange_meeting(args, None)
+    return _supervise(run, args, folder)
+
+
+def _supervise(run: Any, args: Any, folder: Path | None) -> int:
+    """Start the ranks, wait for their end, and say how it was."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from launcher.scratch import scratch_folder
+
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
@@ -115,23 +125,56 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         # The store that agents share by default outlives a restart, and ranks that read in it the
         # addresses of the dead ones fail to connect.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    HandOn().install()
-    try:
-        run.run(args)
-    except ChildFailedError as error:
-        # A killed rank is the cause whoever ends first: the others notice and can still report.
-        killed = [(r, f) for r, f in error.failures.items() if f.exitcode < 0]
-        rank, failure = killed[0] if killed else error.get_first_failure()
-        if failure.exitcode == ExitCode.REFUSED:
-            return ExitCode.REFUSED  # it has said why; the folder may be another run's
-        how = f"ended with exit code {failure.exitcode}"
-        if killed:
-            how = f"was killed by {signal.Signals(-failure.exitcode).name}"
-        return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
-    except SignalException as error:
-        return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
-    status = {} if folder is None else RunFolder(folder).read_status() or {}
-    return int(status.get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0
+    args.signals_to_handle = LEFT_TO_TORCH
+    with scratch_folder("agent") as scratch:
+        args.log_dir = args.log_dir or str(scratch)
+        kills, stop = Kills.read(), StopRequests(folder, scratch)
+        stop.install()
+        try:
+            run.run(args)
+        except UserError as error:
+            print(f"shardscale: {error}", file=sys.stderr)
+            return ExitCode.REFUSED
+        except ChildFailedError as error:
+            return _how_ranks_failed(error, folder, stop, kills)
+        except SignalException as error:
+            return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
+        finally:
+            stop.close()
+    stopped_code = stop.settle()
+    if stopped_code is not None:
+        return stopped_code
+    return int(_reported(folder).get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0
+
+
+def _reported(folder: Path | None) -> dict[str, Any]:
+    """What ranks have said in status.json."""
+    from launcher.measure.folder import RunFolder
+
+    return {} if folder is None else RunFolder(folder).read_status() or {}
+
+
+def _arrange_meeting(args: Any, nodes: int | None) -> None:
+    """Our rendezvous instead of torch's own, which listens on all interfaces.
+
+    Raises:
+        UserError: the port that is asked for is in use.
+    """
+    if args.rdzv_backend == "static" and nodes != 1:
+        if args.master_port is not None and args.node_rank == 0:
+            require_free(args.master_addr, args.master_port)
+        return
+    if args.rdzv_backend not in ("static", "c10d") or "store_type" in args.rdzv_conf:
+        return
+    if nodes == 1:  # whatever this node is called, nobody else needs to reach it
+        port = args.master_port or 0
+        if args.rdzv_endpoint:
+            _, port = endpoint_of(args.rdzv_endpoint)
+        require_free(LOOPBACK, port)
+        args.rdzv_endpoint, args.rdzv_id = f"{LOOPBACK}:{port}", str(uuid.uuid4())
+        args.local_addr = LOOPBACK
+    args.standalone, args.rdzv_backend = False, BACKEND
+    offer_rendezvous()
 
 
 def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
@@ -161,59 +204,29 @@ def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
     return prepare(args.training_script_args, **sizes)
 
 
-class HandOn:
-    """SIGTERM or SIGUSR1 to the agent is a wish that the ranks finish their step, save and end.
-
-    torch's own handler would end them at once. A second SIGTERM still does.
-    """
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def install(self) -> None:
-        """Take these signals from torch's agent, which installs its handlers later."""
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-
-        first, self._asked = not self._asked, True
-        if number == signal.SIGTERM and not (first and _ranks()):
-            raise SignalException(f"agent got {number}", signal.Signals(number))
-        if first:
-            threading.Thread(target=self._until_ended, daemon=True).start()
-
-    def _until_ended(self) -> None:
-        # Again and again: a rank that is still importing cannot listen yet.
-        while True:
-            for rank in _ranks():
-                if _catches(rank, signal.SIGUSR1):
-                    os.kill(rank, signal.SIGUSR1)
-            time.sleep(1.0)
-
-
-def _ranks() -> list[int]:
-    """Process ids of this agent's ranks."""
-    import psutil
-
-    found = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
-                found.append(process.pid)
-    return found
-
-
-def _catches(process_id: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler, without which a signal would just kill it."""
-    try:
-        status = Path(f"/proc/{process_id}/status").read_text()
-    except OSError:
-        return False
-    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> (number - 1) & 1)
+def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
+    # A killed rank is the cause whoever ends first: the others notice and can still report.
+    asked = ASKS if stop.asked else ()  # which ends a rank that does not listen yet
+    killed = [
+        (rank, failure)
+        for rank, failure in error.failures.items()
+        if failure.exitcode < 0 and -failure.exitcode not in asked
+    ]
+    if "ranks_of_this_node" in _reported(folder).get("detail", {}):
+        killed = []  # after a time-out in a collective: by torch's agent, as it did not end itself
+    rank, failure = killed[0] if killed else error.get_first_failure()
+    if failure.exitcode == ExitCode.REFUSED:
+        return ExitCode.REFUSED  # it has said why; the folder may be another run's
+    stopped_code = None if killed else stop.settle()
+    if stopped_code is not None:
+        return stopped_code
+    how = f"ended with exit code {failure.exitcode}"
+    if killed:
+        number = signal.Signals(-failure.exitcode)
+        how = f"was killed by {number.name}"
+        if number == signal.SIGKILL:
+            how += kills.likely_cause()
+    return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
 
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:

@@ -51,11 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _begin_again(argv, prepared)
     if ended_out_of_memory(config.loop.out, os.environ):
         leave(ExitCode.OUT_OF_MEMORY, together=False)  # and would again
-    world = start(
-        config.loop.device,
-        timeout_s=config.loop.collective_timeout_s,
-        needs_group=config.sharding.strategy != "single",
-    )
+    try:
+        world = start(
+            config.loop.device,
+            timeout_s=config.loop.collective_timeout_s,
+            needs_group=config.sharding.strategy != "single",
+        )
+    except UserError as error:
+        refuse(error)
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)
         train(prepared, world, session)

@@ -1,11 +1,9 @@
 """Who this process is among the ranks, on which device, and how the group starts and ends."""
 
-import ctypes
 import datetime
 import importlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import UserError
+from launcher.meeting import stay_on_this_node, store_of_ranks
 from launcher.startup import importing
 
 OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
@@ -72,6 +71,9 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     """Join the process group (NCCL for GPU tensors, gloo for host tensors).
 
     `needs_group` starts one even for a single process, which FSDP and DeepSpeed require.
+
+    Raises:
+        UserError: ranks that no torchrun has started, and no place for them to meet.
     """
     size, local_size = ranks_from_environment()
     rank = int(os.environ.get("RANK", "0"))
@@ -80,19 +82,23 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     if device_type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_parent()
     # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
     with importing():
         importlib.import_module("torch._dynamo")
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if size > 1 or needs_group:
-        if "RANK" not in os.environ:
-            _single_process_rendezvous()
+        timeout = datetime.timedelta(seconds=timeout_s)
+        if size == 1:  # DeepSpeed asks the environment, too
+            os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        if size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+            stay_on_this_node()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
-            timeout=datetime.timedelta(seconds=timeout_s),
+            store=store_of_ranks(rank, size, nodes=-(-size // local_size), timeout=timeout),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
             device_id=device if device_type == "cuda" else None,
         )
     return World(rank=rank, local_rank=local_rank, size=size, local_size=local_size, device=device)
@@ -122,18 +128,3 @@ def leave(code: int, *, together: bool) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _single_process_rendezvous() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def _die_with_parent() -> None:
-    # SIGKILL to the torchrun agent would otherwise leave its workers training for ever.
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import psutil
 
+from launcher.lifecycle import Interrupted
+from launcher.orphans import for_children
+
 TICK_S = 0.5
 GRACE_S = 10.0  # the time that ranks have to save and to write how they ended
+LONG_GRACE_S = 110.0  # of the two minutes that the batch scripts have from USR1 on
+
+
+class TimeIsNearlyUp(Interrupted):
+    """Slurm's SIGUSR1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,20 +47,25 @@ def run_to_end(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=os.environ | for_children(),
             start_new_session=True,
         )
+    grace_s = GRACE_S
     try:
         while time.monotonic() < started_s + timeout_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(TICK_S)
                 return Ended(exit_code=code, duration_s=time.monotonic() - started_s)
             tick()
+    except TimeIsNearlyUp:
+        grace_s = LONG_GRACE_S
+        raise
     finally:
-        _stop(process)
+        _stop(process, grace_s)
     return Ended(exit_code=None, duration_s=time.monotonic() - started_s)
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def _stop(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """End the process, if it runs, and its descendants, wherever their sessions are."""
     if process.poll() is not None:
         return
@@ -60,11 +73,10 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     # Listed before the parent goes: orphans cannot be found any more.
     family = [*parent.children(recursive=True), parent]
     try:
-        # The ranks finish their step and save. Not SIGTERM: Slurm may have sent that already, and
-        # the second one ends them at once.
+        # The ranks finish their step and save.
         os.kill(process.pid, signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+            process.wait(grace_s)
     finally:  # also when a Ctrl-C comes while this waits
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):

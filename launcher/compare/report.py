@@ -19,6 +19,7 @@ from launcher.compare.report_find import FoundRun, find_runs
 from launcher.compare.report_runs import Run, load_run
 from launcher.compare.report_text import csv_text, markdown_text, print_report, print_table
 from launcher.errors import ExitCode, UserError
+from launcher.orphans import die_with
 from launcher.sizes import parse_bytes
 
 DEFAULT_BUDGET_BYTES = 24 * 2**30
@@ -118,7 +119,9 @@ def load_runs(found: dict[str, FoundRun]) -> list[Run]:
         return [load_run(name, run) for name, run in found.items()]
     # Not fork: the caller may have threads.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
+    ) as pool:
         return list(pool.map(load_run, found, found.values(), chunksize=4))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from types import FrameType
 
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.compare.cell_process import run_to_end
+from launcher.compare.cell_process import TimeIsNearlyUp, run_to_end
 from launcher.compare.grid_source import flags_of
 from launcher.compare.sweep_folder import Row, SweepFolder
 from launcher.lifecycle import Interrupted
 
 # What a cell is that neither ended nor failed by itself; "running" where all died at once.
 STOPPED = ("running", "preempted", "interrupted", "timeout")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def run_cell(
@@ -55,12 +56,13 @@ def run_cell(
 
 def stop_in_order() -> None:
     """From now on a signal ends the cell that runs, and raises Interrupted."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # A second signal must not cut the stopping of the cell short.
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
-    raise Interrupted(f"stopped by {signal.Signals(number).name}")
+    kind = TimeIsNearlyUp if number == signal.SIGUSR1 else Interrupted
+    raise kind(f"stopped by {signal.Signals(number).name}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.extras import SOURCE, how_to_install
+from launcher.orphans import for_children
 from launcher.strategies import nvme_build
 
 OLDEST_PYTHON = (3, 11)
@@ -22,7 +23,7 @@ DEEPSPEED_S = 12.0
 
 # In a process of its own: DeepSpeed prints while it is imported, and fixes its accelerator then.
 DEEPSPEED_PROBE = """
-import json, sys, torch, deepspeed
+import launcher, json, sys, torch, deepspeed
 from deepspeed.accelerator import get_accelerator
 able = {}
 for op in ("CPUAdamBuilder", "AsyncIOBuilder"):
@@ -75,6 +76,7 @@ def deepspeed() -> Finding:
     try:
         done = subprocess.run(
             [sys.executable, "-c", DEEPSPEED_PROBE],
+            env=os.environ | for_children(),
             capture_output=True,
             text=True,
             timeout=DEEPSPEED_S,

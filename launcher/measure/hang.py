@@ -47,29 +47,32 @@ def where_ranks_are(folder: Path, world: World) -> dict[int, str]:
     `flight-recorder-rank<N>.json`.
     """
     found = {}
-    for rank in _ranks_of_this_node(world):
+    for rank, stopped in sorted(_ranks_of_this_node(world).items()):
         hidden = _hidden(folder, rank)
         with contextlib.suppress(FileNotFoundError):
             text = _stack(hidden)
             hidden.rename(folder / f"stack-rank{rank}.txt")
-            found[rank] = _innermost(text)
+            found[rank] = stopped + _innermost(text)
     recorder: Any = torch._C._distributed_c10d
     content = json.loads(recorder._dump_fr_trace_json(True, False))
     (folder / f"flight-recorder-rank{world.rank}.json").write_text(json.dumps(content, indent=1))
     return found
 
 
-def _ranks_of_this_node(world: World) -> list[int]:
-    """Their numbers; the other ones have been asked for their stacks."""
-    ranks = [world.rank]
+def _ranks_of_this_node(world: World) -> dict[int, str]:
+    """Their numbers, and of what was stopped that it was; all have been asked for their stacks."""
+    ranks = {world.rank: ""}
     os.kill(os.getpid(), signal.SIGUSR2)
     for process in psutil.Process(os.getppid()).children():
         with contextlib.suppress(psutil.Error):
             rank = process.environ().get("RANK")
             if rank is not None and process.pid != os.getpid():
+                stopped = process.status() == psutil.STATUS_STOPPED
                 process.send_signal(signal.SIGUSR2)
-                ranks.append(int(rank))
-    return sorted(ranks)
+                if stopped:  # it cannot answer, nor be ended in order, before it goes on
+                    process.send_signal(signal.SIGCONT)
+                ranks[int(rank)] = "a stop (SIGSTOP), inside " if stopped else ""
+    return ranks
 
 
 def _stack(path: Path) -> str:

@@ -44,6 +44,7 @@ class Session:
         self._started_s = time.monotonic()
         self.where = "start"
         self.preempted = False
+        self.begun = 0  # steps, in this life of the run
         self.step = 0
         self.console = RunConsole(enabled=world.is_main)
         self.folder, self._origin = open_folder(prepared, world)
@@ -143,6 +144,7 @@ class Session:
         first = self.step + 1
         for step in range(first, min(stop, self.record.steps) + 1):
             self.step = step
+            self.begun += 1
             self.memory.period("first_step" if step == first else "steady")
             self.memory.begin_step(step - first + 1)
             if step == first + WARMUP_STEPS:

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import torch
 
 from launcher.measure.records import Ledger
+from launcher.orphans import die_with
 from launcher.plan.allocator import replay
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice
@@ -116,7 +117,8 @@ def assess_all(choices: Sequence[Choice], place: Place) -> list[Assessment]:
         groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
     workers = min(len(groups), len(os.sched_getaffinity(0)))
     # Forked, so that nothing is imported again.
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
+    fork = multiprocessing.get_context("fork")
+    with fork.Pool(workers, initializer=die_with, initargs=(os.getpid(),)) as pool:
         tasks = [(group, place) for group in groups.values()]
         found = pool.starmap(_assess_group, tasks, chunksize=1)
     return [assessment for group in found for assessment in group]

@@ -25,7 +25,9 @@ import torch.distributed as dist
 
 from launcher.errors import ExitCode, UserError
 from launcher.flags import OptionParser
+from launcher.meeting import stay_on_this_node
 from launcher.model.config import ModelConfig, named
+from launcher.orphans import die_with
 from launcher.plan.benchmarks import Bench, Effort
 from launcher.plan.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
@@ -170,7 +172,8 @@ def _run_ranks(
             for rank in range(nproc):
                 ours, theirs = context.Pipe(duplex=False)
                 disk = disk_folder if rank == 0 else None
-                arguments = (rank, nproc, device_type, model, effort, meeting, disk, theirs)
+                who = (os.getpid(), rank, nproc)
+                arguments = (*who, device_type, model, effort, meeting, disk, theirs)
                 processes.append(context.Process(target=_rank, args=arguments, daemon=True))
                 processes[-1].start()
                 theirs.close()  # else the end of the process would go unnoticed
@@ -194,6 +197,7 @@ def _result(pipe: "Connection[Any, Any]", rank: int, say: Callable[[str], None])
 
 
 def _rank(
+    parent: int,
     rank: int,
     nproc: int,
     device_type: str,
@@ -204,6 +208,8 @@ def _rank(
     pipe: "Connection[Any, Any]",
 ) -> None:
     """One measuring process."""
+    die_with(parent)
+    stay_on_this_node()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _cores() // nproc))
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")

@@ -1,26 +1,29 @@
 """Real steps in short-lived process groups, of which nothing is left."""
 
+import contextlib
+import datetime
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from launcher.arguments import with_micro_batch
 from launcher.errors import ExitCode, UserError
+from launcher.meeting import LOOPBACK, listening_store
+from launcher.orphans import for_children
+from launcher.scratch import scratch_folder
 
 WORKER: Final = "launcher.probe"
 TICK_S: Final = 0.05
 GRACE_S: Final = 3.0
 """For the other ranks to end as well, once one has."""
+STORE_TIMEOUT: Final = datetime.timedelta(minutes=5)
 OUT_OF_MEMORY: Final = (ExitCode.OUT_OF_MEMORY, -signal.SIGKILL, -signal.SIGABRT)
 """The kernel kills a process when the host has no memory left, and C++ aborts where it cannot say
 so otherwise."""
@@ -32,9 +35,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} while searching a micro-batch")
-        # Time is up for the job (SIGUSR1): the same command, later, searches again.
-        preempted = number == signal.SIGUSR1
-        self.exit_code = ExitCode.PREEMPTED if preempted else ExitCode.FAILED
+        self.exit_code = ExitCode.PREEMPTED  # the same command, later, searches again
 
 
 class Trials:
@@ -46,11 +47,12 @@ class Trials:
         self._ranks = ranks
         self._handlers: dict[int, Any] = {}
         self._folder = Path()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         for number in STOPPING:
             self._handlers[number] = signal.signal(number, _stop)
-        self._folder = Path(tempfile.mkdtemp(prefix="shardscale-trials-"))
+        self._folder = self._stack.enter_context(scratch_folder("trials"))
         return self
 
     def __exit__(
@@ -59,7 +61,7 @@ class Trials:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
@@ -89,13 +91,13 @@ class Trials:
     def _start(self, folder: Path, argv: Sequence[str]) -> dict[int, int]:
         """Run all ranks to the end; exit codes of those that ended by themselves."""
         command = [sys.executable, "-m", WORKER, str(folder / "run"), *argv]
-        environment = os.environ | {"TORCHELASTIC_RUN_ID": "trial"}  # dies with this process
+        environment = os.environ | for_children()
         store = None
         if self._ranks > 1:
             # Here, and not in rank 0, so that its port is free for certain.
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = listening_store(LOOPBACK, 0, nodes=1, timeout=STORE_TIMEOUT)
             environment |= {
-                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_ADDR": LOOPBACK,
                 "MASTER_PORT": str(store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": "0",

@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from launcher.errors import UserError
+from launcher.orphans import for_children
 from launcher.strategies.nvme_folder import file_system
 
 OPS = ("pin_memory", "async_io")
@@ -33,6 +34,7 @@ NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "cifs", "fuse", "beegfs", "gpfs")
 
 # DeepSpeed prints while it is imported, and fixes its accelerator then.
 BUILD = """
+import launcher
 from deepspeed.ops.op_builder import AsyncIOBuilder
 AsyncIOBuilder().load(verbose=True)
 """
@@ -162,7 +164,7 @@ def _build(device_type: str, folder: Path) -> None:
         f"shardscale: building DeepSpeed's asynchronous I/O in {folder}, once: takes minutes",
         file=sys.stderr,
     )
-    environment = dict(os.environ)
+    environment = os.environ | for_children()
     if device_type == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
     started_s = time.monotonic()

@@ -198,7 +198,7 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     saved = []
     for job, run in zip(jobs, runs, strict=True):
         wait_for(f"job {job} to be requeued", lambda job=job: cluster.job(job)["Restarts"] == "1")
-        assert f"saved; job {job} goes back to the queue" in log(tmp_path, job)
+        assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
         saved.append(saved_step(run))
     for job, run, step in zip(jobs, runs, saved, strict=True):
         assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
@@ -255,7 +255,7 @@ def test_a_sweep_is_an_array_with_a_report(cluster: Cluster, text: Path, tmp_pat
     cluster.run(*SIGNAL, f"{array}_0")
     wait_for("it to be requeued", lambda: cluster.job(f"{array}_0")["Restarts"] == "1")
     step = saved_step(run)
-    assert json.loads((out / "rows" / "long.json").read_text())["state"] == "preempted"
+    assert json.loads((out / "rows" / "long.json").read_text())["state"] == "interrupted"
 
     job_log = out / "logs" / f"slurm-{report}-report.out"
     assert cluster.wait_for_job(report, "COMPLETED", "FAILED") == "COMPLETED", job_log.read_text()

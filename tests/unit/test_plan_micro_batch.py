@@ -162,8 +162,8 @@ def test_a_trial_ends_with_all_its_ranks_and_files(tmp_path: Path, worker: str, 
     assert _processes_of(f"{worker}_worker") == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 4), (signal.SIGUSR1, 5)])
-def test_a_signal_ends_the_trial_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_the_trial_too(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "slow")
     assert process.stdout is not None
     folder = process.stdout.readline().strip()
@@ -172,7 +172,7 @@ def test_a_signal_ends_the_trial_too(tmp_path: Path, number: signal.Signals, cod
         time.sleep(0.05)
     process.send_signal(number)
     said, _ = process.communicate(timeout=300)
-    assert said.split()[-1] == str(code)
+    assert said.split()[-1] == "5"  # preempted
     assert number.name in said
     assert not Path(folder).exists()
     assert _processes_of("slow_worker") == []

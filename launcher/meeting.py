@@ -1,0 +1,159 @@
+"""Where ranks, and the agents of several nodes, meet: at an address that only those can reach.
+
+torch's stores listen on all interfaces. Ours listen at the address that the others are told: the
+loopback on one node, this node's own on several.
+"""
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from launcher.errors import UserError
+
+BACKEND = "shardscale"  # by this name torch's agent finds our rendezvous
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29400  # torch's own, of an --rdzv-endpoint without one
+
+
+def listening_store(host: str, port: int, *, nodes: int, timeout: timedelta) -> TCPStore:
+    """A store that listens at `host`, at any free port where `port` is 0.
+
+    Raises:
+        UserError: the port is in use.
+    """
+    listener = _listen(host, port, nodes=nodes)
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+        timeout=timeout,
+    )
+
+
+def endpoint_of(text: str) -> tuple[str, int]:
+    """`node1:29400` -> its parts."""
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    try:
+        host, port = parse_rendezvous_endpoint(text, default_port=DEFAULT_PORT)
+    except ValueError as error:
+        raise UserError(f"--rdzv-endpoint {text}: {error}") from None
+    return host, port
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises UserError where the port is in use."""
+    _listen(host, port, nodes=1).close()
+
+
+def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"port {port}, where the ranks would meet, must be 0 to {(1 << 16) - 1}")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
+    # A node's name may mean the loopback on that node alone (Debian's /etc/hosts).
+    if nodes > 1 and ipaddress.ip_address(address[0]).is_loopback:
+        family, address = socket.AF_INET, ("", port)
+    try:
+        return _bound(family, address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} of {host}, where the ranks would meet, is in use: give another "
+                "--master-port (MASTER_PORT), or none for a free one"
+            ) from None
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return _bound(socket.AF_INET, ("", port))  # behind another machine's address
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> Store:
+    """What `init_process_group` needs, as torch would make it from the environment.
+
+    Raises:
+        UserError: MASTER_PORT is in use, or is none.
+    """
+    if size == 1:
+        return HashStore()
+    host, port = _master(os.environ)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = TCPStore(host, port, is_master=False, timeout=timeout)
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"/worker/attempt_{life}", store)
+    if rank == 0:
+        return listening_store(host, port, nodes=nodes, timeout=timeout)
+    return TCPStore(host, port, is_master=False, timeout=timeout)
+
+
+def _master(environment: Mapping[str, str]) -> tuple[str, int]:
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise UserError(
+            "ranks that no torchrun starts need MASTER_ADDR and MASTER_PORT, the same for all, "
+            f"but they are {host!r} and {port!r}"
+        )
+    return host, int(port)
+
+
+def stay_on_this_node() -> None:
+    """Have gloo and NCCL meet over the loopback, unless somebody has said otherwise."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
+
+
+def offer_rendezvous() -> None:
+    """Let torch's agent find ours under the name BACKEND: c10d's own, with stores of ours."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    rendezvous_handler_registry.register(BACKEND, _rendezvous)
+
+
+def _rendezvous(parameters: Any) -> Any:
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+
+    class Backend(C10dRendezvousBackend):
+        name = BACKEND
+
+    host, port = endpoint_of(parameters.endpoint)
+    nodes: int = parameters.max_nodes
+    timeout = timedelta(seconds=parameters.get_as_int("read_timeout", 60))
+    is_host = parameters.get_as_bool("is_host")
+    if nodes == 1 or (_matches_machine_hostname(host) if is_host is None else is_host):
+        store = listening_store(host, port, nodes=nodes, timeout=timeout)
+    else:
+        store = TCPStore(host, port, is_master=False, timeout=timeout)
+    handler: Any = create_handler(store, Backend(store, parameters.run_id), parameters)
+    # The one for ranks, which would listen on all interfaces, too.
+    handler._create_tcp_store_server = lambda address, port: listening_store(
+        address, port, nodes=nodes, timeout=timeout
+    )
+    return handler

@@ -1,0 +1,57 @@
+"""No process that we start outlives the one that started it, however that one ends.
+
+Whoever starts one of our programs adds `for_children()` to its environment; the child arranges its
+end as the first thing it does (see __init__.py), before seconds of imports. Linux only.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PARENT = "SHARDSCALE_PARENT"
+BY_ANY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+_PR_SET_PDEATHSIG = 1
+
+
+def for_children() -> dict[str, str]:
+    """What tells a child whom to die with. Of the main thread: the kernel means the thread."""
+    return {PARENT: str(os.getpid())}
+
+
+def die_with_parent() -> None:
+    """As the environment says: of a child of ours, or a rank under torch's own torchrun."""
+    parent = os.environ.pop(PARENT, None)  # not for children of this process
+    if parent is not None or BY_ANY_TORCHRUN in os.environ:
+        die_with(None if parent is None else int(parent))
+    if parent is not None:
+        _die_before_parent()
+
+
+def die_with(parent: int | None) -> None:
+    """Have the kernel kill this process when the one that started it ends, or has ended by now."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Not getppid alone: a profiler may stand between the two.
+    if parent is not None and parent not in _ancestors():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_before_parent() -> None:
+    """Where memory runs out, the kernel kills a child, and not the one that can say so."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):  # no Linux, or somebody has forbidden it
+        score.write_text(str(min(1000, int(score.read_text()) + 300)))
+
+
+def _ancestors() -> Iterator[int]:
+    process_id = os.getppid()
+    with contextlib.suppress(OSError):  # one that has just ended: the search is over
+        while process_id > 0:
+            yield process_id
+            stat = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
+            process_id = int(stat.rpartition(")")[2].split()[1])
