@@ -163,8 +163,8 @@ class LoopChoice:
     max_minutes: float | None = None
     """Stop after this long (checked at logged steps), whatever the schedule says."""
     eval_every: int | None = None
-    """Validation loss every so many steps (over 32 batches); the test split is always read at the
-    end, whole."""
+    """Validation loss every so many steps (over the same 256 sequences each time, on any number of
+    ranks); the test split is always read at the end, whole."""
     save_every: int | None = None
     """Write a checkpoint every so many steps, and at the end."""
     save_minutes: float | None = None

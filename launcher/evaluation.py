@@ -12,6 +12,10 @@ from launcher.measure.records import EvalRecord
 from launcher.strategies.engine import Engine
 from launcher.world import World
 
+VALIDATION_SEQUENCES = 256
+"""What one point of the validation curve reads: the same on any number of ranks, in batches of any
+size, so that the curves of two runs can be compared."""
+
 
 def evaluate(
     engine: Engine,
@@ -22,15 +26,19 @@ def evaluate(
     step: int,
     seq_len: int,
     batch: int,
-    max_batches: int | None = None,
+    max_sequences: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalRecord:
-    """Mean loss per token of `split`, or of its first `max_batches` batches per rank."""
+    """Mean loss per token of `split`, or of its first `max_sequences` over all ranks."""
     started = time.perf_counter()
     batches = evaluation_batches(
-        split, seq_len=seq_len, batch=batch, rank=world.rank, world_size=world.size
+        split,
+        seq_len=seq_len,
+        batch=batch,
+        rank=world.rank,
+        world_size=world.size,
+        sequences=max_sequences,
     )
-    total = len(batches) if max_batches is None else min(len(batches), max_batches)
     # Sums run into the tens of millions: fp32 would drop digits.
     sums = torch.zeros(2, dtype=torch.float64)
     for done, (tokens, targets) in enumerate(batches, start=1):
@@ -40,9 +48,7 @@ def evaluate(
         loss = float(engine.evaluate(x, y))
         if count:
             sums += torch.tensor([loss * count, count], dtype=torch.float64)
-        progress(done, total)
-        if done == total:
-            break
+        progress(done, len(batches))
     if world.size > 1:
         dist.all_reduce(sums)
     loss_sum, tokens_read = sums.tolist()

@@ -23,7 +23,7 @@ with importing():
     from launcher.config import AutoMicroBatch
     from launcher.data import GlobalBatches
     from launcher.errors import ExitCode, UserError
-    from launcher.evaluation import evaluate
+    from launcher.evaluation import VALIDATION_SEQUENCES, evaluate
     from launcher.lifecycle import ending, refuse
     from launcher.measure.records import EvalRecord
     from launcher.measure.session import Session
@@ -136,7 +136,12 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         session.step_done(loss=loss_sum / resolved.accumulation, result=result, lr=lr)
         if loop.eval_every and step % loop.eval_every == 0 and step < resolved.steps:
             session.evaluated(
-                measure(corpus.validation, name="validation", step=step, max_batches=32)
+                measure(
+                    corpus.validation,
+                    name="validation",
+                    step=step,
+                    max_sequences=VALIDATION_SEQUENCES,
+                )
             )
     return measure
 

@@ -58,14 +58,23 @@ class GlobalBatches:
 
 
 class EvaluationBatches:
-    """The whole split, each target once over all ranks; `len()` is the same on every rank.
+    """A split, or its first `sequences` sequences; each target once over all ranks.
+
+    What is read does not depend on the batch or the ranks; `len()` is the same on every rank.
 
     Yields int64 (tokens, targets), each [batch, seq_len]. Padding has target -100; a rank's last
     batches may hold nothing else, so weigh losses by the number of targets that count.
     """
 
     def __init__(
-        self, split: Split, *, seq_len: int, batch: int, rank: int, world_size: int
+        self,
+        split: Split,
+        *,
+        seq_len: int,
+        batch: int,
+        rank: int,
+        world_size: int,
+        sequences: int | None = None,
     ) -> None:
         self._tokens = split.tokens
         self._seq_len = seq_len
@@ -73,6 +82,8 @@ class EvaluationBatches:
         self._rank = rank
         self._world_size = world_size
         self._windows = math.ceil((len(split.tokens) - 1) / seq_len)
+        if sequences is not None:
+            self._windows = min(self._windows, sequences)
 
     def __len__(self) -> int:
         return math.ceil(self._windows / (self._batch * self._world_size))
@@ -94,10 +105,23 @@ class EvaluationBatches:
 
 
 def evaluation_batches(
-    split: Split, *, seq_len: int, batch: int, rank: int, world_size: int
+    split: Split,
+    *,
+    seq_len: int,
+    batch: int,
+    rank: int,
+    world_size: int,
+    sequences: int | None = None,
 ) -> EvaluationBatches:
-    """Batches that cover `split` exactly once over all ranks."""
-    return EvaluationBatches(split, seq_len=seq_len, batch=batch, rank=rank, world_size=world_size)
+    """Batches that cover `split`, or its first `sequences`, exactly once over all ranks."""
+    return EvaluationBatches(
+        split,
+        seq_len=seq_len,
+        batch=batch,
+        rank=rank,
+        world_size=world_size,
+        sequences=sequences,
+    )
 
 
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:

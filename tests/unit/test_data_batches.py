@@ -135,3 +135,24 @@ def test_evaluation_covers_each_target_once(
             pairs += zip(inputs[real].tolist(), targets[real].tolist(), strict=True)
     assert len(lengths) == 1
     assert sorted(pairs) == [(token, token + 1) for token in range(tokens - 1)]
+
+
+@pytest.mark.parametrize("sequences", [1, 5, 16, 1000])
+def test_the_first_sequences_are_the_same_for_every_batch_and_number_of_ranks(
+    sequences: int,
+) -> None:
+    split = split_of_length(8 * 20 + 4)  # 20 whole sequences and a short one
+    for world_size, batch in [(1, 1), (1, 8), (2, 3), (4, 4)]:
+        read: list[int] = []
+        for rank in range(world_size):
+            batches = evaluation_batches(
+                split,
+                seq_len=8,
+                batch=batch,
+                rank=rank,
+                world_size=world_size,
+                sequences=sequences,
+            )
+            for _, targets in batches:
+                read += targets[targets != IGNORED_TARGET].tolist()
+        assert sorted(read) == list(range(1, min(8 * sequences, 8 * 20 + 3) + 1))
