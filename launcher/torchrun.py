@@ -220,7 +220,7 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
     from launcher.measure.folder import RunFolder
 
-    if folder is None or not folder.exists():
+    if folder is None or not folder.exists() or RunFolder(folder).is_anothers:
         print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status() or {}

@@ -19,6 +19,7 @@ _MOMENTS = ("oom", "peak")
 _NOT_A_SETTING = {
     *("out", "log_every", "tensorboard", "collective_timeout_s", "max_minutes", "eval_every"),
     *("sample_every_s", "memory_trace", "memory_snapshot", "device", "resume", "save_every"),
+    *("test_batches", "save_last"),
     *("strategy", "zero", "reshard_after_forward", "replicate", "precision"),
     *("micro_batch", "global_batch"),
 }
