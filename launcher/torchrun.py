@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
-from launcher.startup import importing
+from launcher.startup import importing, outlive_readers
 
 with importing():
     from launcher.world import OWN_AGENT
@@ -84,6 +84,7 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from launcher.plan.trials import Stopped
     from launcher.preflight import default_run_folder
 
+    outlive_readers()
     os.environ[OWN_AGENT] = "1"
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1

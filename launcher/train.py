@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.arguments import print_help_if_asked
-from launcher.startup import importing
+from launcher.startup import importing, outlive_readers
 
 if __name__ == "__main__":
     print_help_if_asked(sys.argv[1:])
@@ -40,6 +40,7 @@ with importing():
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
+    outlive_readers()
     argv = sys.argv[1:] if argv is None else argv
     world_size, ranks_per_node = ranks_from_environment()
     try:
