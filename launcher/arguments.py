@@ -222,6 +222,13 @@ def _plain(annotation: Any) -> Any:
     return annotation
 
 
+def _word(annotation: Any) -> str | None:
+    """`all` of `int | Literal["all"]`."""
+    members = typing.get_args(annotation)[1:] if _plain(annotation) is int else ()
+    words = (a for member in members for a in typing.get_args(member))
+    return next(words, None)
+
+
 def _is_bool(annotation: Any) -> bool:
     return _plain(annotation) is bool
 
@@ -244,13 +251,17 @@ def _expected(annotation: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return f"{_arity(kind)} numbers"
+    if _word(annotation) is not None:
+        return f"a whole number, or {_word(annotation)}"
     words = {int: "a whole number", float: "a number", bool: "True or False"}
     return words.get(kind, "text")
 
 
 def _fits(text: str, annotation: Any) -> bool:
     kind = _plain(annotation)
-    if text == "None" and kind is not annotation:
+    if text == "None" and types.NoneType in typing.get_args(annotation):
+        return True
+    if text == _word(annotation):
         return True
     if typing.get_origin(kind) is Literal:
         return text in map(str, typing.get_args(kind))

@@ -162,18 +162,24 @@ class LoopChoice:
     epochs: float | None = None
     """The schedule's length in passes over the training split, instead of --steps."""
     max_minutes: float | None = None
-    """Stop after this long (checked at logged steps), whatever the schedule says."""
+    """Stop training after this long, whatever the schedule says; what then comes (the last save
+    and the test split) may take a tenth of it more."""
     eval_every: int | None = None
     """Validation loss every so many steps (over the same 256 sequences each time, on any number of
-    ranks); the test split is always read at the end, whole."""
+    ranks)."""
+    test_batches: int | Literal["all"] = 50
+    """How much of the test split is read at the end, in batches of 8 sequences whatever the
+    micro-batch is (so that runs can be compared): a number, all, or 0 for no test loss."""
     save_every: int | None = None
-    """Write a checkpoint every so many steps, and at the end."""
+    """Write a checkpoint every so many steps."""
+    save_last: bool = True
+    """Write a checkpoint of the last step, before the test split is read."""
     save_minutes: float | None = None
     """Write a checkpoint this long after the last one."""
     keep: int | None = None
     """How many checkpoints stay (all when not given)."""
     stop_after: int | None = None
-    """End after this step, saving; --steps stays the schedule's length."""
+    """End after this step; --steps stays the schedule's length."""
     resume: Path | None = None
     """Go on from a checkpoint, or from a run folder's newest intact one; any strategy and any
     number of processes goes on from any other. auto: go on in the run folder --out itself, or
@@ -190,7 +196,8 @@ class LoopChoice:
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
     max_skipped_steps: int = 20
-    """A step whose gradients are NaN or infinite is skipped; this many in a row end the run."""
+    """A step whose gradients are NaN or infinite is skipped; so many in a row that are skipped, or
+    whose loss is NaN or infinite, end the run."""
 
     def __post_init__(self) -> None:
         _positive(self, "steps", "epochs", "max_minutes", "eval_every")
@@ -199,6 +206,10 @@ class LoopChoice:
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
+            )
+        if self.test_batches != "all" and self.test_batches < 0:
+            raise UserError(
+                f"--test-batches {self.test_batches} must be 0 or more, or all (the whole split)"
             )
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")

@@ -17,5 +17,9 @@ class UserError(Exception):
     """Bad input. The message is one sentence that names the value and the fix."""
 
 
+class Failure(Exception):
+    """The run cannot go on. The message is one sentence that says why, and what to do."""
+
+
 class NotInstalled(UserError):
     """Choices that go together, but need a package that is not on this machine."""

@@ -10,10 +10,11 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from launcher.errors import ExitCode, UserError
+from launcher.errors import ExitCode, Failure, UserError
 from launcher.measure.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import dump_snapshot
+from launcher.measure.memory_details import memory_details
 from launcher.measure.session import Session
 from launcher.plan.advice import advise, as_records, room_there_was
 from launcher.sizes import gib
@@ -110,14 +111,16 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         detail: dict[str, Any] = {}
         if out_of_memory:
-            detail = session.failure_details() | {"requested_bytes": requested_bytes(error)}
+            detail = memory_details(session.memory, where=where, step=session.step)
+            detail["requested_bytes"] = requested_bytes(error)
             detail["snapshot"] = dump_snapshot(folder.path, world)
             _say_out_of_memory(world, where, detail)
         elif is_timeout(error):
             detail = {"ranks_of_this_node": where_ranks_are(folder.path, world)}
             _say_who_waited(world, where, detail["ranks_of_this_node"])
             traceback.print_exception(error)
-        elif isinstance(error, UserError):
+        elif isinstance(error, UserError | Failure):
+            reason = str(error)
             print(f"shardscale: {error}", file=sys.stderr)
         elif isinstance(error, Interrupted):
             reason = str(error)

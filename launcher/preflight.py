@@ -7,6 +7,7 @@ traceback per rank. Ranks run it again, which is cheap: the corpus is cached by 
 import dataclasses
 import datetime
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
 from launcher.origin import Origin, find_origin
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.sizes import gib
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.flat_shards import PARAM
@@ -55,6 +57,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     origin = find_origin(config.loop, os.environ)
     if not origin.reopens:
         check_run_folder(config.loop.out or default_run_folder(resolved))
+        _check_room(config.loop.out or default_run_folder(resolved), resolved)
     if origin.source is not None:
         _check_checkpoint(origin, resolved)
     elif origin.over:
@@ -79,6 +82,24 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         corpus=corpus,
         origin=origin,
     )
+
+
+def _check_room(out: Path, resolved: Resolved) -> None:
+    """A new run's disk has room for one checkpoint, where it is going to write any."""
+    loop, optim = resolved.config.loop, resolved.config.optim
+    if not (loop.save_last or loop.save_every or loop.save_minutes):
+        return
+    states, _ = checkpointed(optim)
+    if optim.optimizer == "adafactor":
+        states = ()  # factored: next to nothing
+    needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
+    parent = next(path for path in out.absolute().parents if path.exists())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes:
+        raise UserError(
+            f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
+            f"{gib(free_bytes)} free: choose another place, or keep no model with --no-save-last"
+        )
 
 
 def _check_checkpoint(origin: Origin, resolved: Resolved) -> None:

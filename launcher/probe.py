@@ -51,7 +51,7 @@ def short(prepared: Prepared, out: Path) -> Prepared:
     """The same run from fresh weights for two steps, without checkpoints and evaluations."""
     config = prepared.resolved.config.replace(
         **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
-        **{"eval_every": None, "save_every": None, "save_minutes": None},
+        **{"eval_every": None, "save_every": None, "save_minutes": None, "save_last": False},
     )
     return dataclasses.replace(
         prepared,

@@ -51,6 +51,8 @@ class Saves:
         self._asynchronous = world.device.type == "cuda" and not on_disk
         self._checkpointer: Checkpointer | None = None
         self._saved_step: int | None = None
+        self.failure: SaveError | None = None
+        """Why what the run ends with is not on disk."""
 
     def resume(self, engine: Engine, origin: Origin) -> int:
         """Fill a fresh engine from where the run begins; the step that it has reached."""
@@ -69,39 +71,47 @@ class Saves:
             engine.set_loss_scale(LossScale(**scale))
         self._console.line(f"resumed from {checkpoint.path} after step {checkpoint.step}")
         self._journal.event("resumed", checkpoint.step, checkpoint=str(checkpoint.path))
+        if checkpoint.path.parent == self._folder:
+            self._saved_step = checkpoint.step
         return checkpoint.step
 
     def after_step(self, step: int, engine: Engine) -> bool:
-        """Save where the schedule of saves, or the end of training, says so; whether it did."""
+        """Save where the schedule of saves says so; whether it did."""
         if self._checkpointer is not None:
             self._report(self._checkpointer.poll)
         every = self._loop.save_every
-        at_end = step == self._resolved.steps and (every or self._loop.save_minutes)
-        last = step == self._loop.stop_after or at_end
-        due = self._agreement.save_is_due or (every is not None and step % every == 0)
-        if not last and not due:
+        if not self._agreement.save_is_due and (every is None or step % every):
             return False
-        self.save(step, engine)
+        self._journal.secure()
+        if self._skipped.lost_since is None:
+            self._save(step, engine)
+        else:
+            # The checkpoint before must not go for weights that are lost.
+            self._console.line(f"not saved: diverged since step {self._skipped.lost_since}")
+        self._agreement.saved()
         return True
 
-    def save(self, step: int, engine: Engine) -> None:
-        """Save now; on a GPU writing goes on in the background."""
-        self.finish()
-        with self._measured("save"):
-            self._report(lambda: self._opened().save(step, engine, self._extra(engine)))
-        self._agreement.saved()
-
-    def save_for_good(self, step: int, engine: Engine) -> None:
-        """Save what the run ends with, unless it is on disk already.
+    def after_training(self, step: int, engine: Engine, *, preempted: bool) -> None:
+        """Save what training has come to, unless it is on disk already, or nobody wants it.
 
         Raises:
-            SaveError: on every rank; then there is nothing to go on from.
+            SaveError: of a preempted run, which has nothing to go on from; otherwise it is in
+                `failure`.
         """
         self.finish()
-        if self._saved_step != step:
-            with self._measured("save"):
-                saved = self._opened().save(step, engine, self._extra(engine))
-            self._tell(saved or self._opened().wait())
+        if self._saved_step != step and (preempted or self._loop.save_last):
+            self._journal.secure()
+            self._save(step, engine)
+            self.finish()
+        if preempted and self.failure is not None:
+            raise self.failure
+
+    def _save(self, step: int, engine: Engine) -> None:
+        """Save now; on a GPU writing goes on in the background."""
+        self.finish()
+        self.failure = None
+        with self._measured("save"):
+            self._report(lambda: self._opened().save(step, engine, self._extra(engine)))
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
@@ -120,6 +130,7 @@ class Saves:
         try:
             saved = save()
         except SaveError as error:
+            self.failure = error
             self._console.line(f"could not save: {error}")
             self._journal.event("save_failed", reason=str(error))
             return

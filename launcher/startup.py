@@ -8,9 +8,14 @@ waiting (bench/startup.py).
 
 import contextlib
 import gc
+import io
 import os
+import select
 import sys
 from collections.abc import Iterator
+from typing import Any
+
+_PATIENCE_S = 5.0
 
 
 @contextlib.contextmanager
@@ -37,3 +42,39 @@ def reader_may_leave() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+class _Outlet(io.FileIO):
+    """Standard output or error of a process that goes on, whoever reads it.
+
+    What a reader that has gone (`| head`), a full disk (`> log`) or a closed terminal does not take
+    is dropped; so is what a reader that is there, but reads no more, has not taken for a while.
+    """
+
+    _patience_s = _PATIENCE_S
+
+    def write(self, data: Any) -> int:
+        """Write some of it, or drop it."""
+        piece = memoryview(data).cast("B")[: select.PIPE_BUF]  # fits wherever there is any room
+        with contextlib.suppress(OSError):
+            if select.select([], [self], [], self._patience_s)[1]:
+                self._patience_s = _PATIENCE_S
+                super().write(piece)
+            else:
+                self._patience_s = 0.0  # until it reads on
+        return len(piece)
+
+
+def outlive_readers() -> None:
+    """From now on this process does not depend on who reads what it prints."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # closed; the next file to be opened would get its number, and its text
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        before = getattr(sys, name)
+        if before is getattr(sys, f"__{name}__"):  # nobody captures it
+            outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
+            encoding = getattr(before, "encoding", "utf-8")
+            text = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, text)

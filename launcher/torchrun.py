@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
-from launcher.startup import importing
+from launcher.startup import importing, outlive_readers
 
 with importing():
     from launcher.meeting import BACKEND, LOOPBACK, endpoint_of, offer_rendezvous, require_free
@@ -81,6 +81,7 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from launcher.plan.trials import Stopped
     from launcher.preflight import default_run_folder
 
+    outlive_readers()
     os.environ |= {OWN_AGENT: "1"} | for_children()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
@@ -233,7 +234,7 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
     from launcher.measure.folder import RunFolder
 
-    if folder is None or not folder.exists():
+    if folder is None or not folder.exists() or RunFolder(folder).is_anothers:
         print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status() or {}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.arguments import print_help_if_asked
-from launcher.startup import importing
+from launcher.startup import importing, outlive_readers
 
 if __name__ == "__main__":
     print_help_if_asked(sys.argv[1:])
@@ -23,7 +23,7 @@ with importing():
     from launcher.config import AutoMicroBatch
     from launcher.data import GlobalBatches
     from launcher.errors import ExitCode, UserError
-    from launcher.evaluation import VALIDATION_SEQUENCES, evaluate
+    from launcher.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
     from launcher.lifecycle import ending, refuse
     from launcher.measure.records import EvalRecord
     from launcher.measure.session import Session
@@ -40,6 +40,7 @@ with importing():
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
+    outlive_readers()
     argv = sys.argv[1:] if argv is None else argv
     world_size, ranks_per_node = ranks_from_environment()
     try:
@@ -86,19 +87,25 @@ def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
 
 
 def train(prepared: Prepared, world: World, session: Session) -> None:
-    """Train for the resolved number of steps, then read the whole test split."""
+    """Train for the resolved number of steps, then read the test split."""
     measure = take_steps(prepared, world, session)
+    batches = prepared.resolved.config.loop.test_batches
+    test = None
+    if batches != 0 and not session.preempted:
+        session.begin_test()
+        test = measure(
+            prepared.corpus.test,
+            name="test",
+            step=session.step,
+            max_sequences=None if batches == "all" else batches * TEST_SEQUENCES,
+            progress=session.console.testing,
+            ends_after=session.agreement.ends_test_after,
+        )
+        session.end_test()
     if session.preempted:
         session.finish_preempted()
-        return
-    session.enter("test")
-    test = measure(
-        prepared.corpus.test,
-        name="test",
-        step=session.step,
-        progress=session.progress("testing"),
-    )
-    session.finish(test)
+    else:
+        session.finish(test)
 
 
 def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[..., EvalRecord]:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,13 @@ class World:
     def is_main(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.rank == 0
+
+    def agreed(self, value: Any) -> Any:
+        """The main rank's value, on every rank (all call this)."""
+        message = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(message, src=0)
+        return message[0]
 
     @property
     def distributed(self) -> bool:

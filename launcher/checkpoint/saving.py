@@ -1,21 +1,24 @@
 """What happens on every rank to get a checkpoint onto the disk, all of it or nothing."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import torch
 
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint, RankFile
 from launcher.checkpoint.ranks import Ranks
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.strategies.flat_shards import OwnShapes, Shard
+from launcher.errors import Failure
+from launcher.strategies.flat_shards import PARAM, OwnShapes, Shard
 
 T = TypeVar("T")
 
 
-class SaveError(Exception):
+class SaveError(Failure):
     """A checkpoint could not be written. Earlier ones are as they were; training can go on."""
 
 
@@ -81,9 +84,19 @@ def _begin(snapshot: Snapshot, folder: CheckpointFolder) -> Path | SaveError:
 def _write_part(snapshot: Snapshot, temporary: Path, rank: int) -> RankFile | SaveError:
     path = temporary / f"rank-{rank:05d}.safetensors"
     try:
-        return write_shards(path, snapshot.shards)
+        return write_shards(path, _finite(snapshot))
+    except SaveError as error:
+        return error
     except OSError as error:
         return _error(snapshot, f"rank {rank}, {error.strerror} while writing {path}")
+
+
+def _finite(snapshot: Snapshot) -> Iterator[Shard]:
+    """The shards; weights that are no numbers must not take the place of good ones."""
+    for shard in snapshot.shards:
+        if shard.kind == PARAM and not bool(torch.isfinite(shard.data).all()):
+            raise _error(snapshot, f"{shard.name} has weights that are not finite")
+        yield shard
 
 
 def _publish(

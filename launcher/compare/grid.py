@@ -40,6 +40,11 @@ class Cell:
     state: Literal["refused", "unavailable"] | None = None
     reason: str | None = None
 
+    def command(self) -> list[str]:
+        """The flags of its training: a comparison keeps no model, unless it asks for saves."""
+        saves = bool({"save_every", "save_minutes"} & self.flags.keys())
+        return flags_of({"save_last": saves, **self.flags})
+
 
 def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
     """Training flags -> (what is typed, what a `--config` file adds to it), as flat values.
@@ -93,7 +98,7 @@ def open_corpora(cells: Sequence[Cell], *, nproc: int) -> list[Cell]:
     for cell in cells:
         if cell.state is None:
             try:
-                prepare(flags_of(cell.flags), world_size=nproc, ranks_per_node=nproc)
+                prepare(cell.command(), world_size=nproc, ranks_per_node=nproc)
             except UserError as error:
                 cell = Cell(name=cell.name, flags=cell.flags, state="refused", reason=str(error))
         checked.append(cell)

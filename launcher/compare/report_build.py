@@ -27,6 +27,7 @@ _NOT_A_SETTING = {
         "eval_every",
     ),
     *("sample_every_s", "memory_trace", "memory_snapshot", "device", "resume", "save_every"),
+    *("test_batches", "save_last"),
     *("strategy", "zero", "reshard_after_forward", "replicate", "precision"),
     *("micro_batch", "global_batch"),
 }

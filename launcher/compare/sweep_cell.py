@@ -7,7 +7,6 @@ from types import FrameType
 
 from launcher.checkpoint.store import CheckpointFolder
 from launcher.compare.cell_process import TimeIsNearlyUp, run_to_end
-from launcher.compare.grid_source import flags_of
 from launcher.compare.sweep_folder import Row, SweepFolder
 from launcher.lifecycle import Interrupted
 
@@ -38,7 +37,7 @@ def run_cell(
         ended = run_to_end(
             [
                 *(sys.executable, "-m", "launcher.torchrun", "--nproc", str(nproc)),
-                *("-m", "launcher.train", *flags_of(row.cell.flags), f"--out={run_folder}"),
+                *("-m", "launcher.train", *row.cell.command(), f"--out={run_folder}"),
                 *(["--resume=auto"] if goes_on else []),
             ],
             log=folder.log(name),

@@ -14,6 +14,7 @@ from launcher.world import World
 
 WITHIN_S = 2.0  # or one step, where a step takes longer
 WISHES = 4
+TEST_SHARE = 0.1  # of the time for training, so that a run out of time still has a result
 
 
 class Agreement:
@@ -36,6 +37,7 @@ class Agreement:
         now_s = time.monotonic()
         self._world = world
         self._log_every = log_every
+        self._max_seconds = max_seconds
         self._deadline_s = None if max_seconds is None else now_s + max_seconds
         self._save_seconds = save_seconds
         self._saved_s = now_s
@@ -46,6 +48,18 @@ class Agreement:
         self.time_is_up = False
         self.preempted = False
         self.save_is_due = False
+
+    def turn_to_test(self) -> None:
+        """Training is over; what counts now are the batches of the test split."""
+        self._step, self._next, self._settled_s = 0, 1, time.monotonic()
+        self.time_is_up = False
+        if self._deadline_s is not None and self._max_seconds is not None:
+            self._deadline_s += TEST_SHARE * self._max_seconds
+
+    def ends_test_after(self, batch: int) -> bool:
+        """Whether no more is read. All ranks call this after the same batches."""
+        self.between_logged_steps(batch)
+        return self.preempted or self.time_is_up
 
     def saved(self) -> None:
         """A checkpoint was written at this step; the next one by the clock is due later."""

@@ -1,5 +1,6 @@
 """What a person sees while training: plain lines in a log; on a terminal also a bar with ETA."""
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+_LINE_EVERY_S = 10.0
 
 
 class RunConsole:
@@ -35,6 +38,7 @@ class RunConsole:
             refresh_per_second=2,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._test_began_s = self._test_line_s = 0.0
 
     def __enter__(self) -> Self:
         if self._live:
@@ -65,6 +69,17 @@ class RunConsole:
         self._progress.update(self._tasks[name], completed=done)
         if done >= total:
             self._progress.remove_task(self._tasks.pop(name))
+
+    def testing(self, done: int, total: int) -> None:
+        """Progress through the test split; in a log a line now and then."""
+        self.progress("testing", done, total)
+        now_s = time.monotonic()
+        if done == 1:
+            self._test_began_s = self._test_line_s = now_s
+        elif not self._live and now_s - self._test_line_s >= _LINE_EVERY_S:
+            self._test_line_s = now_s
+            left_s = (now_s - self._test_began_s) / (done - 1) * (total - done)
+            self.line(f"testing: {done:,} of {total:,} batches, {left_s:.0f} s left")
 
 
 def step_line(values: Mapping[str, str]) -> str:

@@ -82,7 +82,16 @@ class RunFolder:
             "detail": detail or {},
             "updated_unix_s": time.time(),
         }
-        _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
+        try:
+            _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
+        except OSError as error:
+            # Training matters more; and this is the last place left to say how it ends.
+            ends = "" if state == "running" else f": the run is {state} ({reason or phase})"
+            print(
+                f"shardscale: {self.path / 'status.json'} cannot be written ({error.strerror})"
+                f"{ends}",
+                file=sys.stderr,
+            )
 
     @property
     def has_failed(self) -> bool:
@@ -91,11 +100,7 @@ class RunFolder:
 
     def read_status(self) -> dict[str, Any] | None:
         """The content of `status.json`, None where there is none."""
-        try:
-            status: dict[str, Any] = json.loads((self.path / "status.json").read_text())
-        except FileNotFoundError:
-            return None
-        return status
+        return _read(self.path / "status.json")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -105,7 +110,8 @@ class RunFolder:
         """Record a failure in `failure.json`, first come first served.
 
         One rank's error makes the others fail in their collectives; the first to get here is the
-        one to be believed, and the only one that returns True.
+        one to be believed, and the only one that returns True. Where nothing can be written, it is
+        True as well: then the console is where it is told.
         """
         details = {
             "state": "oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
@@ -120,6 +126,8 @@ class RunFolder:
                 json.dump(details, file, indent=2)
         except FileExistsError:
             return False
+        except OSError:
+            return True
         return True
 
     def settle(self, seen: str, rank: int | None, *, certain: bool = False) -> dict[str, Any]:
@@ -133,13 +141,17 @@ class RunFolder:
         if certain or status is None or status["state"] == "running":
             found = {"phase": (status or {}).get("phase", "start"), "reason": seen, "rank": rank}
             found |= {"state": "failed", "exit_code": int(ExitCode.FAILED)}
-            if self._failure.exists() and not certain:
-                found |= json.loads(self._failure.read_text())
+            if not certain:
+                found |= _read(self._failure) or {}
             found.pop("traceback", None)
             self.write_status(**found)
-        status = self.read_status()
-        assert status is not None
+            return found
         return status
+
+    @property
+    def is_anothers(self) -> bool:
+        """For the agent, whose ranks have gone: whether another run of this machine has it now."""
+        return (self._lock.holder() or "").endswith(f" on {socket.gethostname()}")
 
     @property
     def _failure(self) -> Path:
@@ -185,6 +197,15 @@ def _git_revision() -> str | None:
     return done.stdout.strip()
 
 
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON file's content; None where there is none, or no room was left to write it."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content
+
+
 def _set_aside(path: Path) -> None:
     """`summary.json` -> `summary-1.json`: what a life of the run has left is kept."""
     if not path.exists():
@@ -197,5 +218,9 @@ def _set_aside(path: Path) -> None:
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -5,12 +5,11 @@ asked for; then one small all-reduce makes the losses global and everything is w
 """
 
 import collections
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from launcher.measure.console import RunConsole, percent, step_line
 from launcher.measure.device_memory import MemoryReading, read_memory
 from launcher.measure.flops import peak_flops_per_s
 from launcher.measure.phases import PhaseClock, PhaseTimes
+from launcher.measure.record_file import RecordFile
 from launcher.measure.records import (
     WARMUP_STEPS,
     EvalRecord,
@@ -32,7 +32,6 @@ from launcher.measure.records import (
     RunRecord,
     StepRecord,
 )
-from launcher.measure.rewind import rewind
 from launcher.measure.skips import SkippedSteps
 from launcher.measure.stragglers import RankFigures
 from launcher.sizes import GIB, gib
@@ -78,23 +77,14 @@ class Journal:
         self._agreement = agreement
         self._skipped = skipped
         self._pending: list[_Pending] = []
-        self._path = folder / f"rank{run.rank}.jsonl"
-        self._file: IO[str] = self._path.open("a" if reopens else "x", encoding="utf-8")
-        if reopens:
-            self._file.write("\n")  # the one before may have been killed inside a line
+        self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
         self._boards = boards
         self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self._sample: GpuRecord | None = None
         self.phase_times: list[PhaseTimes] = []
-        self._write(run)
-
-    def rewind(self, step: int) -> None:
-        """Take back what an earlier life has written of the steps after `step`."""
-        self._file.close()
-        rewind(self._path, step)
-        self._file = self._path.open("a", encoding="utf-8")
+        self.write(run)
 
     def step(
         self,
@@ -137,18 +127,25 @@ class Journal:
         alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
         losses, ranks = self._over_all_ranks(alone_s, memory.used_bytes or 0)
         for pending, loss, spent in zip(self._pending, losses, times, strict=True):
-            self._write(self._step_record(pending, loss, spent, memory))
+            self.write(self._step_record(pending, loss, spent, memory))
         self.phase_times += times
         self._write_samples()
         self._show(self._pending[-1], losses[-1], times, memory, ranks)
         ended, self._pending = self._pending, []
-        self._file.flush()
+        self.file.flush()
         for pending, loss in zip(ended, losses, strict=True):
             self._skipped.note(pending.step, applied=bool(pending.applied), loss=loss)
 
+    def secure(self) -> None:
+        """Have on the disk all that was recorded so far: a checkpoint is about to say that its
+        steps are over. All ranks call this after the same step."""
+        self.flush()
+        self._write_samples()
+        self.file.flush(durably=True)
+
     def evaluated(self, record: EvalRecord) -> None:
         """Write and show an evaluation."""
-        self._write(record)
+        self.write(record)
         self._console.line(
             step_line(
                 {
@@ -164,12 +161,12 @@ class Journal:
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
         """Write something that happened once."""
-        self._write(EventRecord(name=name, step=step, unix_s=time.time(), detail=detail))
-        self._file.flush()
+        self.write(EventRecord(name=name, step=step, unix_s=time.time(), detail=detail))
+        self.file.flush()
 
     def write(self, record: Record) -> None:
-        """Write any other record."""
-        self._write(record)
+        """Write any record."""
+        self.file.add(record)
 
     def from_sampler(self, record: Record) -> None:
         """Take a record from another thread; it is written with the next flush."""
@@ -180,7 +177,7 @@ class Journal:
         self._boards.close()
         self._say_failures_of_boards()
         self._write_samples()
-        self._file.close()
+        self.file.close()
 
     def tokens_per_s(self) -> float | None:
         """Mean global rate after the warm-up steps, None when there are no others."""
@@ -290,9 +287,6 @@ class Journal:
     def _write_samples(self) -> None:
         while self._samples:
             record = self._samples.popleft()
-            self._write(record)
+            self.write(record)
             if isinstance(record, GpuRecord):
                 self._sample = record
-
-    def _write(self, record: Record) -> None:
-        self._file.write(json.dumps(record.as_dict(), allow_nan=False) + "\n")

@@ -4,11 +4,10 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from launcher.errors import UserError
 from launcher.measure.folder import RunFolder
 from launcher.measure.records import RunRecord
 from launcher.measure.rewind import rank_files, rewind
@@ -24,23 +23,37 @@ def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
     Other nodes may see a shared file system a little later, so they take its word.
 
     Raises:
-        UserError: on the main rank, when a living run has the folder.
+        UserError: on all ranks, when the folder is another run's, or cannot be written to.
     """
     out = prepared.resolved.config.loop.out or default_run_folder(prepared.resolved)
-    agreed: list[Any] = [(out, prepared.origin)]
-    if world.size > 1:
-        dist.broadcast_object_list(agreed, src=0)
-    path, origin = agreed[0]
+    path, origin = world.agreed((out, prepared.origin))
     folder = RunFolder(path)
-    if world.is_main:
-        begin = folder.reopen if origin.reopens else folder.create
+    refusal = world.agreed(_begin(folder, origin, prepared) if world.is_main else None)
+    if refusal is not None:
+        raise refusal
+    return folder, origin
+
+
+def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError | None:
+    begin = folder.reopen if origin.reopens else folder.create
+    try:
         begin(prepared.resolved.config.flat())
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
-            shutil.copyfile(prepared.corpus.tokenizer_path, path / "tokenizer.json")
-    if world.size > 1:
-        dist.barrier()
-    return folder, origin
+            shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
+    except FileExistsError:
+        return UserError(
+            f"--out {folder.path}: another run has just taken this folder: choose another one"
+        )
+    except UserError as error:
+        return error
+    except OSError as error:
+        if not origin.reopens:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        return UserError(
+            f"--out {folder.path}: cannot be written to ({error.strerror}): choose another place"
+        )
+    return None
 
 
 def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
@@ -49,6 +62,20 @@ def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
         for rank, path in rank_files(folder).items():
             if rank >= world.size:
                 rewind(path, step)
+
+
+def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[str]:
+    """What the console says first."""
+    ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
+    return [
+        f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
+        f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
+        f"attention: {record.attention}: {prepared.resolved.attention.reason}",
+        f"corpus: {prepared.corpus.description}",
+        f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
+        f"{record.micro_batch} x {record.world_size} ranks x {record.accumulation} accumulated; "
+        f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
+    ]
 
 
 def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:

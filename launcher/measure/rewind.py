@@ -1,9 +1,11 @@
 """A run that goes back to a checkpoint takes back what it has written of later steps."""
 
 import json
+import os
+import re
 from pathlib import Path
 
-_FILES = "rank*.jsonl"
+_FILE = re.compile(r"rank(\d+)\.jsonl")
 
 
 def rewind(path: Path, step: int) -> None:
@@ -18,12 +20,15 @@ def rewind(path: Path, step: int) -> None:
         kept.open("w", encoding="utf-8") as new,
     ):
         new.writelines(line for line in old if _stays(line, step))
+        new.flush()
+        os.fsync(new.fileno())
     kept.replace(path)
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
     """Rank -> its file, for every rank that an earlier life of the run had."""
-    return {int(path.stem.removeprefix("rank")): path for path in folder.glob(_FILES)}
+    found = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in found if match}
 
 
 def _stays(line: str, step: int) -> bool:

@@ -3,14 +3,15 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from launcher.errors import ExitCode
+from launcher.errors import ExitCode, Failure
+from launcher.evaluation import refuse_diverged
 from launcher.measure.agreement import Agreement
 from launcher.measure.boards import Boards
 from launcher.measure.console import RunConsole
@@ -18,9 +19,8 @@ from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.heap import apply_limit
 from launcher.measure.journal import Journal
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
-from launcher.measure.memory_details import memory_details
 from launcher.measure.nvml import resolve_uuid
-from launcher.measure.opening import open_folder, rewind_absent_ranks, run_record
+from launcher.measure.opening import introduction, open_folder, rewind_absent_ranks, run_record
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, Ledger
 from launcher.measure.sampler import Sampler, mean_power_w
@@ -70,8 +70,7 @@ class Session:
             skipped=self.skipped,
             log_every=measure.log_every,
             boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
-            reopens=self._origin.reopens
-            and (self.folder.path / f"rank{world.rank}.jsonl").exists(),
+            reopens=self._origin.reopens,
         )
         self.sampler = None
         if measure.sample_every_s:
@@ -108,7 +107,8 @@ class Session:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
             apply_limit(measure.memory_limit, self._world.device)
-        self._introduce()
+        for line in introduction(self._prepared, self.record, self.folder.path):
+            self.console.line(line)
         return self
 
     def __exit__(
@@ -134,7 +134,7 @@ class Session:
         self.memory.watch(engine)
         self.step = self.resumed_step = self._saves.resume(engine, self._origin)
         if self._origin.reopens:
-            self.journal.rewind(self.step)
+            self.journal.file.rewind(self.step)
             rewind_absent_ranks(self.folder.path, self.step, self._world)
 
     def steps(self) -> Iterator[int]:
@@ -155,10 +155,12 @@ class Session:
             if self.agreement.time_is_up or self.agreement.preempted:
                 break
         self.journal.flush()
+        self.skipped.refuse_lost()
+        self._stopped_by = "stop_after" if self.step < self.record.steps else "steps"
+        if self.agreement.time_is_up:
+            self._stopped_by = "max_minutes"
         self.preempted = self.agreement.preempted
-        if self.preempted:
-            self._saves.save_for_good(self.step, self._engine)
-        self._saves.finish()
+        self._saves.after_training(self.step, self._engine, preempted=self.preempted)
         self._energy_after = self._energy()
         self.memory.period("evaluation")
         self.journal.write(self._engine.ledger())
@@ -200,9 +202,17 @@ class Session:
         self.journal.evaluated(record)
         self.clock.restart()
 
-    def progress(self, name: str) -> Callable[[int, int], None]:
-        """A (done, total) callback that moves a bar."""
-        return lambda done, total: self.console.progress(name, done, total)
+    def begin_test(self) -> None:
+        """From now on it is batches of the test split that are counted."""
+        self.enter("test")
+        self.agreement.turn_to_test()
+
+    def end_test(self) -> None:
+        """A run that is told to stop meanwhile reads the test split in its next life."""
+        self.preempted = self.agreement.preempted
+        if self.preempted:
+            assert self._engine is not None
+            self._saves.after_training(self.step, self._engine, preempted=True)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -214,6 +224,7 @@ class Session:
 
     def finish_preempted(self) -> None:
         """Say that the run is saved and can go on."""
+        self.journal.secure()
         if self._world.is_main:
             self.folder.write_status(
                 "preempted",
@@ -226,9 +237,16 @@ class Session:
                 f"--out {self.folder.path} --resume auto"
             )
 
-    def finish(self, test: EvalRecord) -> None:
-        """Write the last records and, on the main rank, the summary."""
-        self.journal.evaluated(test)
+    def finish(self, test: EvalRecord | None) -> None:
+        """Write the last records and, on the main rank, the summary.
+
+        Raises:
+            Failure: on all ranks, when what the run has come to is of no use, or not on disk.
+        """
+        if test is not None:
+            self.journal.evaluated(test)
+            refuse_diverged(test)
+        self.journal.secure()
         if self._config.measure.memory_snapshot:
             dump_snapshot(self.folder.path, self._world)
         for record in phase_records(self.journal.phase_times, self.memory.peaks()):
@@ -245,11 +263,15 @@ class Session:
             duration_s=time.monotonic() - self._started_s,
             resumed_step=self.resumed_step,
             skipped_steps=self.skipped.total,
-            stopped_by=self._stopped_by(),
+            stopped_by=self._stopped_by,
+            test_split_tokens=len(self._prepared.corpus.test.tokens) - 1,
+            test_cut_short=self.agreement.time_is_up and test is not None,
         )
+        failure = self._saves.failure or summary.failure
+        failure = self._world.agreed(failure or self._concluded(summary.values))
+        if failure is not None:
+            raise failure
         if self._world.is_main:
-            self.folder.write_summary(dict(summary.values))
-            self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
             for line in summary.lines(self.folder.path):
                 self.console.line(line)
             if self._peak is not None:  # the last act: the run is done without it
@@ -260,37 +282,20 @@ class Session:
                     self.journal.phase_times,
                     resumed=self.resumed_step > 0,
                 )
-                self.folder.write_summary({**summary.values, "plan": as_record(plan)})
+                with contextlib.suppress(OSError):
+                    self.folder.write_summary({**summary.values, "plan": as_record(plan)})
                 for line in plan.lines():
                     self.console.line(line)
 
-    def failure_details(self) -> dict[str, Any]:
-        """What is known about memory at this moment, for an out-of-memory report."""
-        return memory_details(self.memory, where=self.where, step=self.step)
+    def _concluded(self, summary: Mapping[str, Any]) -> Failure | None:
+        """Say that the run is completed; why not, where its summary cannot be written."""
+        if self._world.is_main:
+            try:
+                self.folder.write_summary(dict(summary))
+            except OSError as error:
+                return Failure(f"{self.folder.path} cannot be written to ({error.strerror})")
+            self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
+        return None
 
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy
-
-    def _stopped_by(self) -> str:
-        if self.agreement.time_is_up:
-            return "max_minutes"
-        return "steps" if self.step >= self.record.steps else "stop_after"
-
-    def _introduce(self) -> None:
-        record = self.record
-        ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
-        place = record.device_name or record.device
-        self.console.line(
-            f"{record.model}: {record.parameters:,} parameters, {record.precision}; "
-            f"{record.strategy} (= {record.strategy_also_called}) on {ranks}, {place}"
-        )
-        self.console.line(
-            f"attention: {record.attention}: {self._prepared.resolved.attention.reason}"
-        )
-        self.console.line(f"corpus: {self._prepared.corpus.description}")
-        self.console.line(
-            f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: "
-            f"micro-batch {record.micro_batch} x {record.world_size} ranks x "
-            f"{record.accumulation} accumulated; seed {self._config.loop.seed}; run folder "
-            f"{self.folder.path}"
-        )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from launcher.errors import Failure
 from launcher.measure.device_memory import peak_rss_bytes
 from launcher.measure.journal import Journal
 from launcher.measure.memory import MemoryMeter
@@ -22,6 +23,8 @@ class Summary:
     """The values of `summary.json`."""
 
     values: Mapping[str, Any]
+    failure: Failure | None
+    """Records of a rank that its disk has not taken."""
 
     def lines(self, folder: Path) -> list[str]:
         """What the main rank says last."""
@@ -34,7 +37,7 @@ class Summary:
             spread = f" to {gib(values['peak_bytes'])} on rank {values['peak_rank']}"
             spread = f"{gib(lowest)}{spread}"
         lines = [
-            f"done: test loss {values['test_loss']:.4f}, perplexity {values['perplexity']:.2f}, "
+            f"done: {_test_line(values)}"
             + (f"{rate:,.0f} tokens/s" if rate else "too few steps for a rate")
             + f", {values['duration_s']:.0f} s",
             f"peak memory ({values['peak_kind']}): {spread or gib(values['peak_bytes'])}; "
@@ -49,11 +52,21 @@ class Summary:
         return lines
 
 
+def _test_line(values: Mapping[str, Any]) -> str:
+    if values["test_loss"] is None:
+        return ""
+    read, whole = values["test_tokens"], values["test_split_tokens"]
+    cut = ", cut short by --max-minutes" if values["test_cut_short"] else ""
+    return f"test loss {values['test_loss']:.4f}, perplexity {values['perplexity']:.2f} over " + (
+        "the whole split, " if read == whole else f"{read:,} of {whole:,} tokens{cut}, "
+    )
+
+
 def summarize(
     run: RunRecord,
     world: World,
     journal: Journal,
-    test: EvalRecord,
+    test: EvalRecord | None,
     *,
     memory: MemoryMeter,
     samples: SamplerSummary | None,
@@ -62,6 +75,8 @@ def summarize(
     resumed_step: int,
     skipped_steps: int,
     stopped_by: str,
+    test_split_tokens: int,
+    test_cut_short: bool,
 ) -> Summary:
     """Gather what every rank has to say (all ranks call this)."""
     tokens_per_s = journal.tokens_per_s()
@@ -74,8 +89,10 @@ def summarize(
         "tokens_per_s": tokens_per_s,
         "training_power_w": training_power_w,
         "samples": None if samples is None else asdict(samples),
+        "trouble": journal.file.trouble,
     }
     ranks = _gather(mine, world)
+    troubles = [trouble for rank in ranks if (trouble := rank.pop("trouble"))]
     worst = max(ranks, key=lambda rank: rank["peak_bytes"])
     return Summary(
         values={
@@ -86,9 +103,11 @@ def summarize(
             "resumed_step": resumed_step,
             "skipped_steps": skipped_steps,
             "stopped_by": stopped_by,
-            "test_loss": test.loss,
-            "perplexity": test.perplexity,
-            "test_tokens": test.tokens,
+            "test_loss": None if test is None else test.loss,
+            "perplexity": None if test is None else test.perplexity,
+            "test_tokens": 0 if test is None else test.tokens,
+            "test_split_tokens": test_split_tokens,
+            "test_cut_short": test_cut_short,
             "tokens_per_s": tokens_per_s,
             "first_step_s": next((t.duration_s for t in journal.phase_times), None),
             "peak_bytes": worst["peak_bytes"],
@@ -97,7 +116,8 @@ def summarize(
             "tokens_per_joule": _tokens_per_joule(tokens_per_s, ranks),
             "duration_s": duration_s,
             "ranks": ranks,
-        }
+        },
+        failure=Failure(f"{troubles[0]}: records are missing there") if troubles else None,
     )
 
 

@@ -41,6 +41,7 @@ def flags(text: Path, *, micro_batch: int = 2) -> list[str]:
         f"--micro-batch={micro_batch}",
         "--global-batch=8",
         "--lr=3e-3",
+        "--test-batches=5",
     ]
 
 
@@ -94,6 +95,11 @@ def check_folder(out: Path, family: str) -> None:
         "rank1.jsonl",
         "summary.json",
         "tb",
+        "checkpoints",
+    }
+    assert {path.name for path in (out / "checkpoints").iterdir()} == {
+        "latest",
+        f"step-{STEPS:08d}",
     }
     assert any((out / "tb").iterdir())
     status = read_json(out / "status.json")
@@ -116,7 +122,7 @@ def check_steps(out: Path, single: Path) -> None:
     summary, expected = read_json(out / "summary.json"), read_json(single / "summary.json")
     assert summary["test_loss"] == pytest.approx(expected["test_loss"], rel=2e-5)
     assert summary["perplexity"] == pytest.approx(expected["perplexity"], rel=2e-5)
-    assert summary["test_tokens"] == expected["test_tokens"]
+    assert summary["test_tokens"] == expected["test_tokens"] == 5 * 8 * 32
     assert summary["tokens_per_s"] > 0
     assert summary["peak_bytes"] > 0
 

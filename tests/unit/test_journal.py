@@ -1,9 +1,12 @@
 """What a run leaves behind: lines that plain JSON reads, and small files that are never half."""
 
+import contextlib
 import json
 import math
 import os
 import re
+import resource
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,8 @@ import torch
 import yaml
 
 from launcher.config import RunConfig
-from launcher.errors import UserError
+from launcher.errors import Failure, UserError
+from launcher.measure import record_file
 from launcher.measure.agreement import Agreement
 from launcher.measure.boards import Boards
 from launcher.measure.console import RunConsole
@@ -22,7 +26,7 @@ from launcher.measure.folder import RunFolder
 from launcher.measure.journal import Journal
 from launcher.measure.phases import PHASES, PhaseClock
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord
-from launcher.measure.rewind import rewind
+from launcher.measure.rewind import rank_files, rewind
 from launcher.measure.skips import Diverged, SkippedSteps
 from launcher.world import World
 
@@ -289,7 +293,7 @@ def test_a_second_life_takes_back_the_steps_after_its_checkpoint(tmp_path: Path)
     with first.file.open("a") as file:
         file.write('{"kind": "step", "step": 4, "lo')  # killed while writing
     second = Run(tmp_path, log_every=1, reopens=True)
-    second.journal.rewind(2)
+    second.journal.file.rewind(2)
     second.step(3, loss=30.0)
     second.journal.close()
     records = second.records()
@@ -313,10 +317,95 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_end_the_run(tmp_path: P
         run.step(number, applied=applied)
     assert run.skipped.total == 4
     with pytest.raises(Diverged, match="3 steps in a row were skipped, up to step 6"):
-        run.step(6, loss=math.nan, applied=False)
+        run.step(6, applied=False)
     run.journal.close()
     applied = [record["applied"] for record in run.records() if record["kind"] == "step"]
     assert applied == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e9])
+def test_a_loss_that_is_of_no_use_counts_though_its_step_was_applied(
+    loss: float, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, log_every=1)
+    run.step(1, loss=loss)
+    run.step(2)
+    run.skipped.refuse_lost()  # it has come back
+    run.step(3, loss=loss)
+    run.step(4, loss=loss)
+    with pytest.raises(Diverged, match=r"the loss is \S+ from step 3 on"):
+        run.step(5, loss=loss)
+    assert run.skipped.total == 0
+    run.journal.close()
+
+
+def test_what_a_checkpoint_speaks_of_is_on_disk_before_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, log_every=100)
+    for number in range(1, 4):
+        run.step(number, applied=number != 3)
+    run.journal.secure()
+    assert [record["step"] for record in run.records() if record["kind"] == "step"] == [1, 2, 3]
+    assert run.skipped.total == 1
+    run.journal.close()
+
+
+def test_only_exact_names_are_files_of_ranks(tmp_path: Path) -> None:
+    names = ("rank0.jsonl", "rank12.jsonl", "rank0 (copy).jsonl", "rank.jsonl", "rankx.jsonl")
+    for name in names:
+        (tmp_path / name).touch()
+    assert rank_files(tmp_path) == {n: tmp_path / f"rank{n}.jsonl" for n in (0, 12)}
+
+
+def test_records_wait_while_the_disk_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, log_every=1)
+    run.step(1)
+    with limited_files(run.file.stat().st_size + 10):  # ten bytes of a record, then no more
+        run.step(2)
+        run.step(3)
+        assert run.journal.file.trouble == f"{run.file} cannot be written (File too large)"
+    run.step(4)
+    assert run.journal.file.trouble is None
+    assert [record["step"] for record in run.records() if record["kind"] == "step"] == [1, 2, 3, 4]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "records wait in memory" in said[0]
+    with limited_files(run.file.stat().st_size):
+        monkeypatch.setattr(record_file, "_MOST_WAITING_BYTES", 100)
+        with pytest.raises(Failure, match="no more records can wait"):
+            run.step(5)
+    run.journal.close()
+
+
+@contextlib.contextmanager
+def limited_files(size_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_failure_that_could_not_be_written_is_told_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_status("running", phase="train")
+    with limited_files(0):
+        assert folder.claim_failure(ValueError("the cause"), rank=1, phase="forward", code=4)
+        folder.write_status("failed", phase="forward", reason="ValueError: the cause")
+    assert (tmp_path / "failure.json").read_text() == ""
+    said = capsys.readouterr().err
+    assert "status.json cannot be written (File too large): the run is failed (ValueError" in said
+    status = folder.settle("rank 1 ended with exit code 4", 1)
+    assert (status["state"], status["exit_code"]) == ("failed", 4)
+    assert folder.read_status()["state"] == "failed"  # type: ignore[index]
+    assert not list(tmp_path.glob(".status.json*"))
 
 
 def test_two_living_runs_never_share_a_folder(tmp_path: Path) -> None:
