@@ -38,7 +38,7 @@ LAYERS = (
         "launcher.strategies",
     ),
     ("launcher.evaluation", "launcher.plan", "launcher.resolve"),
-    ("launcher.origin", "launcher.saves"),
+    ("launcher.origin", "launcher.provenance", "launcher.saves"),
     ("launcher.preflight",),
     ("launcher.measure.opening", "launcher.measure.session", "launcher.torchrun"),
     ("launcher.doctor", "launcher.exchange"),
