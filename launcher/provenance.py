@@ -11,14 +11,12 @@ from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.extra import Extra, saved_model
 from launcher.config import RunConfig
 from launcher.data import Corpus
+from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.errors import UserError
 from launcher.flags import flag
 from launcher.model.config import ModelConfig
 from launcher.resolve import Resolved
-
-TOKENIZER_FILE = "tokenizer.json"
-"""A run's own tokenizer, in its folder; and where transformers looks for one."""
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = (
@@ -78,7 +76,7 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
     if saved is None or corpus.tokenizer_path is None:
         return
     if saved != tokenizer_fingerprint(corpus.tokenizer_path):
-        there = checkpoint.extra.get("config", {}).get("tokenizer", "another")
+        there = _shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
         fix = own if own.exists() else f"FILE with the {TOKENIZER_FILE} of the run that saved it"
         what = "trained on this run's data" if choice == "bpe" else "which has other token ids"
         raise UserError(
@@ -92,11 +90,9 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     saved, model = checkpoint.extra, saved_model(checkpoint.extra)
     found = []
     if model is not None:
-        found += [
-            _change(name, getattr(model, name), getattr(resolved.model, name))
-            for name in SAID_OF_THE_MODEL
-            if getattr(model, name) != getattr(resolved.model, name)
-        ]
+        pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in SAID_OF_THE_MODEL)
+        # Before 0.2 a checkpoint did not say what the automatic choice of a kernel was.
+        found += [_change(*p) for p in pairs if p[1] != p[2] and p[:2] != ("attention", "auto")]
     if "steps" not in saved:  # imported: no run has trained it
         return found
     # What an older version does not name was then what it is by default now.
@@ -138,5 +134,10 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _change(name: str, before: Any, after: Any) -> str:
-    shown = ("not given" if value is None else str(value) for value in (before, after))
-    return f"{name} {' -> '.join(shown)}"
+    return f"{name} {_shown(before)} -> {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence; what a checkpoint says may be anybody's text."""
+    text = "not given" if value is None else str(value)
+    return (text if text.isprintable() else ascii(text))[:80]

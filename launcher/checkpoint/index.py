@@ -157,7 +157,7 @@ class Checkpoint(Contents):
         held = sum(map(element_count, self.shapes.values()))
         if model is None or model.parameter_count == held:
             return None
-        return f"has {held:,} parameters, and says that its model has {model.parameter_count:,}"
+        return f"has {held:,} parameters, and the model that it names has another number"
 
     def check_coverage(self) -> None:
         """Every element of every kind of every parameter is there exactly once.
