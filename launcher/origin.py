@@ -45,7 +45,11 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
             candidates(elsewhere)  # raises where there is none
         return Origin(source=elsewhere, reopens=False)
     _check_run(out)
-    saved = CheckpointFolder(out / "checkpoints").list()
+    try:
+        saved = CheckpointFolder(out / "checkpoints").list()
+    except OSError as error:
+        what = f"its checkpoints cannot be read ({error.strerror})"
+        raise UserError(f"--out {out}: {what}; repair the folder or choose another") from None
     source = out if saved else elsewhere or _first_source(out)
     return Origin(source=source, reopens=True, over=_status(out).get("state") == "completed")
 

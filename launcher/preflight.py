@@ -16,6 +16,7 @@ import torch
 
 from launcher.arguments import parse_run_config
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
@@ -23,13 +24,14 @@ from launcher.measure.boards import require_boards
 from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
 from launcher.origin import Origin, find_origin
+from launcher.provenance import check_model, check_tokenizer
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.sizes import gib
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.offload_check import check_offload
-from launcher.world import choose_device
+from launcher.world import OWN_AGENT, choose_device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +60,11 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     if not origin.reopens:
         check_run_folder(config.loop.out or default_run_folder(resolved))
         _check_room(config.loop.out or default_run_folder(resolved), resolved)
+    checkpoint = None
     if origin.source is not None:
-        _check_checkpoint(origin, resolved)
+        checkpoint = _check_checkpoint(
+            origin, resolved, reads_all=_reads_for_all(world_size, ranks_per_node)
+        )
     elif origin.over:
         raise UserError(
             f"--out {config.loop.out}: this run is completed, and nothing is left to do"
@@ -73,6 +78,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,
     )
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, corpus, config.data.tokenizer)
     if config.loop.epochs is not None:
         sequences = corpus.train.sequence_count(resolved.seq_len)
         steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
@@ -102,17 +109,29 @@ def _check_room(out: Path, resolved: Resolved) -> None:
         )
 
 
-def _check_checkpoint(origin: Origin, resolved: Resolved) -> None:
-    """The newest one of the origin is of this model, and training is not over."""
+def _reads_for_all(world_size: int, ranks_per_node: int) -> bool:
+    """Whether this process reads a whole checkpoint before anything starts, so that ranks need
+    not: torchrun's agent, or a run's only process.
+
+    Not where there are several nodes, each of which would read all of it: there a damaged byte
+    shows when the ranks load what they hold.
+    """
+    rank = os.environ.get("RANK")
+    alone = rank is None or (rank == "0" and OWN_AGENT not in os.environ)
+    return alone and world_size == ranks_per_node
+
+
+def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) -> Checkpoint:
+    """The newest intact one of the origin, which is of this model, and training is not over.
+
+    Raises:
+        DamagedCheckpoint: none is intact.
+        UserError: it cannot be gone on from.
+    """
     source = origin.source
     assert source is not None
-    newest = candidates(source)[0]
-    try:
-        checkpoint = Checkpoint.open(newest)
-    except DamagedCheckpoint:
-        if newest == source:
-            raise
-        return  # loading says which one is damaged, and takes the one before
+    checkpoint = _newest_intact(source, reads_all=reads_all)
+    check_model(checkpoint, resolved.model)
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in GPT(resolved.model).named_parameters()}
     states, counters = checkpointed(resolved.config.optim)
@@ -123,6 +142,23 @@ def _check_checkpoint(origin: Origin, resolved: Resolved) -> None:
             f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
             f"{steps}: give more steps"
         )
+    return checkpoint
+
+
+def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
+    """Loading takes the same one, and says which newer ones it has passed over."""
+    damages = []
+    for path in candidates(source):
+        try:
+            checkpoint = Checkpoint.open(path)
+            if reads_all:
+                with RangeReader(checkpoint) as reader:
+                    reader.check()
+        except DamagedCheckpoint as error:
+            damages.append(error)
+        else:
+            return checkpoint
+    raise damages[0]
 
 
 def _check_with_deepspeed(resolved: Resolved, world_size: int) -> None:

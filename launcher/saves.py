@@ -1,20 +1,21 @@
 """When checkpoints are written and read; how is launcher/checkpoint/'s business."""
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from launcher.checkpoint import Checkpointer, Saved, SaveError
+from launcher.checkpoint.extra import Extra
+from launcher.data import Corpus
 from launcher.measure.agreement import Agreement
 from launcher.measure.console import RunConsole
 from launcher.measure.journal import Journal
 from launcher.measure.skips import SkippedSteps
 from launcher.origin import Origin
+from launcher.provenance import differences, meaning
 from launcher.resolve import Resolved
 from launcher.sizes import gib
-from launcher.strategies.engine import Engine, LossScale
+from launcher.strategies.engine import Engine
 from launcher.world import World
 
 
@@ -29,6 +30,7 @@ class Saves:
     def __init__(
         self,
         resolved: Resolved,
+        corpus: Corpus,
         world: World,
         folder: Path,
         *,
@@ -39,7 +41,7 @@ class Saves:
         measured: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._measured = measured
-        self._resolved = resolved
+        self._resolved, self._corpus = resolved, corpus
         self._agreement = agreement
         self._skipped = skipped
         self._loop = resolved.config.loop
@@ -68,9 +70,14 @@ class Saves:
         checkpoint = loaded.checkpoint
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:
-            engine.set_loss_scale(LossScale(**scale))
+            engine.set_loss_scale(scale)
+        changes = differences(checkpoint, self._resolved, self._corpus)
         self._console.line(f"resumed from {checkpoint.path} after step {checkpoint.step}")
-        self._journal.event("resumed", checkpoint.step, checkpoint=str(checkpoint.path))
+        if changes:
+            self._console.line(f"other than in the run that saved it: {', '.join(changes)}")
+        self._journal.event(
+            "resumed", checkpoint.step, checkpoint=str(checkpoint.path), changes=changes
+        )
         if checkpoint.path.parent == self._folder:
             self._saved_step = checkpoint.step
         return checkpoint.step
@@ -136,12 +143,10 @@ class Saves:
             return
         self._tell(saved)
 
-    def _extra(self, engine: Engine) -> dict[str, Any]:
-        scale = engine.loss_scale()
+    def _extra(self, engine: Engine) -> Extra:
         return {
-            "loss_scale": None if scale is None else dataclasses.asdict(scale),
-            "config": self._resolved.config.flat(),
-            "steps": self._resolved.steps,
+            **meaning(self._resolved, self._corpus),
+            "loss_scale": engine.loss_scale(),
             "skipped_steps": self._skipped.total,
         }
 

@@ -21,6 +21,9 @@ class ModelConfig:
     Raises ValueError, in one sentence with the value and the fix, for a shape that cannot be built.
     """
 
+    # A checkpoint's model is read as this, and a field more would be another function.
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
     vocab_size: int
     """Rows of the token embedding and of the output head."""
     context: int
@@ -136,7 +139,8 @@ def _require_one_of(field: str, value: str, literal: Any) -> None:
 
 def _nearest_divisors(number: int, target: int) -> str:
     """The divisors of `number` just below and just above `target`, as 'a or b'."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    most = max(target, 2**16)  # of a number without end nobody wants to see all
+    divisors = [n for n in range(1, min(number, most) + 1) if number % n == 0]
     below = [n for n in divisors if n < target][-1:]
     above = [n for n in divisors if n > target][:1]
     return " or ".join(str(n) for n in below + above)

@@ -5,6 +5,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -71,6 +72,7 @@ class RangeReader:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._path = checkpoint.path
+        self._files = checkpoint.files
         self._found: dict[tuple[str, str], list[tuple[int, RankFile, Range]]] = {}
         for file in checkpoint.files:
             for entry in file.ranges:
@@ -104,23 +106,44 @@ class RangeReader:
         for start, file, entry in found[first:]:
             if start >= shard.stop:
                 break
-            for number, checksum in enumerate(entry.checksums):
-                skipped = number * CHUNK_ELEMENTS
-                begin = start + skipped
-                end = start + min(entry.numel, skipped + CHUNK_ELEMENTS)
+            for number in range(len(entry.checksums)):
+                begin = start + number * CHUNK_ELEMENTS
+                end = min(start + entry.numel, begin + CHUNK_ELEMENTS)
                 low, high = max(begin, shard.start), min(end, shard.stop)
                 if low < high:
-                    offset_bytes = entry.offset_bytes + ELEMENT_BYTES * skipped
-                    chunk = self._read(file, offset_bytes, end - begin)
-                    if zlib.crc32(_bytes(chunk)) != checksum:
-                        what = f"holds other bytes than were written for {shard.name}"
-                        raise damaged(self._path, file.name, f"{what} ({shard.kind})")
+                    chunk = self._read(file, entry, number, self._buffer)
                     target = shard.data[low - shard.start : high - shard.start]
                     target.copy_(chunk[low - begin : high - begin])
 
-    def _read(self, file: RankFile, offset_bytes: int, elements: int) -> Tensor:
-        chunk = self._buffer[:elements]
-        self._fill(file, offset_bytes, _bytes(chunk))
+    def check(self) -> None:
+        """Read everything once, as fast as the disk and several threads can.
+
+        Raises:
+            DamagedCheckpoint: some bytes are not the ones that were written.
+        """
+        entries = [(file, entry) for file in self._files for entry in file.ranges]
+        for file in self._files:
+            self._open(file)
+        pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        try:
+            for _ in pool.map(lambda found: self._check(*found), entries):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _check(self, file: RankFile, entry: Range) -> None:
+        buffer = torch.empty(min(entry.numel, CHUNK_ELEMENTS), dtype=torch.float32)
+        for number in range(len(entry.checksums)):
+            self._read(file, entry, number, buffer)
+
+    def _read(self, file: RankFile, entry: Range, number: int, buffer: Tensor) -> Tensor:
+        """The range's chunk `number`, in `buffer`."""
+        skipped = number * CHUNK_ELEMENTS
+        chunk = buffer[: min(entry.numel - skipped, CHUNK_ELEMENTS)]
+        self._fill(file, entry.offset_bytes + ELEMENT_BYTES * skipped, _bytes(chunk))
+        if zlib.crc32(_bytes(chunk)) != entry.checksums[number]:
+            what = f"holds other bytes than were written for {entry.name} ({entry.kind})"
+            raise damaged(self._path, file.name, what)
         return chunk
 
     def _fill(self, file: RankFile, offset_bytes: int, target: memoryview) -> None:

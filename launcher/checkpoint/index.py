@@ -3,21 +3,34 @@
 import dataclasses
 import hashlib
 import json
+import reprlib
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from annotated_types import Interval, Len, MinLen, Predicate
+
+from launcher.checkpoint.extra import Extra, saved_model
+from launcher.checkpoint.rng import is_state
+from launcher.checkpoint.schema import Count, strictly
 from launcher.checkpoint.whole import what_is_missing
 from launcher.errors import UserError
-from launcher.strategies.flat_shards import PARAM, OwnShapes, element_count
+from launcher.strategies.flat_shards import PARAM, element_count
 
 INDEX_NAME = "index.json"
 FORMAT, VERSION = "shardscale-checkpoint", 1
 _FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
+_LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
 ELEMENT_BYTES = 4  # everything is stored as fp32
 CHUNK_ELEMENTS = 2**20
 """Elements under one checksum, which is also the largest piece in memory at once: 4 MiB."""
+
+Name = Annotated[str, Len(1, 255), Predicate(str.isprintable)]  # fits into a sentence
+Positive = Annotated[int, Interval(ge=1, le=2**53)]
+Checksum = Annotated[int, Interval(ge=0, lt=2**32)]
+Shape = tuple[Positive, ...]
 
 
 class DamagedCheckpoint(UserError):
@@ -32,42 +45,49 @@ class Range:
     without the rest.
     """
 
-    name: str
-    kind: str
-    start: int
-    numel: int
-    offset_bytes: int
-    checksums: Sequence[int]
+    name: Name
+    kind: Name
+    start: Count
+    numel: Positive
+    offset_bytes: Count
+    checksums: Sequence[Checksum]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFile:
     """A file that one rank wrote."""
 
-    name: str
-    size_bytes: int
-    header_bytes: int
-    header_checksum: int
+    name: Name
+    size_bytes: Positive
+    header_bytes: Positive
+    header_checksum: Checksum
     ranges: Sequence[Range]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+class Contents:
+    """What `index.json` says. The types are its schema: what is read fits them exactly."""
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    step: Count
+    world_size: Positive
+    shapes: Annotated[Mapping[Name, Shape], MinLen(1)]
+    kinds: Sequence[Name]
+    counters: Mapping[Name, Annotated[float, Interval(ge=0, le=2**53)]]
+    extra: Extra
+    rng: Sequence[Mapping[Name, str]]
+    """For each rank that saved: device type -> base64 of torch's generator state."""
+    files: Sequence[RankFile]
+    own_shapes: Mapping[Name, Mapping[Name, Shape]] = field(default_factory=dict)
+    """kind -> parameter -> shape, for kinds that are not of every parameter in its shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint(Contents):
     """An index, read and checked: complete, and consistent with the sizes of its files."""
 
     path: Path
-    step: int
-    world_size: int
-    shapes: Mapping[str, tuple[int, ...]]
-    kinds: Sequence[str]
-    counters: Mapping[str, float]
-    extra: Mapping[str, Any]
-    """Whatever the saver added, as JSON: config, strategy, data position."""
-    rng: Sequence[Mapping[str, str]]
-    """For each rank that saved: device type -> base64 of torch's generator state."""
-    files: Sequence[RankFile]
-    own_shapes: OwnShapes = field(default_factory=dict)
-    """kind -> parameter -> shape, for kinds that are not of every parameter in its shape."""
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -77,35 +97,24 @@ class Checkpoint:
             DamagedCheckpoint: something is missing, cut off, changed or does not fit together.
             UserError: written in another version of the format.
         """
-        content = _read_content(path)
         try:
-            files = [
-                RankFile(**{**file, "ranges": [Range(**entry) for entry in file["ranges"]]})
-                for file in content.pop("files")
-            ]
-            shapes = {name: tuple(shape) for name, shape in content.pop("shapes").items()}
-            own_shapes = {
-                kind: {name: tuple(shape) for name, shape in named.items()}
-                for kind, named in content.pop("own_shapes", {}).items()
-            }
-            checkpoint = cls(
-                path=path, files=files, shapes=shapes, own_shapes=own_shapes, **content
-            )
-            checkpoint.check_coverage()
-            checkpoint.check_sizes()
-            if (missing := checkpoint.missing_state()) is not None:
-                raise damaged(path, INDEX_NAME, missing)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            why = f"has another structure than expected: {error}"
-            raise damaged(path, INDEX_NAME, why) from None
+            contents = strictly(Contents, _read_content(path))
+        except ValueError as error:
+            raise damaged(path, INDEX_NAME, str(error)) from None
+        checkpoint = cls(
+            path=path, **{f.name: getattr(contents, f.name) for f in dataclasses.fields(contents)}
+        )
+        checkpoint.check_agreement()
+        checkpoint.check_coverage()
+        checkpoint.check_sizes()
+        if (missing := checkpoint.missing_state()) is not None:
+            raise damaged(path, INDEX_NAME, missing)
         return checkpoint
 
     def write(self) -> None:
         """Write `index.json` into the folder."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del fields["path"]
-        content = {**fields, "files": [dataclasses.asdict(file) for file in self.files]}
-        content = json.loads(json.dumps(content))
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Contents)}
+        content = json.loads(json.dumps(fields, default=dataclasses.asdict))
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -119,6 +128,39 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """Bytes of all rank files."""
         return sum(file.size_bytes for file in self.files)
+
+    def check_agreement(self) -> None:
+        """What the index says in several places goes together.
+
+        Raises:
+            DamagedCheckpoint: it contradicts itself.
+        """
+        names = [file.name for file in self.files]
+        problem = None
+        if PARAM not in self.kinds or len(set(self.kinds)) < len(self.kinds):
+            problem = f"has the kinds {reprlib.repr(self.kinds)}, not {PARAM} and others once each"
+        elif len(set(names)) < len(names):
+            problem = "names a file twice"
+        elif not self.own_shapes.keys() <= set(self.kinds):
+            problem = "has shapes of a kind that is not there"
+        elif len(self.rng) not in (0, self.world_size):
+            problem = f"has generators of {len(self.rng)} ranks and is of {self.world_size}"
+        elif not all(is_state(*state) for states in self.rng for state in states.items()):
+            problem = "has a generator's state in rng that is none"
+        else:
+            problem = self._problem_of_model()
+        if problem is not None:
+            raise damaged(self.path, INDEX_NAME, problem)
+
+    def _problem_of_model(self) -> str | None:
+        try:
+            model = saved_model(self.extra)
+        except UserError as error:
+            return f"says that its model is none: {error}"
+        held = sum(map(element_count, self.shapes.values()))
+        if model is None or model.parameter_count == held:
+            return None
+        return f"has {held:,} parameters, and the model that it names has another number"
 
     def check_coverage(self) -> None:
         """Every element of every kind of every parameter is there exactly once.
@@ -164,10 +206,7 @@ class Checkpoint:
         for file in self.files:
             if Path(file.name).name != file.name:
                 raise damaged(self.path, INDEX_NAME, f"names a file elsewhere, {file.name!r}")
-            try:
-                size_bytes = (self.path / file.name).stat().st_size
-            except OSError as error:
-                raise damaged(self.path, file.name, f"cannot be read ({error.strerror})") from None
+            size_bytes = _file_size_bytes(self.path, file.name)
             if size_bytes != file.size_bytes:
                 raise damaged(
                     self.path,
@@ -177,9 +216,8 @@ class Checkpoint:
             for entry in file.ranges:
                 end = entry.offset_bytes + ELEMENT_BYTES * entry.numel
                 chunks = -(-entry.numel // CHUNK_ELEMENTS)
-                if not 0 <= entry.offset_bytes <= end <= size_bytes or chunks != len(
-                    entry.checksums
-                ):
+                inside = file.header_bytes <= entry.offset_bytes <= end <= size_bytes
+                if not inside or chunks != len(entry.checksums):
                     raise damaged(self.path, INDEX_NAME, f"places {entry.name} outside {file.name}")
 
     def check_model(
@@ -206,12 +244,20 @@ class Checkpoint:
 
 def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
     """The one sentence that names checkpoint, file and fault, and says what to do."""
+    if not path.exists():
+        return DamagedCheckpoint(
+            f"checkpoint {path} is not there: never saved, or removed since, as a run with --keep "
+            "does with older ones; take another checkpoint"
+        )
     return DamagedCheckpoint(
         f"checkpoint {path} is damaged: {file} {what}; resume from another checkpoint"
     )
 
 
-def _read_content(path: Path) -> dict[str, Any]:
+def _read_content(path: Path) -> str:
+    """The content of the index as JSON, after its checksum was compared."""
+    if _file_size_bytes(path, INDEX_NAME) > _LARGEST_INDEX_BYTES:
+        raise damaged(path, INDEX_NAME, f"is larger than {_LARGEST_INDEX_BYTES:,} bytes")
     try:
         document = json.loads((path / INDEX_NAME).read_bytes())
     except OSError as error:
@@ -220,15 +266,31 @@ def _read_content(path: Path) -> dict[str, Any]:
         raise damaged(path, INDEX_NAME, "is not valid JSON") from None
     if not isinstance(document, dict) or document.get("format") not in _FORMATS:
         raise damaged(path, INDEX_NAME, "is not the index of a shardscale checkpoint")
-    if document.get("version") != VERSION:
+    version = document.get("version")
+    if type(version) is not int:
+        raise damaged(path, INDEX_NAME, f"has no version, but {reprlib.repr(version)}")
+    if version != VERSION:
         raise UserError(
-            f"checkpoint {path}: has format version {document.get('version')!r}, and this version "
+            f"checkpoint {path}: has format version {reprlib.repr(version)}, and this version "
             f"of shardscale reads {VERSION}; use the one that wrote it"
         )
-    content = document.get("content")
-    if not isinstance(content, dict) or document.get("sha256") != _digest(content):
+    try:
+        digest = _digest(document.get("content"))
+    except RecursionError:
+        raise damaged(path, INDEX_NAME, "is nested too deeply") from None
+    if document.get("sha256") != digest:
         raise damaged(path, INDEX_NAME, "does not match its own checksum")
-    return content
+    return json.dumps(document["content"])
+
+
+def _file_size_bytes(path: Path, name: str) -> int:
+    try:
+        found = (path / name).stat()
+    except OSError as error:
+        raise damaged(path, name, f"cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+        raise damaged(path, name, "is not a file")
+    return found.st_size
 
 
 def _digest(content: Any) -> str:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_CUDA_STATE_BYTES = 16  # seed and offset of Philox
+
 
 def generator_states() -> dict[str, str]:
     """Device type -> base64 of the state of torch's generator on this rank."""
@@ -14,6 +16,17 @@ def generator_states() -> dict[str, str]:
     if torch.cuda.is_initialized():
         states["cuda"] = _encode(torch.cuda.get_rng_state())
     return states
+
+
+def is_state(device_type: str, text: str) -> bool:
+    """Whether a generator of this type takes what `text` encodes."""
+    try:
+        state = _decode(text)
+        if device_type == "cpu":
+            torch.Generator().set_state(state)
+    except (ValueError, RuntimeError, TypeError):
+        return False
+    return device_type == "cpu" or (device_type == "cuda" and len(state) == _CUDA_STATE_BYTES)
 
 
 def restore_generators(
@@ -39,4 +52,5 @@ def _encode(state: Tensor) -> str:
 
 
 def _decode(text: str) -> Tensor:
-    return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())
+    raw = base64.b64decode(text, validate=True)
+    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())

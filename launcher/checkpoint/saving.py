@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
+from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint, RankFile
 from launcher.checkpoint.ranks import Ranks
@@ -114,7 +115,7 @@ def _publish(
         kinds=snapshot.kinds,
         own_shapes=snapshot.own_shapes,
         counters=snapshot.counters,
-        extra=snapshot.extra,
+        extra=cast(Extra, snapshot.extra),
         rng=[rng for _, rng in parts],
         files=files,
     )

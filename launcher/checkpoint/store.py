@@ -112,12 +112,15 @@ def candidates(source: Path) -> list[Path]:
     Raises:
         UserError: there is none.
     """
-    if (source / INDEX_NAME).exists() or _NAME.fullmatch(source.name):
-        return [source]
-    for folder in (source / "checkpoints", source):
-        if found := CheckpointFolder(folder).list():
-            return found[::-1]
-    what = "holds no checkpoint" if source.exists() else "does not exist"
+    try:
+        if (source / INDEX_NAME).exists() or _NAME.fullmatch(source.name):
+            return [source]
+        for folder in (source / "checkpoints", source):
+            if found := CheckpointFolder(folder).list():
+                return found[::-1]
+        what = "holds no checkpoint" if source.exists() else "does not exist"
+    except OSError as error:  # a loop of links, a folder that one may not enter
+        what = f"cannot be read ({error.strerror})"
     raise UserError(
         f"--resume {source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "
         "or a run folder that has one"

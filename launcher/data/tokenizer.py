@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +163,30 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
+
+
+@functools.cache
+def tokenizer_fingerprint(path: Path) -> str:
+    """Hash of which text gets which ids by a tokenizer.json, however the file spells it."""
+    from tokenizers import Tokenizer
+
+    document = json.loads(Tokenizer.from_file(str(path)).to_str())
+    meaning = {name: document[name] for name in ("model", "normalizer", "pre_tokenizer")}
+    meaning["added"] = sorted((token["id"], token["content"]) for token in document["added_tokens"])
+    text = json.dumps(_without_defaults(meaning), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_defaults(value: Any) -> Any:
+    """Versions of the library differ in what they spell out of what is off."""
+    if not isinstance(value, dict):
+        return value
+    off = (None, False)
+    return {
+        key: _without_defaults(part)
+        for key, part in value.items()
+        if part != "" and not any(part is nothing for nothing in off)
+    }
 
 
 def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> None:

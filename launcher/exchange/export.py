@@ -14,10 +14,11 @@ import tyro
 from torch import Tensor
 
 from launcher.arguments import one_sentence
-from launcher.checkpoint import Checkpoint
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.extra import saved_model
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
-from launcher.config import ModelChoice
+from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.errors import ExitCode, UserError
 from launcher.exchange.huggingface import (
@@ -27,12 +28,10 @@ from launcher.exchange.huggingface import (
     to_config_json,
 )
 from launcher.exchange.output import new_folder
+from launcher.exchange.progress import which_step
 from launcher.exchange.safetensors_files import SINGLE_FILE, Stored, write_safetensors
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import PARAM, Shard, element_count
-
-TOKENIZER_FILE = "tokenizer.json"
-"""A run's own tokenizer, in its folder; and where transformers looks for one."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -76,7 +75,17 @@ def export(options: ExportOptions) -> str:
     Raises:
         UserError: nothing to export, damaged, or not expressible in the format.
     """
-    checkpoint = _open(options.run)
+    while True:
+        path = _newest(options.run)
+        try:
+            return _export(Checkpoint.open(path), options)
+        except DamagedCheckpoint:
+            # A run that is alive saves a newer one and removes this one, with --keep.
+            if path == options.run or path.exists():
+                raise
+
+
+def _export(checkpoint: Checkpoint, options: ExportOptions) -> str:
     config = _model_config(checkpoint)
     with new_folder(options.out) as folder, RangeReader(checkpoint) as reader:
         if options.format == "hf":
@@ -84,33 +93,26 @@ def export(options: ExportOptions) -> str:
         else:
             said = _write_bare(folder, checkpoint, config, reader, options)
     return (
-        f"exported {checkpoint.path} to {options.out}: "
+        f"exported {checkpoint.path} to {options.out}: {which_step(checkpoint)}; "
         f"{config.parameter_count:,} parameters, {options.dtype}, {said}"
     )
 
 
-def _open(source: Path) -> Checkpoint:
+def _newest(source: Path) -> Path:
     try:
-        newest = candidates(source)[0]
-    except UserError:
-        what = "holds no checkpoint" if source.exists() else "does not exist"
-        raise UserError(
-            f"{source}: {what}; give a run folder that has one, or a checkpoint's folder "
-            "(.../checkpoints/step-00000100)"
-        ) from None
-    return Checkpoint.open(newest)
+        return candidates(source)[0]
+    except UserError as error:
+        raise UserError(str(error).removeprefix("--resume ")) from None
 
 
 def _model_config(checkpoint: Checkpoint) -> ModelConfig:
     """The model that the checkpoint holds, which the run has written beside the weights."""
-    config = checkpoint.extra.get("config")
-    if not isinstance(config, dict):
+    model = saved_model(checkpoint.extra)
+    if model is None:
         raise UserError(
             f"checkpoint {checkpoint.path}: does not say which model it holds; "
             "export one that launcher.train has saved"
         )
-    names = {field.name for field in dataclasses.fields(ModelChoice)} & config.keys()
-    model = ModelChoice(**{name: config[name] for name in names}).build()
     checkpoint.check_model(parameter_shapes(model), checkpoint.kinds, list(checkpoint.counters))
     return model
 
@@ -176,13 +178,16 @@ def _read(reader: RangeReader, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
-    """The tokenizer whose ids the model was trained on: the run's own copy, or what is named."""
+    """The tokenizer whose ids the model was trained on: the run's own copy, or what is named.
+
+    None where it is left out, or where the model was imported without one.
+    """
     if given == "none":
         return None
     run = checkpoint.path.absolute().parent.parent
     if given is None and (run / TOKENIZER_FILE).exists():
         return str(run / TOKENIZER_FILE)
-    choice: str = given or checkpoint.extra["config"].get("tokenizer", "bpe")
+    choice: str | None = given or checkpoint.extra.get("config", {}).get("tokenizer")
     if choice == "bpe":
         # Training it again would give another one wherever the text has changed since.
         raise UserError(
@@ -218,6 +223,8 @@ def _write_tokenizer(folder: Path, tokenizer: str, config: ModelConfig) -> int:
         "bos_token": end_of_text,
         "eos_token": end_of_text,
         "model_max_length": config.context,
+        # transformers 4 would add token_type_ids, which GPT-2 takes for further token embeddings.
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
     _write_json(folder / "tokenizer_config.json", document)

@@ -17,11 +17,12 @@ import yaml
 
 from launcher.arguments import one_sentence
 from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import RankFile
-from launcher.data.tokenizer import load_encoder
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.tokenizer import load_encoder, tokenizer_fingerprint
 from launcher.errors import ExitCode, UserError
-from launcher.exchange.export import TOKENIZER_FILE
 from launcher.exchange.huggingface import (
     EMBEDDING,
     HEAD,
@@ -41,6 +42,7 @@ _COUNTERS = {"step": 0.0}
 
 _BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """The causal mask, which older versions of transformers have saved with the weights."""
+_BLOCK = re.compile(r"^(?:transformer\.)?h\.(\d{1,6})\.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,10 @@ def import_model(folder: Path, out: Path) -> str:
         (run / "config.yaml").write_text(
             yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
         )
-        _write_checkpoint(CheckpointFolder(run / "checkpoints"), weights, sources, settings)
+        extra: Extra = {"config": settings, "model": config}
+        if tokenizer:
+            extra["tokenizer"] = tokenizer_fingerprint(run / TOKENIZER_FILE)
+        _write_checkpoint(CheckpointFolder(run / "checkpoints"), weights, sources, extra)
     lines = [
         f"imported {folder} to {out}: {config.parameter_count:,} parameters",
         f"train it: torchrun --nproc 2 -m launcher.train --config {out / 'config.yaml'} "
@@ -120,6 +125,12 @@ def _match(weights: Weights, config: ModelConfig, folder: Path) -> list[tuple[Co
                 'tied; set "tie_word_embeddings": false there'
             )
     unknown = [name for short, name in stored.items() if not _BUFFERS.fullmatch(short)]
+    blocks = [int(match[1]) for name in unknown if (match := _BLOCK.search(name))]
+    if blocks and max(blocks) >= config.layers:
+        raise UserError(
+            f"{folder}: the weights have {max(blocks) + 1} blocks, and config.json says n_layer "
+            f"{config.layers}; give the config.json that belongs to these weights"
+        )
     if unknown:
         raise UserError(
             f"{folder}: {unknown[0]} belongs to no GPT-2 language model of shardscale; save it as "
@@ -162,7 +173,7 @@ def _write_checkpoint(
     folder: CheckpointFolder,
     weights: Weights,
     sources: Sequence[tuple[Counterpart, str]],
-    settings: dict[str, Any],
+    extra: Extra,
 ) -> None:
     """Step 0: the weights, and optimizer states that are all 0. One block in memory at a time."""
     path = folder.begin(0)
@@ -174,6 +185,11 @@ def _write_checkpoint(
         shards = []
         for counterpart, name in block:
             values = counterpart.turned(weights.read(name)).to(torch.float32).contiguous().view(-1)
+            if not values.isfinite().all():
+                raise UserError(
+                    f"{name}: has values that are NaN or infinite, so nothing can be computed with "
+                    "this model; fetch it again, or take a checkpoint from before it diverged"
+                )
             kinds = {PARAM: values, **dict.fromkeys(_STATE_KINDS, zeros[: len(values)])}
             shards += [
                 Shard(name=counterpart.ours, kind=kind, shape=counterpart.shape, start=0, data=data)
@@ -187,7 +203,7 @@ def _write_checkpoint(
         shapes={counterpart.ours: counterpart.shape for counterpart, _ in sources},
         kinds=(PARAM, *_STATE_KINDS),
         counters=_COUNTERS,
-        extra={"config": settings},
+        extra=extra,
         rng=(),  # no random numbers have been drawn
         files=files,
     )

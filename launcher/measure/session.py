@@ -85,6 +85,7 @@ class Session:
         self._peak: Ledger | None = None
         self._saves = Saves(
             prepared.resolved,
+            prepared.corpus,
             world,
             self.folder.path,
             journal=self.journal,

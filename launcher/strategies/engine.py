@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from launcher.config import RunConfig
@@ -36,8 +37,10 @@ class LossScale:
     Halved by each step that overflows, doubled after a long enough row of steps that do not.
     """
 
-    scale: float
-    good_steps: int
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    scale: Annotated[float, Interval(gt=0, lt=2**128)]
+    good_steps: Annotated[int, Interval(ge=0, lt=2**31)]
     """Steps since it last changed."""
 
 

@@ -73,7 +73,7 @@ def load(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
                 assert loaded.passed_over == ()
                 first = loaded.checkpoint.step + 1
                 yield {
-                    "from": loaded.checkpoint.extra["strategy"],
+                    "from": dict(loaded.checkpoint.extra)["strategy"],
                     "after": figures(prepared, world, engine, range(first, first + AFTER)),
                     "rng_restored": loaded.rng_restored,
                 }

@@ -32,7 +32,6 @@ from launcher.checkpoint import Checkpointer, CheckpointFolder
 from launcher.measure.records import EvalRecord
 from launcher.measure.session import Session
 from launcher.preflight import prepare
-from launcher.strategies.engine import LossScale
 from launcher.train import build_engine, take_steps
 from launcher.world import World, leave, start
 
@@ -82,7 +81,7 @@ def run(variant: Variant, text: str, folder: Path, world: World) -> dict[str, An
             assert loaded is not None
             checkpoint = loaded.checkpoint
             if (scale := checkpoint.extra["loss_scale"]) is not None:
-                engine.set_loss_scale(LossScale(**scale))
+                engine.set_loss_scale(scale)
             numbers = range(checkpoint.step + 1, min(checkpoint.step + 2, UNDISTURBED) + 1)
             resumed[f"{schedule}/{path.name}"] = steps(resolved, corpus, world, engine, numbers)
     release(engine)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import MODEL_FLAGS, TORCHRUN, environment, torchrun, write_text
+from harness import MODEL_FLAGS, TORCHRUN, environment, python, run, torchrun, write_text
 
 STEPS = 12
 
@@ -138,19 +138,49 @@ def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_damage_that_only_reading_shows_is_one_sentence(tmp_path: Path) -> None:
-    """Every rank notices, one says so, and the run's status knows."""
+def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
+    """By the agent, or by the one process that there is; a run that goes on takes the one before
+    and says so."""
+    text = write_text(tmp_path / "text.txt")
+    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=1")
+    checkpoint = tmp_path / "a" / "checkpoints" / "step-00000002"
+    flip_a_bit(checkpoint)
+    flags = [*MODEL_FLAGS, f"--data={text}", "--no-tensorboard", f"--steps={STEPS}"]
+    command = ["-m", "launcher.train", *flags, f"--resume={checkpoint}", f"--out={tmp_path / 'b'}"]
+    for done in (torchrun(2, *command), python(*command)):
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"shardscale: checkpoint {checkpoint} is damaged: rank-00000")
+        assert done.stderr.count("\n") == 1
+        assert "Traceback" not in done.stdout
+        assert not (tmp_path / "b").exists()
+    resumed = [f"--out={tmp_path / 'a'}", "--resume=auto", "--micro-batch=4", "--lr=0.01"]
+    done = torchrun(2, "-m", "launcher.train", *flags, *resumed)
+    assert done.returncode == 0, done.stderr
+    assert f"passed over: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout
+    assert "step-00000001 after step 1" in done.stdout
+    assert "other than in the run that saved it: lr 0.001 -> 0.01" in done.stdout
+
+
+def test_damage_that_only_ranks_can_find_is_one_sentence(tmp_path: Path) -> None:
+    """Where the number of nodes is open nobody reads all of it before: every rank notices, one
+    says so, and the run's status knows."""
     text = write_text(tmp_path / "text.txt")
     train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
     checkpoint = tmp_path / "a" / "checkpoints" / "step-00000001"
-    shard = checkpoint / "rank-00000.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[-100] ^= 1
-    shard.write_bytes(content)
+    flip_a_bit(checkpoint)
+    meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    meeting += ["--rdzv-conf=last_call_timeout=1", "--nproc=2", "-m", "launcher.train"]
     flags = [*MODEL_FLAGS, f"--data={text}", f"--resume={checkpoint}", f"--out={tmp_path / 'b'}"]
-    done = torchrun(2, "-m", "launcher.train", *flags)
+    done = run([TORCHRUN, *meeting, *flags])
     assert done.returncode == 2
     assert done.stderr.count("is damaged: rank-00000.safetensors") == 1
     assert "Traceback" not in done.stderr
     status = json.loads((tmp_path / "b" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    shard = checkpoint / "rank-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)

@@ -1,7 +1,12 @@
 """Export and import: the same tensors, the same loss and the same token ids as transformers."""
 
+import itertools
 import json
+import os
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +158,147 @@ def test_the_byte_tokenizer_gives_the_same_ids(finished: Path, tmp_path: Path) -
     assert theirs.eos_token_id == 256
 
 
+ASK = """
+import json, sys, torch, transformers
+folder, text = sys.argv[1:]
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+inputs = tokenizer(text, return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits
+    made = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+ends = (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id)
+found = {"ids": inputs["input_ids"].tolist(), "logits": logits.tolist(), "made": made.tolist()}
+print(json.dumps(found | {"inputs": sorted(inputs), "ends": ends}))
+"""
+# Other versions of transformers, each an interpreter that has one (and torch), to be tried as well.
+OTHERS = os.environ.get("SHARDSCALE_TEST_TRANSFORMERS", "").split()
+
+
+@pytest.mark.parametrize("interpreter", ["this", *OTHERS])
+def test_a_user_of_transformers_gets_our_logits(
+    interpreter: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`model(**tokenizer(text))`, from the oldest version to the newest that the extra allows."""
+    pytest.importorskip("transformers")
+    engine = trained(tmp_path / "run")
+    folder = tmp_path / "hf"
+    assert run("export", tmp_path / "run", "--out", folder, "--tokenizer", "byte") == 0
+    capsys.readouterr()
+    arguments = [str(folder), "def main()"]
+    if interpreter == "this":  # which has imported all of it already
+        monkeypatch.setattr(sys, "argv", ["ask", *arguments])
+        exec(ASK, {})
+    else:
+        command = [interpreter, "-W", "ignore", "-c", ASK, *arguments]
+        print(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    found = json.loads(answers[-1])
+    assert found["ids"] == [list(b"def main()")]
+    assert found["inputs"] == ["attention_mask", "input_ids"]
+    assert found["ends"] == [256, 256, 256]
+    module = engine._module.eval()
+    tokens = torch.tensor(found["ids"])
+    with torch.no_grad():
+        ours = module(tokens)
+        assert torch.allclose(torch.tensor(found["logits"]), ours, atol=1e-5)
+        for _ in range(4):
+            following = module(tokens)[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, following], dim=1)
+    assert found["made"] == tokens.tolist()
+
+
+def test_what_older_versions_ask_of_the_files(exported: Path) -> None:
+    """Versions that are not installed here read these names (4.55 as well as 5)."""
+    tokenizer = json.loads((exported / "tokenizer_config.json").read_text())
+    assert tokenizer["model_input_names"] == ["input_ids", "attention_mask"]
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    config = json.loads((exported / "config.json").read_text())
+    assert config["torch_dtype"] == "float32"
+    generation = json.loads((exported / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == config["eos_token_id"]
+
+
+def test_an_imported_model_without_a_tokenizer_is_exported_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "run")
+    assert run("export", tmp_path / "run", "--out", tmp_path / "hf", "--tokenizer", "none") == 0
+    assert run("import", tmp_path / "hf", "--out", tmp_path / "imported") == 0
+    capsys.readouterr()
+    assert run("export", tmp_path / "imported", "--out", tmp_path / "again") == 0
+    assert "step 0; 11,904 parameters" in (said := capsys.readouterr().out), said
+    assert said.rstrip().endswith("no tokenizer")
+
+
+def save_steps(folder: Path, *steps: int, of: int) -> None:
+    engine = new_engine(ModelConfig(**SHAPE))
+    extra = {"config": {"model": "nano", "tokenizer": "byte", **SHAPE}, "steps": of}
+    for step in steps:
+        Checkpointer(folder / "checkpoints").save(step, engine, extra)
+
+
+@pytest.mark.parametrize(
+    ("run_of", "recorded", "exports", "said"),
+    [
+        ("run", 300, "", "step 300 of 300;"),
+        ("run", 300, "checkpoints/step-00000189", "step 189 of 300, not the last that is saved"),
+        ("preempted", 189, "", "step 189 of 300, not the last: the run has not got there"),
+        ("preempted", 0, "", "step 189 of 300, not the last: the run has not got there"),
+        ("preempted", 300, "", "step 189 of 300, not the run's last: it went on to step 300, "),
+    ],
+)
+def test_export_says_which_step_it_takes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    run_of: str,
+    recorded: int,
+    exports: str,
+    said: str,
+) -> None:
+    save_steps(tmp_path / "run", 189, *([300] if run_of == "run" else []), of=300)
+    with (tmp_path / "run" / "rank0.jsonl").open("w") as file:
+        for step in range(1, recorded + 1):
+            file.write(json.dumps({"kind": "step", "step": step, "loss": 1.0}) + "\n")
+        file.write('{"kind": "step", "step": 9')  # killed inside a line
+    arguments = (tmp_path / "run" / exports, "--format", "safetensors")
+    assert run("export", *arguments, "--out", tmp_path / "out") == 0
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("moment", ["_model_config", "_read"])
+def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    moment: str,
+) -> None:
+    """With `--keep 1` it goes when the next one is there: between its index and its tensors, or
+    between two tensors."""
+    folder = tmp_path / "run"
+    save_steps(folder, 5, of=9)
+    original = getattr(export, moment)
+    reads = itertools.count()
+
+    def read(*arguments: Any) -> Any:
+        if next(reads) == 0:
+            save_steps(folder, 6, of=9)
+            shutil.rmtree(folder / "checkpoints" / "step-00000005")
+        return original(*arguments)
+
+    monkeypatch.setattr(export, moment, read)
+    arguments = ("export", folder, "--format", "safetensors")
+    assert run(*arguments, "--out", tmp_path / "out") == 0
+    assert "step-00000006" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+    gone = folder / "checkpoints" / "step-00000005"
+    said = refusal(capsys, *arguments[:1], gone, *arguments[2:], "--out", tmp_path / "none")
+    assert f"checkpoint {gone} is not there: never saved, or removed since" in said
+
+
 def test_bare_weights_have_our_names(finished: Path, tmp_path: Path) -> None:
     arguments = ("export", finished / "checkpoints" / "step-00000003", "--format", "safetensors")
     assert run(*arguments, "--out", tmp_path / "fp32") == 0
@@ -206,7 +352,7 @@ def test_what_transformers_itself_has_saved_can_be_imported(tmp_path: Path) -> N
         ({"n_layer": "two"}, "n_layer is 'two', but must be a whole number"),
         ({"n_head": 3}, "3 heads do not divide d_model 16"),
         ({"n_layer": 3}, "has no tensor transformer.h.2.ln_1.weight"),
-        ({"n_layer": 1}, "transformer.h.1.attn.c_attn.bias belongs to no GPT-2"),
+        ({"n_layer": 1}, "the weights have 2 blocks, and config.json says n_layer 1"),
         ({"vocab_size": 301}, "transformer.wte.weight is [300, 16], but config.json makes it [301"),
         ({"tie_word_embeddings": False}, "has no tensor lm_head.weight"),
     ],
@@ -242,6 +388,23 @@ def integers(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def with_value(value: float, dtype: torch.dtype) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        name = "transformer.h.1.mlp.c_fc.weight"
+        weights[name] = weights[name].to(dtype)
+        weights[name][3, 5] = value
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def from_elsewhere(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.attn.lora"] = torch.zeros(2)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def index(*names: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         weight_map = {str(number): name for number, name in enumerate(names)}
@@ -258,6 +421,10 @@ def index(*names: str) -> Callable[[Path], None]:
         (cut_off, "model.safetensors: cannot be read as safetensors"),
         (untied_in_truth, "lm_head.weight differs from transformer.wte.weight"),
         (integers, "transformer.ln_f.bias is stored as I8"),
+        (with_value(float("nan"), torch.float32), "transformer.h.1.mlp.c_fc.weight: has values"),
+        (with_value(float("inf"), torch.float16), "transformer.h.1.mlp.c_fc.weight: has values"),
+        (with_value(float("-inf"), torch.bfloat16), "transformer.h.1.mlp.c_fc.weight: has values"),
+        (from_elsewhere, "transformer.h.0.attn.lora belongs to no GPT-2"),
         (index("pytorch_model-1.bin"), "names 'pytorch_model-1.bin'"),
         (index("../model.safetensors"), "names '../model.safetensors'"),
         (index("gone.safetensors"), "gone.safetensors: cannot be read as safetensors"),

@@ -46,7 +46,7 @@ LAYERS = (
     ),
     ("launcher.stopping",),
     ("launcher.evaluation", "launcher.plan", "launcher.resolve"),
-    ("launcher.origin", "launcher.saves"),
+    ("launcher.origin", "launcher.provenance", "launcher.saves"),
     ("launcher.preflight",),
     ("launcher.measure.opening", "launcher.measure.session", "launcher.torchrun"),
     ("launcher.doctor", "launcher.exchange"),

@@ -80,3 +80,22 @@ def test_only_a_restart_asks_how_the_run_ended(run: Path) -> None:
     (run / "status.json").write_text(json.dumps({"state": "oom", "exit_code": 3}))
     assert ended_out_of_memory(run, RESTARTED)
     assert not ended_out_of_memory(run, {})
+
+
+@pytest.mark.parametrize("kind", ["loop", "file"])
+def test_checkpoints_that_are_no_folder(run: Path, tmp_path: Path, kind: str) -> None:
+    place = run / "checkpoints"
+    place.symlink_to(place) if kind == "loop" else place.write_text("")
+    elsewhere = LoopChoice(out=tmp_path / "new", resume=run)
+    what = "cannot be read" if kind == "loop" else "holds no checkpoint"
+    with pytest.raises(UserError, match=f"--resume {run}: {what}"):
+        find_origin(elsewhere, {})
+    if kind == "loop":
+        with pytest.raises(UserError, match=f"--out {run}: its checkpoints cannot be read"):
+            find_origin(LoopChoice(out=run, resume=AUTO), {})
+
+
+def test_a_name_too_long_is_refused(tmp_path: Path) -> None:
+    loop = LoopChoice(out=tmp_path / "new", resume=tmp_path / ("x" * 300))
+    with pytest.raises(UserError, match="cannot be read"):
+        find_origin(loop, {})

@@ -1,0 +1,54 @@
+"""What a run adds to its checkpoints, so that their numbers keep their meaning."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import MinLen
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from launcher.checkpoint.schema import Count
+from launcher.config import ModelChoice, field_types
+from launcher.model.config import ModelConfig
+from launcher.strategies.engine import LossScale
+
+_OPEN = {"extra": "allow", "allow_inf_nan": False}
+
+if TYPE_CHECKING:
+    SavedConfig = Mapping[str, Any]
+else:
+    SavedConfig = TypedDict("SavedConfig", dict(field_types()), total=False)  # noqa: UP013
+    SavedConfig.__pydantic_config__ = _OPEN
+
+
+class Extra(TypedDict, total=False):
+    """Known entries have these types. Others are kept and not looked at: later versions add some,
+    and who saves without a run adds none."""
+
+    __pydantic_config__ = _OPEN  # type: ignore[misc]
+
+    config: SavedConfig
+    """RunConfig, flat; what is not in it was not given."""
+    model: ModelConfig
+    """The model with every choice made; since 0.2."""
+    tokenizer: Annotated[str, MinLen(1)]
+    """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""
+    corpus: Annotated[str, MinLen(1)]
+    """Fingerprint of the tokens it was trained on; since 0.2."""
+    steps: Count
+    """Length of the schedule."""
+    skipped_steps: Count
+    loss_scale: LossScale | None
+
+
+def saved_model(extra: Extra) -> ModelConfig | None:
+    """The model that was saved; None where nothing says which.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    model, config = extra.get("model"), extra.get("config")
+    if model is not None or config is None:
+        return model
+    names = {field.name for field in dataclasses.fields(ModelChoice)} & config.keys()
+    return ModelChoice(**{name: config[name] for name in names}).build()

@@ -1,0 +1,237 @@
+"""What a checkpoint says of itself, and what a run that goes on from it may do otherwise."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint import Checkpoint, Checkpointer
+from launcher.checkpoint.index import _digest
+from launcher.config import field_types
+from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
+from launcher.errors import UserError
+from launcher.model.config import ModelConfig
+from launcher.preflight import Prepared, prepare
+from launcher.provenance import (
+    CHANGES_THE_FUNCTION,
+    SAID_OF_THE_MODEL,
+    SAID_OF_THE_RUN,
+    _change,
+    differences,
+    meaning,
+)
+from launcher.train import build_engine
+from launcher.world import start
+
+# Where, how long, how fast and on what: no number that training computes changes.
+SAYS_NOTHING = (
+    *("model", "activation_checkpointing", "loss_chunk", "tokenizer"),
+    *("micro_batch", "strategy", "zero", "reshard_after_forward"),
+    *("replicate", "reduce_each_micro_batch", "offload_optimizer", "offload_param"),
+    *("bucket", "deepspeed", "pin_memory", "nvme_path"),
+    *("nvme_buffer", "nvme_block", "nvme_queue_depth", "nvme_threads"),
+    *("nvme_overlap", "optimizer_in_backward", "epochs", "max_minutes"),
+    *("eval_every", "save_every", "save_minutes", "keep"),
+    *("stop_after", "resume", "out", "device"),
+    *("compile", "collective_timeout_s", "max_skipped_steps", "log_every"),
+    *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
+    "memory_limit",
+)
+FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]
+BYTE = ["--tokenizer=byte", "--vocab-size=257"]
+
+
+def test_every_field_of_a_run_is_decided_about() -> None:
+    decided = [*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL, *SAID_OF_THE_RUN, *SAYS_NOTHING]
+    assert len(set(decided)) == len(decided)
+    assert set(decided) == set(field_types())
+    of_the_model = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert {*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL} == of_the_model - {
+        *("activation_checkpointing", "loss_chunk")
+    }
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n\n".join(f"Paragraph {n} says {n * n} times little." for n in range(300)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(text.parent / "cache"))
+
+
+def prepared(text: Path, *flags: str) -> Prepared:
+    return prepare([*FLAGS, f"--data={text}", *flags], world_size=1, ranks_per_node=1)
+
+
+@pytest.fixture(scope="module")
+def run(text: Path) -> Path:
+    """The folder of a run that has saved step 3."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SHARDSCALE_CACHE", str(text.parent / "cache"))
+    saved = prepared(text, *BYTE)
+    patch.undo()
+    engine = build_engine(saved.resolved, start("cpu", timeout_s=60.0, needs_group=False))
+    folder = text.parent / "run"
+    extra = meaning(saved.resolved, saved.corpus)
+    Checkpointer(folder / "checkpoints").save(3, engine, extra)
+    return folder
+
+
+OTHERS = {
+    "heads": (["--heads=3"], "--heads 2", "--heads 3"),
+    "activation": (["--activation=relu"], "--activation gelu", "--activation relu"),
+    "tied": (["--no-tied"], "--tied", "--no-tied"),
+    "attention_bias": (["--no-attention-bias"], "--attention-bias", "--no-attention-bias"),
+    "mlp_bias": (["--no-mlp-bias"], "--mlp-bias", "--no-mlp-bias"),
+    "d_ff": (["--d-ff=64"], "--d-ff 192", "--d-ff 64"),
+    "layers": (["--layers=2"], "--layers 1", "--layers 2"),
+    "d_model": (["--d-model=32"], "--d-model 48 --d-ff 192", "--d-model 32 --d-ff 128"),
+    "vocab_size": (["--vocab-size=300"], "--vocab-size 257", "--vocab-size 300"),
+    "context": (["--context=8"], "--context 16", "--context 8"),
+}
+
+
+def old(run: Path, folder: Path) -> Path:
+    """The same run as a version before 0.2 would have saved it."""
+    path = folder / "old" / "checkpoints" / "step-00000003"
+    path.mkdir(parents=True)
+    source = run / "checkpoints" / "step-00000003"
+    for file in source.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    document = json.loads((path / "index.json").read_text())
+    for name in ("model", "tokenizer", "corpus"):
+        del document["content"]["extra"][name]
+    document["sha256"] = _digest(document["content"])
+    (path / "index.json").write_text(json.dumps(document))
+    return folder / "old"
+
+
+@pytest.mark.parametrize("field", CHANGES_THE_FUNCTION)
+@pytest.mark.parametrize("version", ["0.1", "0.2"])
+def test_another_function_is_refused_by_name_and_value(
+    run: Path, text: Path, tmp_path: Path, field: str, version: str
+) -> None:
+    source = run if version == "0.2" else old(run, tmp_path)
+    flags, there, here = OTHERS[field]
+    with pytest.raises(UserError) as caught:
+        prepared(text, *BYTE, *flags, f"--resume={source}", f"--out={tmp_path / 'out'}")
+    said = str(caught.value)
+    assert f"holds a model of {there}, and this run's is of {here}: give" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_tokenizer_is_refused(run: Path, text: Path, tmp_path: Path) -> None:
+    # As large as the one of bytes, so that every shape is the same.
+    train_bpe(["no merges fit into 257"], 257).save(tmp_path / "other.json")
+    other = json.loads((tmp_path / "other.json").read_text())
+    vocabulary = other["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    flags = [f"--tokenizer={tmp_path / 'other.json'}", "--vocab-size=257", f"--resume={run}"]
+    with pytest.raises(UserError, match="was trained with --tokenizer byte, and this run has"):
+        prepared(text, *flags)
+
+
+def test_bpe_of_other_data_is_another_tokenizer_and_the_saved_one_is_not(
+    text: Path, tmp_path: Path
+) -> None:
+    saved = prepared(text, "--vocab-size=300")
+    engine = build_engine(saved.resolved, start("cpu", timeout_s=60.0, needs_group=False))
+    for name, extra in (("run", meaning(saved.resolved, saved.corpus)), ("bare", {})):
+        Checkpointer(tmp_path / name / "checkpoints").save(3, engine, extra)
+        own = tmp_path / name / "tokenizer.json"
+        assert saved.corpus.tokenizer_path is not None
+        own.write_bytes(saved.corpus.tokenizer_path.read_bytes())
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"Something else entirely, number {n}." for n in range(400)))
+    for name in ("run", "bare"):  # what is not in the checkpoint is in its run's folder
+        resume = f"--resume={tmp_path / name}"
+        with pytest.raises(UserError) as caught:
+            prepared(other, "--vocab-size=300", resume)
+        assert "trained on this run's data" in str(caught.value)
+        fix = tmp_path / name / "tokenizer.json"
+        assert str(caught.value).endswith(f"give --tokenizer {fix}")
+        prepared(other, "--vocab-size=300", resume, f"--tokenizer={fix}")
+
+
+def test_how_a_tokenizer_is_spelled_does_not_matter(tmp_path: Path) -> None:
+    train_bpe(["some text, some more text, and then some"], 280).save(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    first = tokenizer_fingerprint(tmp_path / "a.json")
+    merges = document["model"]["merges"]
+    document["model"]["merges"] = [" ".join(m) if isinstance(m, list) else m for m in merges]
+    document["truncation"] = {
+        "direction": "Right",
+        "max_length": 8,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    assert tokenizer_fingerprint(tmp_path / "b.json") == first
+    document["pre_tokenizer"]["add_prefix_space"] = True
+    (tmp_path / "c.json").write_text(json.dumps(document))
+    assert tokenizer_fingerprint(tmp_path / "c.json") != first
+    document["pre_tokenizer"]["add_prefix_space"] = False
+    vocabulary = document["model"]["vocab"]
+    zero = next(token for token, number in vocabulary.items() if number == 0)
+    one = next(token for token, number in vocabulary.items() if number == 1)
+    vocabulary[zero], vocabulary[one] = 1, 0
+    (tmp_path / "d.json").write_text(json.dumps(document))
+    assert tokenizer_fingerprint(tmp_path / "d.json") != first
+
+
+CHANGES: dict[str, tuple[list[str], list[str]]] = {
+    "nothing": ([], []),
+    "nothing that counts": (["--log-every=1", "--sample-every-s=0", "--keep=2"], []),
+    "dropout": (["--dropout=0.1"], ["dropout 0.0 -> 0.1"]),
+    "window": (["--window=4"], ["window not given -> 4"]),
+    "kernel": (["--attention=eager"], ["attention sdpa -> eager"]),
+    "backend": (["--sdpa-backend=math"], ["sdpa_backend auto -> math"]),
+    "length": (["--seq-len=8"], ["seq_len 16 -> 8"]),
+    "schedule": (["--steps=20"], ["steps 9 -> 20"]),
+    "precision": (["--precision=bf16"], ["precision fp32 -> bf16"]),
+    "betas": (["--betas", "0.8", "0.9"], ["betas [0.9, 0.95] -> [0.8, 0.9]"]),
+    "optimizer": (["--optimizer=adam", "--lr=1"], ["optimizer adamw -> adam", "lr 0.001 -> 1.0"]),
+    "seed": (["--seed=3"], ["seed 0 -> 3"]),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+@pytest.mark.parametrize("version", ["0.1", "0.2"])
+def test_legitimate_differences_are_said(
+    run: Path, text: Path, tmp_path: Path, case: str, version: str
+) -> None:
+    source = run if version == "0.2" else old(run, tmp_path)
+    flags, expected = CHANGES[case]
+    if (case, version) == ("kernel", "0.1"):
+        expected = []  # it only says "auto"
+    now = prepared(text, *BYTE, *flags, f"--resume={source}")
+    assert said(source, now) == expected
+
+
+def said(source: Path, now: Prepared) -> list[str]:
+    checkpoint = Checkpoint.open(source / "checkpoints" / "step-00000003")
+    return differences(checkpoint, now.resolved, now.corpus)
+
+
+def test_other_data_and_changed_data_are_said(run: Path, text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text() + "\n\nAnd one more.")
+    now = prepared(other, *BYTE, f"--resume={run}")
+    assert said(run, now) == [f"data {text} -> {other}"]
+    before = text.read_text()
+    try:
+        text.write_text(other.read_text())
+        now = prepared(text, *BYTE, f"--resume={run}")
+        assert said(run, now) == [f"the text of --data {text}"]
+    finally:
+        text.write_text(before)
+
+
+def test_what_is_shown_of_a_checkpoint_cannot_hurt_a_terminal() -> None:
+    assert _change("data", "a\x1b[2J\nb", None) == r"data 'a\x1b[2J\nb' -> not given"
