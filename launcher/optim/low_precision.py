@@ -78,8 +78,10 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         if "compensation" in state:
             # Half-way between two bf16 numbers it may be rounded to the other one when it is
             # written back: an fp32 bit nearer to the weight, both its parts come out as they were.
-            nearer = value.nextafter(weight.float())
-            value = torch.where(value.to(weight.dtype) == weight, value, nearer)
+            for part in _chunks(value.numel()):
+                kept = value[part].to(weight.dtype) == weight[part]
+                nearer = value[part].nextafter(weight[part].float())
+                value[part] = torch.where(kept, value[part], nearer)
         return value
 
     def write(self, parameter: Tensor, kind: str, values: Tensor) -> None:

@@ -70,7 +70,10 @@ class Engine(Protocol):
         """Go on from another run's; without effect where nothing is scaled."""
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss without gradients and without dropout; every rank must call it."""
+        """Mean loss without gradients and without dropout; every rank must call it.
+
+        What it gathers of sharded parameters is freed again: a save may come next.
+        """
 
     def count_states(self) -> StorageCount:
         """The storages of training state this rank holds right now."""
