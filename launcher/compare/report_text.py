@@ -104,14 +104,13 @@ def _cell(row: dict[str, Any], column: Column) -> str:
 
 
 def goal_lines(data: dict[str, Any]) -> list[str]:
-    """`fastest: zero2 (0.57 GiB resident set, 5,391 tokens/s)`, for each setting."""
+    """`fastest: zero2 (582 MiB resident set, 5,391 tokens/s)`, for each setting."""
     lines = []
     for part in data["settings"]:
         if len(data["settings"]) > 1 and part["goals"]:
             lines.append(f"{part['setting']}:")
         for goal in part["goals"]:
-            run = f"{goal['run']} ({goal['figures']})" if goal["run"] else goal["figures"]
-            lines.append(f"{goal['goal']}: {run}")
+            lines.append(f"{goal['goal']}: {goal['text']}")
     return lines
 
 

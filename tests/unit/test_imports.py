@@ -23,6 +23,7 @@ LAYERS = (
         "launcher.errors",
         "launcher.extras",
         "launcher.measure.records",
+        "launcher.page",
         "launcher.startup",
     ),
     ("launcher.flags", "launcher.sizes"),
