@@ -156,7 +156,8 @@ def markdown_text(data: dict[str, Any]) -> str:
         for row in data["runs"]
         if row["reason"]
     ]
-    parts.append("\n".join(failures))
+    notes = [f"{row['run']}: {note}" for row in data["runs"] for note in row["notes"]]
+    parts.append("\n".join([*failures, *(f"- {escaped(note)}" for note in notes)]))
     if data["study"]:
         titles = [title for _, title in STUDY_COLUMNS]
         parts += [_markdown_table(titles, study_cells(data)), data["study"]["caption"]]

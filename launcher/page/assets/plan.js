@@ -29,6 +29,8 @@ const firsts = new Set([...new Set(rows.map((row) => row.sharding))].map((shardi
 
 const nameOf = (row) => `${row.sharding} \u00b7 ${row.precision}` +
   (row.activation_checkpointing === "none" ? "" : ` \u00b7 ${row.activation_checkpointing} checkpointing`);
+const labelOf = (row) => [row.sharding, row.precision, row.activation_checkpointing, row.micro_batch]
+  .filter((part) => part !== "none").join(" \u00b7 ");
 const shownRows = () => rows.filter((row) => (!bestOfEach || firsts.has(row)) &&
   Object.entries(chosen).every(([key, value]) => value === "" || row[key] === value));
 
@@ -58,7 +60,7 @@ function planCell(row, column, best) {
   if (column.key === "verdict") {
     return html("td", {}, html("span", { className: `state ${VERDICTS[row.verdict]}`, text: row.verdict }));
   }
-  if (column.key === "highest_in") return html("td", { className: "whole small", text: row.highest_in });
+  if (column.key === "highest_in") return html("td", { className: "phrase small", text: row.highest_in });
   return plainCell(row, column, best);
 }
 
@@ -67,7 +69,7 @@ function choicesSection() {
   const [unit, name] = axisUnit([limit]);
   const bars = () => stackedBars(
     table.order().slice(0, MOST_BARS).map((row) => ({
-      label: `${nameOf(row)} \u00b7 ${row.micro_batch}`, group: "",
+      label: labelOf(row), group: "",
       title: `${nameOf(row)}, micro-batch ${row.micro_batch}: ${row.verdict}`,
       parts: Object.entries(row.lines),
     })), { look: LINES, text: bytesText, unit, axisTitle: `${name} of each GPU`, limit });
@@ -106,7 +108,7 @@ function choicesSection() {
   return [
     section("Choices", "Best first; a click on a heading sorts by it, the table and the bars below.", filters, table.element, count),
     section("Where the memory would be",
-      `Bytes of each GPU at the highest moment; the red line is its memory, ${bytesText(limit)}. A bar that needs far more is cut off, its figure is not. The number after a choice is its micro-batch.`,
+      `Bytes of each GPU at the highest moment; the red line is its memory, ${bytesText(limit)}. A bar that needs far more is cut off, its figure is not. A label is sharding, precision, checkpointing and micro-batch.`,
       [], barLegend(LINES, used), chart.host),
   ];
 }

@@ -82,7 +82,8 @@ function sortableTable({ rows, columns, cellOf, competes, name, caption, sorted,
 
 // A table that may be wider than the screen, and says so where it is.
 function scrolling(table) {
-  const area = html("div", { className: "scroll", tabindex: "0" }, table);
+  const name = { role: "region", "aria-label": table.getAttribute("aria-label") ?? "table" };
+  const area = html("div", { className: "scroll", tabindex: "0", ...name }, table);
   const hint = html("p", { className: "hint", text: "More columns: scroll the table sideways \u2192" });
   const frame = html("div", { className: "framed" }, area);
   const look = () => {
