@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.compare.report_records import sound_record
+from launcher.compare.report_records import LARGEST, sound_record
 from launcher.measure.records import WARMUP_STEPS, StepRecord
 
 Floats = NDArray[np.float64]
@@ -94,7 +94,8 @@ def _columns(matches: Sequence[Sequence[str]]) -> dict[str, Floats] | None:
     except ValueError:
         return None
     sound = all(not np.isinf(values).any() for values in columns.values())
-    sound &= bool(np.all(np.mod(columns.get("step", np.zeros(0)), 1) == 0))
+    step = columns.get("step", np.zeros(0))
+    sound &= bool(np.all((np.mod(step, 1) == 0) & (np.abs(step) < LARGEST[int])))
     return columns if sound else None
 
 

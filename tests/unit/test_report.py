@@ -133,7 +133,7 @@ def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:
     assert rows["bare"]["steps"] == 0
 
 
-BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400)
+BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400, 2**63)
 BAD = {
     bool: ("x", [], {}, 3),
     str: ([], {}, True, 3, math.nan),
