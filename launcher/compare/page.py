@@ -1,15 +1,6 @@
-"""The report as one HTML file: no network, no dependency, nothing that a run's name can break.
+"""The report as one HTML page: its data, thinned out to what charts can show."""
 
-The data goes in as JSON that cannot end its own element, the script only ever sets text, and a
-content security policy allows this one script and style and nothing else.
-"""
-
-import base64
 import dataclasses
-import hashlib
-import json
-import re
-from importlib import resources
 from typing import Any
 
 from launcher.compare.report_analysis import LossDifference
@@ -18,40 +9,19 @@ from launcher.compare.report_columns import COLUMNS
 from launcher.compare.report_runs import Run
 from launcher.compare.report_steps import thin
 from launcher.compare.report_timeline import Timeline
+from launcher.page import page_html
 
 CURVE_POINTS = 500
 GAP_POINTS = 250
 # Timelines in the page: 50 runs of 8 ranks stay below 6 MB, and more runs show fewer ranks.
 MOST_TIMELINES = 400
 MOST_RANKS = 8
-SCRIPTS = ("format.js", "chart.js", "table.js", "bars.js", "scatter.js", "lines.js", "page.js")
+SCRIPTS = ("scatter.js", "lines.js", "report.js")
 
 
-def page_html(report: Report) -> str:
+def report_page(report: Report) -> str:
     """The whole page."""
-    style = _asset("page.css")
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    # `<` is all that HTML could take for something else inside a script element.
-    data = json.dumps(_page_data(report), separators=(",", ":"), allow_nan=False)
-    parts = {
-        "style": style,
-        "script": script,
-        "data": data.replace("<", "\\u003c"),
-        "policy": (
-            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return (resources.files("launcher.compare") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return "sha256-" + base64.b64encode(digest).decode()
+    return page_html("shardscale report", SCRIPTS, _page_data(report))
 
 
 def _page_data(report: Report) -> dict[str, Any]:

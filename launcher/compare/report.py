@@ -13,7 +13,7 @@ from typing import Annotated
 import tyro
 
 from launcher.arguments import one_sentence
-from launcher.compare.page import page_html
+from launcher.compare.page import report_page
 from launcher.compare.report_build import Report
 from launcher.compare.report_find import FoundRun, find_runs
 from launcher.compare.report_runs import Run, load_run
@@ -105,7 +105,7 @@ def _write_files(report: Report, out: Path) -> list[str]:
         "report.csv": csv_text(report.data),
         "report.md": markdown_text(report.data),
         "report.json": json.dumps(report.data, indent=1, allow_nan=False) + "\n",
-        "report.html": page_html(report),
+        "report.html": report_page(report),
     }
     for name, text in files.items():
         _write(out / name, text)

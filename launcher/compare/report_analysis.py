@@ -11,7 +11,6 @@ from launcher.compare.report_runs import Run
 from launcher.config import ModelChoice, OptimChoice
 from launcher.errors import UserError
 from launcher.measure.flops import peak_flops_per_s
-from launcher.sizes import GIB
 
 MEMORY_KINDS = {
     "allocated_peak_bytes": "allocated peak",
@@ -20,9 +19,6 @@ MEMORY_KINDS = {
     "tracked_live_bytes": "tracked live peak",
     "resident_set_bytes": "resident set",
 }
-# What must fit into a card is all that the device uses; the allocator's own figures come next.
-_FITS_BY = ("device_used_bytes", "reserved_peak_bytes", "allocated_peak_bytes")
-_CPU_KINDS = ("tracked_live_bytes", "resident_set_bytes")
 # These change how the same numbers are computed, not which numbers they are.
 _SAME_MATHS = {"attention", "activation_checkpointing", "loss_chunk", "precision"}
 _MODEL = [f.name for f in dataclasses.fields(ModelChoice) if f.name not in _SAME_MATHS]
@@ -62,15 +58,6 @@ class LossDifference:
     not_finite: int
     gap_steps: NDArray[np.int64]
     gaps: NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Goal:
-    """The run that is best at something, within runs that can be compared."""
-
-    goal: str
-    run: str | None
-    figures: str
 
 
 def figures(run: Run) -> Figures:
@@ -229,43 +216,3 @@ def pareto_points(
         if run.completed and memory is not None and rate is not None:
             points[run.name] = (float(memory), float(rate))
     return points
-
-
-def best_by_goal(
-    runs: Sequence[Run], known: Mapping[str, Figures], budget_bytes: int
-) -> list[Goal]:
-    """The best completed runs of one setting."""
-    done = [run for run in runs if run.completed]
-    if not done:
-        return []
-    on_gpu = done[0].on_gpu
-    kind = memory_kind(done, known, ("allocated_peak_bytes",) if on_gpu else _CPU_KINDS)
-    fits_by = memory_kind(done, known, _FITS_BY if on_gpu else _CPU_KINDS)
-    points = pareto_points(done, known, kind)
-    fitting = {
-        name: point
-        for name, point in pareto_points(done, known, fits_by).items()
-        if point[0] <= budget_bytes
-    }
-    budget = f"{budget_bytes / GIB:g} GiB"
-    least = min(points, key=lambda name: (points[name][0], -points[name][1]), default=None)
-    fastest = max(points, key=lambda name: points[name][1], default=None)
-    under = max(fitting, key=lambda name: fitting[name][1], default=None)
-
-    def told(name: str | None, by: str, table: Mapping[str, tuple[float, float]]) -> str:
-        if name is None:
-            return "none of these runs"
-        memory, rate = table[name]
-        return f"{memory / GIB:.2f} GiB {MEMORY_KINDS[by]}, {rate:,.0f} tokens/s"
-
-    goals = [
-        Goal(goal="least memory", run=least, figures=told(least, kind, points)),
-        Goal(goal="fastest", run=fastest, figures=told(fastest, kind, points)),
-        Goal(goal=f"fastest under {budget}", run=under, figures=told(under, fits_by, fitting)),
-    ]
-    learned = {run.name: p for run in done if (p := known[run.name].perplexity) is not None}
-    if learned:
-        best = min(learned, key=learned.__getitem__)
-        told_best = f"{learned[best]:.2f} on the test split"
-        goals.append(Goal(goal="lowest perplexity", run=best, figures=told_best))
-    return goals

@@ -1,5 +1,6 @@
 """Runs -> one plain structure that every output is written from."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, TypeGuard
 from launcher.compare import report_analysis as analysis
 from launcher.compare.report_columns import COLUMNS, printable
 from launcher.compare.report_find import telling_tails
+from launcher.compare.report_goals import best_by_goal
 from launcher.compare.report_runs import Run
 from launcher.compare.report_study import study_beside
 
@@ -32,6 +34,7 @@ _NOT_A_SETTING = {
     *("micro_batch", "global_batch"),
 }
 _UNSAID = (None, False, "none", "auto")  # a setting that is off goes without saying
+_QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
 _OF_RECORD = (
     *("strategy", "strategy_also_called", "precision", "world_size", "micro_batch"),
     *("accumulation", "global_batch", "seq_len", "model", "parameters", "device_name"),
@@ -95,8 +98,8 @@ class Report:
                 {
                     "setting": setting,
                     "goals": [
-                        {"goal": goal.goal, "run": goal.run, "figures": goal.figures}
-                        for goal in analysis.best_by_goal(group, self.figures, budget_bytes)
+                        {**dataclasses.asdict(goal), "text": goal.text}
+                        for goal in best_by_goal(group, self.figures, budget_bytes)
                     ],
                 }
                 for setting, group in self.groups.items()
@@ -117,6 +120,8 @@ class Report:
             **{name: record.get(name) for name in _OF_RECORD},
             "state": run.state,
             "tokens_per_s": known.tokens_per_s,
+            **dict(zip(_QUARTILES, (steps and steps.rate_quartiles) or (None,) * 3, strict=True)),
+            "steady_steps": steps.steady_steps if steps else None,
             "tokens_per_s_per_rank": known.tokens_per_s_per_rank,
             "step_time_s": known.step_time_s,
             "tflops_per_rank": flops / 1e12 if flops else None,

@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.sizes import GIB
-
-Kind = Literal["text", "count", "rate", "seconds", "gib", "loss", "gap", "percent"]
+BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+Kind = Literal["text", "count", "rate", "seconds", "bytes", "loss", "gap", "percent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,28 +39,34 @@ COLUMNS = (
     _column("global_batch", "global batch", "count", "Sequences per optimizer step, all ranks"),
     _column("state", "state", "text", "How the run ended", "ba"),
     _column("tokens_per_s", "tokens/s", "rate", "All ranks, without the warm-up steps", "ba"),
+    _column(
+        "tokens_per_s_median", "tokens/s, median step", "rate", "Of the steps after the warm-up"
+    ),
+    _column("tokens_per_s_p25", "tokens/s, 25%", "rate", "A quarter of these steps was slower"),
+    _column("tokens_per_s_p75", "tokens/s, 75%", "rate", "A quarter of these steps was faster"),
+    _column("steady_steps", "steps timed", "count", "Steps after the warm-up, which are averaged"),
     _column("tokens_per_s_per_rank", "tokens/s per rank", "rate", "Tokens/s over ranks"),
     _column("step_time_s", "s/step", "seconds", "Mean time of a step, without warm-up", "b"),
     _column("tflops_per_rank", "TFLOP/s per rank", "loss", "6 N_matmul + 12 L d T per token"),
     _column("mfu", "MFU", "percent", "FLOP/s over the GPU's bf16 peak", "b"),
     _column(
-        *("allocated_peak_bytes", "allocated peak", "gib"),
+        *("allocated_peak_bytes", "allocated peak", "bytes"),
         *("Tensors in the GPU's caching allocator at the highest moment, worst rank", "b"),
     ),
     _column(
-        *("reserved_peak_bytes", "reserved peak", "gib"),
+        *("reserved_peak_bytes", "reserved peak", "bytes"),
         *("What the caching allocator held at the highest moment, rank 0", "b"),
     ),
     _column(
-        *("device_used_bytes", "device used", "gib"),
+        *("device_used_bytes", "device used", "bytes"),
         *("What the whole device used at the highest moment, worst rank", "b"),
     ),
     _column(
-        *("tracked_live_bytes", "tracked live peak", "gib"),
+        *("tracked_live_bytes", "tracked live peak", "bytes"),
         *("CPU: all live tensors at the highest moment (--memory-trace), worst rank", "b"),
     ),
     _column(
-        *("resident_set_bytes", "resident set", "gib"),
+        *("resident_set_bytes", "resident set", "bytes"),
         *("CPU: highest resident set of a process, libraries included, worst rank", "b"),
     ),
     _column("perplexity", "perplexity", "loss", "exp(loss) over the whole test split", "ba"),
@@ -89,14 +94,23 @@ def shown(value: Any, kind: Kind) -> str:
         return printable(str(value))
     if kind == "gap" and value == 0:
         return "0"
-    if kind == "gib":
-        return f"{value / GIB:.2f} GiB" if value >= GIB / 10 else f"{value / GIB:.4f} GiB"
+    if kind == "bytes":
+        unit, name = next(((unit, name) for unit, name in BYTE_UNITS if value >= unit), (1, "B"))
+        return f"{three_digits(value / unit)} {name}"
     if kind == "seconds":
-        return f"{value:,.0f} s" if value >= 99.95 else f"{value:#.3g} s"
-    formats = {"count": ",d", "rate": ",.0f", "loss": ",.4g", "gap": ".1e", "percent": ".1%"}
+        return f"{three_digits(value)} s"
+    if kind == "rate":
+        return three_digits(value)
+    formats = {"count": ",d", "loss": ",.4g", "gap": ".1e", "percent": ".1%"}
     if kind == "loss" and value < 1e4:
         return f"{value:.2f}" if value >= 10 else f"{value:.4f}"
     return format(value, formats[kind])
+
+
+def three_digits(value: float) -> str:
+    """At least three digits, as assets/format.js has it: a tie is rounded up."""
+    value *= 1 + 1e-12
+    return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:#.3g}"
 
 
 def printable(text: str) -> str:

@@ -17,8 +17,8 @@ from launcher.measure import records
 KINDS: dict[str, type[records.Record]] = {
     kind.kind: kind for kind in records.Record.__subclasses__()
 }
-# Beyond these, no count, no size and no loss.
-LARGEST = {int: 2**63, float: 1e300}
+# Beyond these, no count, no size and no loss; and a float, or the page, holds no larger integer.
+LARGEST = {int: 2**53, float: 1e300}
 
 
 def sound_record(line: str) -> dict[str, Any] | None:

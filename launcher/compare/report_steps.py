@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.compare.report_records import sound_record
+from launcher.compare.report_records import LARGEST, sound_record
 from launcher.measure.records import WARMUP_STEPS, StepRecord
 
 Floats = NDArray[np.float64]
 
 PHASES = ("data", "forward", "backward", "step")
+FEWEST = 5  # steps of which quartiles say something
 STEP_PREFIX = b'{"kind": "step", '
 _KEPT = (
     *("step", "loss", "tokens", "duration_s", "data_s", "forward_s", "backward_s", "step_s"),
@@ -51,8 +52,9 @@ class StepSeries:
     """What a report needs of one rank's steps, in step order, each step once.
 
     `step` and `loss` are arrays of one length. The means (seconds per step, by phase, and global
-    tokens/s) leave the warm-up steps out and are None when there are no others; `other` is what
-    no phase claims.
+    tokens/s) are over the `steady_steps`, those after the warm-up, and None when there are none;
+    `other` is what no phase claims. `rate_quartiles` are a quarter, a half and three quarters of
+    the tokens/s of single steps, None where there are too few steps to say.
     """
 
     step: NDArray[np.int64]
@@ -60,6 +62,8 @@ class StepSeries:
     step_time_s: float | None
     phases_s: Mapping[str, float] | None
     tokens_per_s: float | None
+    steady_steps: int
+    rate_quartiles: tuple[float, float, float] | None
     first_step_s: float
     allocated_peak_bytes: int | None
     reserved_peak_bytes: int | None
@@ -90,7 +94,8 @@ def _columns(matches: Sequence[Sequence[str]]) -> dict[str, Floats] | None:
     except ValueError:
         return None
     sound = all(not np.isinf(values).any() for values in columns.values())
-    sound &= bool(np.all(np.mod(columns.get("step", np.zeros(0)), 1) == 0))
+    step = columns.get("step", np.zeros(0))
+    sound &= bool(np.all((np.mod(step, 1) == 0) & (np.abs(step) < LARGEST[int])))
     return columns if sound else None
 
 
@@ -131,12 +136,18 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
         phases_s["other"] = max(0.0, float(np.mean(duration_s[steady])) - sum(phases_s.values()))
         if not all(map(math.isfinite, phases_s.values())):
             phases_s = None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = (columns["tokens"] / duration_s)[steady]
+    rates = rates[np.isfinite(rates)]
+    quartiles = np.quantile(rates, (0.25, 0.5, 0.75)).tolist() if len(rates) >= FEWEST else None
     return StepSeries(
         step=columns["step"].astype(np.int64),
         loss=columns["loss"],
         step_time_s=float(np.mean(duration_s[steady])) if total_s > 0 else None,
         phases_s=phases_s,
         tokens_per_s=float(np.sum(columns["tokens"][steady])) / total_s if total_s > 0 else None,
+        steady_steps=len(rates),
+        rate_quartiles=None if quartiles is None else (quartiles[0], quartiles[1], quartiles[2]),
         first_step_s=float(duration_s[0]),
         allocated_peak_bytes=_highest(columns["allocated_peak_bytes"]),
         reserved_peak_bytes=_highest(columns["reserved_peak_bytes"]),

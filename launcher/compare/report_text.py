@@ -104,14 +104,13 @@ def _cell(row: dict[str, Any], column: Column) -> str:
 
 
 def goal_lines(data: dict[str, Any]) -> list[str]:
-    """`fastest: zero2 (0.57 GiB resident set, 5,391 tokens/s)`, for each setting."""
+    """`fastest: zero2 (582 MiB resident set, 5,391 tokens/s)`, for each setting."""
     lines = []
     for part in data["settings"]:
         if len(data["settings"]) > 1 and part["goals"]:
             lines.append(f"{part['setting']}:")
         for goal in part["goals"]:
-            run = f"{goal['run']} ({goal['figures']})" if goal["run"] else goal["figures"]
-            lines.append(f"{goal['goal']}: {run}")
+            lines.append(f"{goal['goal']}: {goal['text']}")
     return lines
 
 
@@ -157,7 +156,8 @@ def markdown_text(data: dict[str, Any]) -> str:
         for row in data["runs"]
         if row["reason"]
     ]
-    parts.append("\n".join(failures))
+    notes = [f"{row['run']}: {note}" for row in data["runs"] for note in row["notes"]]
+    parts.append("\n".join([*failures, *(f"- {escaped(note)}" for note in notes)]))
     if data["study"]:
         titles = [title for _, title in STUDY_COLUMNS]
         parts += [_markdown_table(titles, study_cells(data)), data["study"]["caption"]]

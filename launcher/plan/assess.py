@@ -93,7 +93,8 @@ class Assessment:
         )
         ((name, size_bytes),) = lines.most_common(1)
         share = size_bytes / max(1, sum(lines.values()))
-        return f"{phase} of {period.replace('_', ' ')}: {share:.0%} is {name}"
+        when = {"steady": "later steps"}.get(period, period.replace("_", " "))
+        return f"{phase} of {when}: {share:.0%} is {name}"
 
     @property
     def highest(self) -> Ledger:

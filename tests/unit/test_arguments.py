@@ -35,6 +35,7 @@ NOT_DEFAULT: dict[str, str] = {
     "heads": "3",
     "activation": "relu",
     "attention": "eager",
+    "board": "wandb",
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
     "strategy": "fsdp",

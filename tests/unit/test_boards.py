@@ -1,16 +1,19 @@
 """Boards: what they show, that a life goes on where the last one was, and that none ends a run."""
 
 import importlib.util
+import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from test_journal import Run
 
+import launcher.measure.boards
 from launcher.errors import UserError
 from launcher.measure import scalars as tags
-from launcher.measure.boards import BOARDS, Boards, require_boards
+from launcher.measure.boards import BOARDS, Boards, TensorBoard, require_boards
 from launcher.measure.device_memory import MemoryReading
 from launcher.measure.records import EvalRecord, GpuRecord
 from launcher.sizes import GIB
@@ -99,6 +102,25 @@ def test_a_board_that_fails_is_said_once_and_training_goes_on(
     assert events[0]["detail"]["board"] == "tensorboard"
     assert capsys.readouterr().out.count("tensorboard gets no more figures") == 1
     assert [r["step"] for r in run.records() if r["kind"] == "step"] == [1, 2, 3, 4, 5]
+
+
+def test_a_board_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+
+    class Hanging(TensorBoard):
+        def scalars(self, step: int, values: Mapping[str, float]) -> None:
+            answer.wait()
+
+    monkeypatch.setitem(BOARDS, "mlflow", Hanging)
+    monkeypatch.setattr(launcher.measure.boards, "CLOSE_WAIT_S", 0.2)
+    run = Run(tmp_path, log_every=1, boards=("mlflow", "tensorboard"))
+    for step in (1, 2, 3):
+        run.step(step, loss=1.0)
+    run.journal.close()
+    answer.set()
+    events = [r["detail"] for r in run.records() if r["kind"] == "event"]
+    assert {"board": "mlflow", "error": "did not end within 0 s"} in events
+    assert [r["step"] for r in run.records() if r["kind"] == "step"] == [1, 2, 3]
 
 
 def missing(name: str) -> bool:

@@ -24,6 +24,7 @@ LAYERS = (
         "launcher.extras",
         "launcher.measure.records",
         "launcher.orphans",
+        "launcher.page",
         "launcher.startup",
     ),
     ("launcher.flags", "launcher.sizes"),

@@ -44,7 +44,8 @@ def test_the_command_of_the_best_is_ready_to_run(
         assert sum(parts) == lines["used_bytes"]
         assert record["used_bytes"] >= lines["used_bytes"] + record["fixed_bytes"]
     page = files[1].read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 2
+    assert "default-src 'none'" in page
     assert all(record["sharding"] in page for record in records)
 
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from report_folder import GIB, write_run
 
-from launcher.compare.page import page_html
+from launcher.compare.page import report_page
 from launcher.compare.report import main
 from launcher.compare.report_build import Report
 from launcher.compare.report_find import find_runs
 from launcher.compare.report_runs import load_run
-from launcher.compare.report_text import escaped
+from launcher.compare.report_text import escaped, markdown_text
 from launcher.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]
@@ -32,7 +32,10 @@ def rows_of(report: Report) -> dict[str, dict[str, Any]]:
 
 
 def goals_of(report: Report) -> dict[str, str]:
-    return {goal["goal"]: goal["run"] for goal in report.data["settings"][0]["goals"]}
+    return {
+        goal["goal"]: goal["text"].partition(" (")[0]
+        for goal in report.data["settings"][0]["goals"]
+    }
 
 
 def test_finds_runs_in_folders_and_globs_once_each(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:
     assert rows["bare"]["steps"] == 0
 
 
-BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400)
+BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400, 2**63)
 BAD = {
     bool: ("x", [], {}, 3),
     str: ([], {}, True, 3, math.nan),
@@ -179,7 +182,8 @@ def test_a_damaged_record_costs_itself_and_nothing_else(tmp_path: Path) -> None:
         ]
         for name, value in told["hurt"].items():
             assert value == told["whole"][name] or name in by_name, name
-        assert "damaged lines left out" in page_html(report)
+        assert "damaged lines left out" in report_page(report)
+        assert f"hurt{gpu}: rank0.jsonl: {2 * len(damage)} damaged" in markdown_text(report.data)
 
 
 @pytest.mark.parametrize("file", ["summary.json", "status.json", "environment.json", "config.yaml"])
@@ -191,7 +195,7 @@ def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> N
         for bad in (*BAD_NUMBERS, 3, [[1]], {"a": None}):
             path.write_text(json.dumps({**content, name: bad}))
             report = report_of(tmp_path)
-            page_html(report)
+            report_page(report)
             assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
@@ -219,13 +223,29 @@ def test_goals_are_won_by_completed_runs_only(tmp_path: Path) -> None:
     assert goals["fastest"] == "fast"
     assert goals["fastest under 5 GiB"] == "middle"
     assert report.data["runs"][-1]["run"] == "dead"
-    assert goals_of(report_of(tmp_path, budget=GIB // 2))["fastest under 0.5 GiB"] is None
+    assert (
+        goals_of(report_of(tmp_path, budget=GIB // 2))["fastest under 0.5 GiB"]
+        == "none of these runs"
+    )
+
+
+def test_a_tie_crowns_nobody_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "ddp", losses=LOSSES, peak_bytes=GIB, step_s=0.5)
+    write_run(tmp_path / "fsdp", losses=LOSSES, peak_bytes=GIB + 1000, step_s=0.25)
+    report = report_of(tmp_path)
+    goals = {goal["goal"]: goal for goal in report.data["settings"][0]["goals"]}
+    assert goals["least memory"]["runs"] == ["ddp", "fsdp"]
+    assert goals["least memory"]["text"] == "ddp, fsdp (a tie: 1.00 GiB tracked live peak)"
+    assert goals["fastest"]["text"] == "fsdp (1.00 GiB tracked live peak, 8,192 tokens/s)"
+    assert sorted(goals["lowest perplexity"]["runs"]) == ["ddp", "fsdp"]
 
 
 def test_budget_is_held_against_all_that_the_device_uses(tmp_path: Path) -> None:
     write_run(tmp_path / "ddp", losses=LOSSES, gpu=True, peak_bytes=3 * GIB)
     assert goals_of(report_of(tmp_path, budget=5 * GIB))["fastest under 5 GiB"] == "ddp"
-    assert goals_of(report_of(tmp_path, budget=4 * GIB))["fastest under 4 GiB"] is None
+    assert (
+        goals_of(report_of(tmp_path, budget=4 * GIB))["fastest under 4 GiB"] == "none of these runs"
+    )
 
 
 def test_runs_of_another_model_compete_apart(tmp_path: Path) -> None:

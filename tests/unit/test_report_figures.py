@@ -48,6 +48,19 @@ def test_warm_up_is_left_out_as_the_run_itself_does() -> None:
     assert (short.step_time_s, short.tokens_per_s, short.phases_s) == (None, None, None)
 
 
+def test_the_spread_of_throughput_is_said_where_there_are_steps_enough() -> None:
+    records = [json.loads(line) for line in lines([1.0] * 10)]
+    for record, duration_s in zip(records, (9, 9, 1, 1, 2, 2, 2, 4, 4, 4), strict=True):
+        record["duration_s"] = duration_s
+    series, _ = read_steps("\n".join(map(json.dumps, records)))
+    assert series is not None
+    assert series.rate_quartiles == (512.0, 1024.0, 1280.0)
+    assert series.steady_steps == 8
+    few, _ = read_steps("\n".join(lines([1.0] * 6)))
+    assert few is not None
+    assert (few.steady_steps, few.rate_quartiles) == (4, None)
+
+
 def test_a_repeated_step_counts_once_with_its_last_record() -> None:
     series, _ = read_steps("\n".join(lines([5.0, 4.0, 3.0]) + lines([5.0, 4.5])[1:]))
     assert series is not None
@@ -98,10 +111,13 @@ def test_a_timeline_keeps_memory_peaks_and_means_of_power() -> None:
 
 
 def test_unknown_is_never_zero() -> None:
-    assert shown(None, "gib") == "n/a"
+    assert shown(None, "bytes") == "n/a"
     assert shown(math.nan, "loss") == "n/a"
-    assert shown(0, "gib") == "0.0000 GiB"
-    assert shown(3 * GIB, "gib") == "3.00 GiB"
+    assert shown(0, "bytes") == "0 B"
+    assert shown(0.0114 * GIB, "bytes") == "11.7 MiB"
+    assert shown(1.125 * GIB, "bytes") == "1.13 GiB"  # as the page rounds
+    assert shown(999.96 * GIB, "bytes") == "1,000 GiB"
+    assert shown(3 * GIB, "bytes") == "3.00 GiB"
     assert shown(0.5, "seconds") == "0.500 s"
 
 

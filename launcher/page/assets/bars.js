@@ -3,8 +3,9 @@
 const BAR = 17;
 
 // `rows`: { label, title, parts: [[key, value]], group } drawn in order; `look[key]`: [name, colour].
-// `text` makes a value readable, `unit` divides it for the axis.
-function stackedBars(rows, { look, text, unit, axisTitle }) {
+// `text` makes a value readable, `unit` divides it for the axis. `limit` is a line that bars may
+// cross, and beyond 1.25 of it they are cut off.
+function stackedBars(rows, { look, text, unit, axisTitle, limit = null }) {
   return (width) => {
     const narrow = width < 560;
     const labelWidth = narrow ? 0 : Math.min(270, Math.max(...rows.map((r) => 7 * r.label.length)));
@@ -14,8 +15,10 @@ function stackedBars(rows, { look, text, unit, axisTitle }) {
     const body = rows.length * rowHeight + (gapsBefore.at(-1) ?? 0);
     const box = { left: labelWidth + (narrow ? 0 : 12), right: width - 78, top: 6, bottom: body + 8 };
     const totals = rows.map((row) => row.parts.reduce((sum, [, value]) => sum + Math.max(0, value), 0));
-    const most = Math.max(...totals) / unit || 1;
-    const x = linear([0, most], [box.left, box.right]);
+    const cap = limit === null ? Infinity : 1.25 * limit;
+    const most = Math.min(cap, Math.max(...totals, limit ?? 0)) / unit || 1;
+    const inside = linear([0, most], [box.left, box.right]);
+    const x = (value) => inside(Math.min(value, most));
     const chart = svg("svg", { width, height: box.bottom + 40, role: "group" });
     for (const value of ticks([0, most], narrow ? 3 : 6)) {
       chart.append(
@@ -25,11 +28,16 @@ function stackedBars(rows, { look, text, unit, axisTitle }) {
     }
     chart.append(
       svg("text", { x: box.right, y: box.bottom + 33, "text-anchor": "end", text: axisTitle }));
+    if (limit !== null) {
+      chart.append(svg("line", {
+        class: "limit", x1: x(limit / unit), x2: x(limit / unit), y1: box.top, y2: box.bottom,
+      }));
+    }
     rows.forEach((row, i) => {
       const top = box.top + 4 + i * rowHeight + gapsBefore[i] + (narrow ? 17 : 0);
       chart.append(barLabel(row, narrow, top, labelWidth, width));
       chart.append(...barParts(row, { look, text, x, unit, top, total: totals[i] }));
-      const end = { x: x(totals[i] / unit) + 7, y: top + BAR / 2, "dominant-baseline": "central" };
+      const end = { class: "total", x: x(totals[i] / unit) + 7, y: top + BAR / 2, "dominant-baseline": "central" };
       chart.append(svg("text", { ...end, text: text(totals[i]) }));
     });
     return walkable(chart);

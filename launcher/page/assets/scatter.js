@@ -1,11 +1,11 @@
 // Throughput against peak memory, with the Pareto front.
 
-// `points`: { x, y, name, colour, front, tips, setting }
+// `points`: { x, y, name, colour, front, tips, setting, spread: [low, high] of y or null }
 function scatter(points, { xTitle, yTitle }) {
   return (width) => {
     const height = Math.max(300, Math.min(430, width * 0.46));
     const box = { left: 62, right: width - 18, top: 30, bottom: height - 44 };
-    const [xs, ys] = [domain(points.map((p) => p.x)), domain(points.map((p) => p.y))];
+    const [xs, ys] = [domain(points.map((p) => p.x)), domain(points.flatMap((p) => [p.y, ...(p.spread ?? [])]))];
     const x = linear(xs, [box.left, box.right]);
     const y = linear(ys, [box.bottom, box.top]);
     const chart = svg("svg", { width, height, role: "group" });
@@ -19,6 +19,10 @@ function scatter(points, { xTitle, yTitle }) {
         i === 0 ? `M${x(p.x)},${y(p.y)}` : `H${x(p.x)}V${y(p.y)}`).join("");
       if (front.length > 1) chart.append(svg("path", { class: "front", d: line }));
     }
+    chart.append(...points.filter((p) => p.spread).map((p) => svg("line", {
+      class: "spread", x1: x(p.x), x2: x(p.x), y1: y(p.spread[0]), y2: y(p.spread[1]),
+      style: { stroke: p.colour },
+    })));
     const dots = points.map((p) => {
       const dot = svg("circle", {
         cx: x(p.x), cy: y(p.y), r: p.front ? 6.5 : 5,

@@ -1,8 +1,8 @@
 // Puts the page together from the data in it.
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs;
 const FEW = 10;
+const MOST_NAMED = 3;
 const ELSEWHERE = new Set(["reason", "strategy_also_called"]); // under the table; with the strategy
 
 const MEMORY = {
@@ -11,18 +11,6 @@ const MEMORY = {
   device_used_bytes: "device used",
   tracked_live_bytes: "tracked live peak",
   resident_set_bytes: "resident set",
-};
-const LINES = {
-  params_bytes: ["parameters", "params"],
-  master_bytes: ["master weights", "master"],
-  grads_bytes: ["gradients", "grads"],
-  optimizer_bytes: ["optimizer states", "optimizer"],
-  buffers_bytes: ["communication buffers", "buffers"],
-  activations_bytes: ["activations", "activations"],
-  temporary_bytes: ["temporary", "temporary"],
-  allocator_slack_bytes: ["allocator slack", "slack"],
-  context_bytes: ["context and NCCL", "context"],
-  unexplained_bytes: ["unexplained", "unexplained"],
 };
 const PHASES = {
   data: ["data", "buffers"],
@@ -43,31 +31,6 @@ const MOMENTS = {
 const strategies = [...new Set(runs.map((run) => run.strategy))];
 const colourIndex = (i) => (runs.length <= FEW ? i : strategies.indexOf(runs[i].strategy)) % 10;
 const colourOf = (i) => `var(--c${colourIndex(i)})`;
-function section(title, lede, controls, ...content) {
-  const words = html("div", {}, html("h2", { text: title }), html("p", { className: "lede", text: lede }));
-  const head = html("div", { className: "head" }, words);
-  if (controls.length) head.append(html("div", { className: "controls" }, ...controls));
-  return html("section", {}, head, ...content);
-}
-
-function figure(draw) {
-  const host = html("figure");
-  let current = draw;
-  const redraw = drawn(host, (width) => current(width));
-  return { host, set(next) { current = next; redraw(); } };
-}
-
-function checkbox(text, changed) {
-  const box = html("input", { type: "checkbox" });
-  box.addEventListener("change", () => changed(box.checked));
-  return html("label", {}, box, document.createTextNode(text));
-}
-
-function choice(text, options, changed) {
-  const select = html("select", {}, ...options.map(([value, name]) => html("option", { value, text: name })));
-  select.addEventListener("change", () => changed(select.value));
-  return html("label", {}, document.createTextNode(text), select);
-}
 
 function header() {
   const done = runs.filter((run) => run.state === "completed").length;
@@ -84,25 +47,82 @@ function header() {
   for (const { setting, goals } of data.settings) {
     if (goals.length === 0) continue;
     if (!one) top.append(html("p", { className: "of-setting", text: setting }));
-    top.append(html("dl", { className: "goals" }, ...goals.map((goal) =>
-      html("div", {}, html("dt", { text: goal.goal }),
-        html("dd", { className: "winner", text: goal.run ?? "\u2013" }),
-        html("dd", { className: "figures", text: goal.figures })))));
+    top.append(tiles(goals.map((goal) => [goal.goal, winners(goal), reached(goal)])));
   }
   return top;
 }
 
+function winners({ runs: names }) {
+  if (names.length === 0) return "\u2013";
+  const more = names.length - MOST_NAMED;
+  return names.slice(0, MOST_NAMED).join(", ") + (more > 0 ? ` and ${more} more` : "");
+}
+
+function reached({ runs: names, figures }) {
+  if (names.length === 0) return "none of these runs";
+  const told = figures.map(({ value, kind, of }) => `${shown(value, kind)} ${of}`).join(", ");
+  return names.length > 1 ? `a tie: ${told}` : told;
+}
+
+// How far single steps were from the mean, and how many there were.
+function spreadText(run) {
+  if (run.steady_steps === null) return null;
+  const steps = counted(run.steady_steps, "step");
+  if (run.tokens_per_s_p25 === null) return `${steps}: no spread`;
+  return `${shown(run.tokens_per_s_p25, "rate")}\u2013${shown(run.tokens_per_s_p75, "rate")}, ${steps}`;
+}
+
+function runCell(row, column, best) {
+  const value = row[column.key];
+  const text = shown(value, column.kind);
+  if (column.key === "run") {
+    return html("th", { scope: "row", className: "name" },
+      swatch(colourOf(runs.indexOf(row))), document.createTextNode(text));
+  }
+  if (column.key === "state") {
+    const known = ["completed", "oom", "failed", "timeout"].includes(value) ? value : "";
+    return html("td", {}, html("span", { className: `state ${known}`, text }));
+  }
+  if (column.key === "strategy") {
+    const also = { className: "also", text: shown(row.strategy_also_called, "text") };
+    return html("td", {}, document.createTextNode(text), html("span", also));
+  }
+  if (column.key === "differs") return html("td", { className: "wide small", text: value ?? "" });
+  if (column.key === "position" && value === null) return html("td", { text: "" });
+  if (column.key === "loss_difference" && row.loss_note === "reference") {
+    return html("td", { className: "number unknown", text: "reference" });
+  }
+  const td = plainCell(row, column, best);
+  if (column.key === "loss_difference" && row.loss_note) td.title = row.loss_note;
+  const spread = column.key === "tokens_per_s" && value !== null ? spreadText(row) : null;
+  if (spread) td.append(html("span", { className: "also", text: spread }));
+  return td;
+}
+
+// On a phone what fits beside the name are the figures that the page is about.
+const FIRST_ON_A_PHONE = ["run", "memory", "tokens_per_s", "step_time_s", "state"];
+
 function tableSection() {
   let all = false;
-  const columns = () => data.columns.filter((c) => !ELSEWHERE.has(c.key) && (all || c.brief));
-  const table = sortableTable(runs, columns, colourOf, "Runs, ranked by tokens/s");
+  const columns = () => {
+    const now = data.columns.filter((c) => !ELSEWHERE.has(c.key) && (all || c.brief));
+    if (!PHONE.matches) return now;
+    const memory = now.find((c) => c.key in MEMORY);
+    const first = FIRST_ON_A_PHONE.map((key) => (key === "memory" ? memory : now.find((c) => c.key === key)))
+      .filter((c) => c !== undefined);
+    return [...first, ...now.filter((c) => !first.includes(c))];
+  };
+  const table = sortableTable({
+    rows: () => runs, columns, cellOf: runCell, competes: (run) => run.state === "completed",
+    name: "run", caption: "Runs, ranked by tokens/s", sorted: { key: "position", descending: false },
+  });
   const control = checkbox("all columns", (on) => { all = on; table.redraw(); });
   const failed = runs.filter((run) => run.reason || run.notes.length);
   const failures = html("ul", { className: "failures" }, ...failed.flatMap((run) => [
     ...(run.reason ? [`${run.state}${run.where ? ` in ${run.where}` : ""}: ${run.reason}`] : []), ...run.notes,
   ].map((text) => html("li", {}, html("b", { text: run.run }), document.createTextNode(` \u2014 ${text}`)))));
   return section("Runs",
-    "Ranked by throughput; a click on a heading sorts by it. 1 GiB is 2\u00b3\u2070 bytes; n/a was not measured.",
+    "Ranked by throughput; a click on a heading sorts by it. Under tokens/s: what the middle half of the steps had, and how many steps were timed. 1 GiB is 2\u00b3\u2070 bytes; n/a was not measured.",
     [control], table.element, ...(failed.length ? [failures] : []));
 }
 
@@ -116,21 +136,24 @@ function scatterSection() {
   const count = (kind) => done.filter(({ run }) => run[kind] !== null).length;
   const first = kinds.reduce((a, b) => (count(b) > count(a) ? b : a));
   kinds.sort((a, b) => (b === first) - (a === first));
+  const unit = (kind) => axisUnit(done.map(({ run }) => run[kind] ?? 0));
   const draw = (kind) => scatter(done.filter(({ run }) => run[kind] !== null).map(({ run, i }) => ({
-    x: run[kind] / GIB, y: run.tokens_per_s, name: run.run, colour: colourOf(i),
+    spread: run.tokens_per_s_p25 === null ? null : [run.tokens_per_s_p25, run.tokens_per_s_p75],
+    x: run[kind] / unit(kind)[0], y: run.tokens_per_s, name: run.run, colour: colourOf(i),
     front: run.pareto.includes(kind), setting: run.setting,
     tips: [
       ["strategy", `${run.strategy} = ${run.strategy_also_called ?? "n/a"}`],
-      [MEMORY[kind], shown(run[kind], "gib")],
+      [MEMORY[kind], shown(run[kind], "bytes")],
       ["tokens/s", shown(run.tokens_per_s, "rate")],
+      ["middle half of the steps", spreadText(run) ?? "n/a"],
       ["time per step", shown(run.step_time_s, "seconds")],
       ["on the Pareto front", run.pareto.includes(kind) ? "yes" : "no"],
     ],
-  })), { xTitle: `${MEMORY[kind]}, highest rank (GiB)`, yTitle: "tokens/s, all ranks" });
+  })), { xTitle: `${MEMORY[kind]}, highest rank (${unit(kind)[1]})`, yTitle: "tokens/s, all ranks" });
   const chart = figure(draw(first));
   const pick = choice("memory", kinds.map((kind) => [kind, MEMORY[kind]]), (kind) => chart.set(draw(kind)));
   return section(title,
-    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Further up and to the left is better.",
+    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Further up and to the left is better. A vertical bar is the middle half of a run's steps.",
     kinds.length > 1 ? [pick] : [], ...runLegend(), chart.host);
 }
 
@@ -170,9 +193,8 @@ function ledgerSection() {
   if (every.length === 0) return section(title, "n/a: no run wrote a ledger.", []);
   const moments = runs.flatMap((run) => run.ledgers.map((entry) => MOMENTS[entry.moment] ?? entry.moment));
   const largest = Math.max(...every.map((row) => row.parts.reduce((sum, [, v]) => sum + v, 0)));
-  const [unit, name] = largest > GIB / 4 ? [GIB, "GiB"] : [2 ** 20, "MiB"];
-  const text = (bytes) => `${(bytes / unit).toFixed(bytes / unit >= 100 ? 0 : bytes / unit >= 10 ? 1 : 2)} ${name}`;
-  const draw = (rows) => stackedBars(rows, { look: LINES, text, unit, axisTitle: name });
+  const [unit, name] = axisUnit([largest]);
+  const draw = (rows) => stackedBars(rows, { look: LINES, text: bytesText, unit, axisTitle: name });
   const worst = ledgerRows(false);
   const startAll = every.length <= 24;
   const chart = figure(draw(startAll ? every : worst));
@@ -223,7 +245,7 @@ function lossSection() {
     const left = lines.filter((line) => !hidden.has(line.name));
     return left.length ? left : lines;
   };
-  const step = { xTitle: "step", xText: (x) => `step ${x}` };
+  const step = { xTitle: "step", whole: true, xText: (x) => `step ${x}` };
   const drawLoss = () => lineChart(kept(curves), { ...step, yTitle: "training loss", yText: (v) => v.toFixed(4) });
   const drawGap = () => lineChart(kept(gaps), {
     ...step, yTitle: "|difference from the reference's loss|", yText: (v) => shown(v, "gap"), log: true, height: 240,
@@ -257,13 +279,13 @@ function timelineSection() {
   const sampled = runs.map((run, i) => i).filter((i) => data.timelines[i].length);
   if (sampled.length === 0) return section(title, "n/a: no run has samples of its device.", []);
   const metrics = [
-    ["memory_used_bytes", "memory used, whole device (GiB)", GIB, "gib"],
-    ["gpu_utilization_percent", "GPU utilisation (%)", 1, "loss"],
-    ["power_w", "power (W)", 1, "loss"],
-    ["temperature_c", "temperature (\u00b0C)", 1, "loss"],
-    ["host_rss_bytes", "resident set of the process (GiB)", GIB, "gib"],
+    ["memory_used_bytes", "memory used, whole device", "bytes"],
+    ["gpu_utilization_percent", "GPU utilisation (%)", ""],
+    ["power_w", "power (W)", ""],
+    ["temperature_c", "temperature (\u00b0C)", ""],
+    ["host_rss_bytes", "resident set of the process", "bytes"],
   ];
-  const linesOf = (key, divisor, chosen) => {
+  const linesOf = (key, chosen) => {
     const one = chosen === "" ? null : Number(chosen);
     const wanted = one === null ? sampled.map((i) => [i, data.timelines[i].slice(0, 1)]) : [[one, data.timelines[one]]];
     return wanted.flatMap(([i, ranks]) => ranks.filter((rank) => key in rank).map((rank, r) => {
@@ -271,17 +293,19 @@ function timelineSection() {
       return {
         name: one === null ? runs[i].run : `rank ${rank.rank}`,
         colour: one === null ? colourOf(i) : `var(--c${r % 10})`,
-        x: known.map(([t]) => t), y: known.map(([, v]) => v / divisor),
+        x: known.map(([t]) => t), y: known.map(([, v]) => v),
       };
     }));
   };
   const grid = html("div", { className: "multiples" });
-  const draw = (chosen) => grid.replaceChildren(...metrics.flatMap(([key, name, divisor, kind]) => {
-    const lines = linesOf(key, divisor, chosen);
+  const draw = (chosen) => grid.replaceChildren(...metrics.flatMap(([key, name, kind]) => {
+    const lines = linesOf(key, chosen);
     if (lines.length === 0) return [];
-    const yText = (v) => (kind === "gib" ? shown(v * GIB, "gib") : v.toFixed(0));
+    const [unit, unitName] = kind ? axisUnit(lines.flatMap((line) => line.y)) : [1, ""];
+    for (const line of lines) line.y = line.y.map((v) => v / unit);
+    const yText = (v) => (kind ? shown(v * unit, kind) : v.toFixed(0));
     return [figure(lineChart(lines, {
-      xTitle: "seconds", yTitle: name, xText: (x) => `${x.toFixed(1)} s`, yText, height: 240,
+      xTitle: "seconds", yTitle: kind ? `${name} (${unitName})` : name, xText: (x) => `${x.toFixed(1)} s`, yText, height: 240,
     })).host];
   }));
   draw("");
@@ -306,15 +330,14 @@ function studySection() {
 }
 
 function footer() {
-  const notes = [
+  return notes([
     "Memory headlines are never mixed: allocated peak and reserved peak are the GPU's caching allocator, device used is the whole device; on a CPU the resident set is the process's, libraries included.",
     "tokens/s and time per step leave out the first two steps.",
     ...data.environments.map((text) => `Made with ${text}.`),
-  ];
-  return html("footer", {}, ...notes.map((text) => html("p", { className: "note", text })));
+  ]);
 }
 
-document.getElementById("report").replaceChildren(
+put(
   header(), tableSection(), scatterSection(), ledgerSection(), phaseSection(), lossSection(),
   timelineSection(), ...(data.study ? [studySection()] : []), footer(),
 );

@@ -1,7 +1,23 @@
 "use strict";
-// Figures as text: the same rules as the console and the Markdown table.
+// Figures as text: one rule for tiles, tables and tooltips, that of report_columns.py.
 
 const GIB = 2 ** 30;
+const BYTE_UNITS = [[GIB, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+
+// The unit in which a size has a figure before its point: [bytes, name].
+function unitOf(bytes) {
+  return BYTE_UNITS.find(([unit]) => bytes >= unit) ?? BYTE_UNITS.at(-1);
+}
+
+// At least three digits.
+function threeDigits(value) {
+  return value >= 99.95 || value === 0 ? grouped(value) : value.toPrecision(3);
+}
+
+function bytesText(value) {
+  const [unit, name] = unitOf(value);
+  return `${threeDigits(value / unit)} ${name}`;
+}
 
 function grouped(value, digits = 0) {
   return value.toLocaleString("en-US", {
@@ -13,9 +29,9 @@ function grouped(value, digits = 0) {
 const FORMATS = {
   text: String,
   count: (value) => grouped(value),
-  rate: (value) => grouped(value),
-  seconds: (value) => (value >= 99.95 ? grouped(value) : value.toPrecision(3)) + " s",
-  gib: (value) => (value / GIB).toFixed(value >= GIB / 10 || value === 0 ? 2 : 4) + " GiB",
+  rate: threeDigits,
+  seconds: (value) => `${threeDigits(value)} s`,
+  bytes: bytesText,
   loss: (value) => (value >= 1e4 ? value.toExponential(2) : value.toFixed(value >= 10 ? 2 : 4)),
   gap: (value) => (value === 0 ? "0" : value.toExponential(1)),
   percent: (value) => (100 * value).toFixed(1) + "%",

@@ -28,8 +28,8 @@ function pathOf(line, x, y) {
   return path;
 }
 
-// `lines`: { name, colour, x: [], y: [] }; `log` for the y axis; `xText`, `yText` for tooltips.
-function lineChart(lines, { xTitle, yTitle, xText, yText, log = false, height = 300 }) {
+// `lines`: { name, colour, x: [], y: [] }; `log` for the y axis, `whole` for x; `xText`, `yText` for tooltips.
+function lineChart(lines, { xTitle, yTitle, xText, yText, log = false, whole = false, height = 300 }) {
   return (width) => {
     const box = { left: 62, right: width - 12, top: 30, bottom: height - 44 };
     const xs = domain(lines.flatMap((line) => [line.x[0], line.x.at(-1)]));
@@ -43,7 +43,7 @@ function lineChart(lines, { xTitle, yTitle, xText, yText, log = false, height = 
       width, height, role: "img", tabindex: "0", "aria-label": `${yTitle} over ${xTitle}`,
     });
     chart.append(axes(box,
-      { scale: x, ticks: ticks(exact, width < 560 ? 4 : 8), title: xTitle },
+      { scale: x, ticks: ticks(exact, width < 560 ? 4 : 8, whole), title: xTitle },
       { scale, ticks: log ? powers(ys) : ticks(ys, 5), title: yTitle }));
     const paths = lines.map((line) => svg("path", {
       class: "curve", d: pathOf(line, x, y),

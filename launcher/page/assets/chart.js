@@ -53,11 +53,13 @@ function logarithmic([from, to], range) {
   return (value) => inner(Math.log10(value));
 }
 
-// Round values that cover a range, about `count` of them; the step is 1, 2, 2.5 or 5 times 10^k.
-function ticks([from, to], count) {
-  const rough = (to - from || Math.abs(to) || 1) / count;
+// Round values that cover a range, about `count` of them; the step is 1, 2, 2.5 or 5 times 10^k,
+// and a whole number where only `whole` ones mean something.
+function ticks([from, to], count, whole = false) {
+  const rough = Math.max((to - from || Math.abs(to) || 1) / count, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) =>
+    factor * power >= rough * 0.999 && !(whole && (factor * power) % 1));
   const first = Math.ceil(from / step - 1e-9);
   const last = Math.floor(to / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, i) =>
@@ -107,7 +109,7 @@ function axes(box, x, y) {
   }
   group.append(
     svg("text", { x: box.right, y: box.bottom + 34, "text-anchor": "end", text: x.title }),
-    svg("text", { x: box.left, y: box.top - 12, "text-anchor": "start", text: y.title }),
+    svg("text", { x: 0, y: box.top - 12, "text-anchor": "start", text: y.title }),
   );
   return group;
 }

@@ -1,0 +1,44 @@
+"""One HTML file with charts: no network, no dependency, nothing that a name in it can break.
+
+The data goes in as JSON that cannot end its own element, the scripts only ever set text, and a
+content security policy allows this one script and style and nothing else.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+LIBRARY = ("format.js", "chart.js", "parts.js", "table.js", "bars.js")
+
+
+def page_html(title: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
+    """A page: the library, the scripts that put it together, and what they show."""
+    style = _asset("page.css")
+    script = "\n".join(_asset(name) for name in (*LIBRARY, *scripts))
+    # `<` is all that HTML could take for something else inside a script element.
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    parts = {
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "data": text.replace("<", "\\u003c"),
+        "policy": (
+            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("launcher.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
