@@ -35,6 +35,10 @@ def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
     if world.is_main:
         begin = folder.reopen if origin.reopens else folder.create
         begin(prepared.resolved.config.flat())
+        deepspeed = prepared.resolved.config.sharding.deepspeed
+        if deepspeed is not None:
+            # What config.yaml has no field for, such as bucket sizes, stands only there.
+            shutil.copyfile(deepspeed, path / "deepspeed.json")
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
             shutil.copyfile(prepared.corpus.tokenizer_path, path / "tokenizer.json")

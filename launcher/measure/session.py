@@ -28,6 +28,7 @@ from launcher.measure.summary import phase_records, summarize
 from launcher.plan.against import against_run, as_record
 from launcher.preflight import Prepared
 from launcher.saves import Saves
+from launcher.strategies.deepspeed_file import opening_lines
 from launcher.strategies.engine import Engine, StepResult
 from launcher.world import OWN_AGENT, World
 
@@ -283,6 +284,8 @@ class Session:
         self.console.line(
             f"attention: {record.attention}: {self._prepared.resolved.attention.reason}"
         )
+        for line in opening_lines(self._config.sharding.deepspeed):
+            self.console.line(line)
         self.console.line(f"corpus: {self._prepared.corpus.description}")
         self.console.line(
             f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: "
