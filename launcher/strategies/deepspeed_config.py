@@ -28,10 +28,12 @@ def build_config(
     """The config for `deepspeed.initialize`, from a resolved RunConfig."""
     file = passed_on(config.sharding.deepspeed)
     ours = _owned(config, accumulation=accumulation)
-    ours["zero_optimization"] = _zero_section(config, model, world_size)
+    ours["zero_optimization"] = _zero_section(config, model)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         ours["aio"] = _aio_section(config.offload)
-    return _merge(ours, file)
+    merged = _merge(ours, file)
+    _add_nvme(merged["zero_optimization"], config, model, world_size)
+    return merged
 
 
 def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
@@ -67,7 +69,7 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
     return owned
 
 
-def _zero_section(config: RunConfig, model: ModelConfig, world_size: int) -> JsonObject:
+def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
     sharding = config.sharding
     # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
     bucket = sharding.bucket or model.block_parameter_count
@@ -89,7 +91,6 @@ def _zero_section(config: RunConfig, model: ModelConfig, world_size: int) -> Jso
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
     if sharding.offload_param != "none":
         section["offload_param"] = {"device": sharding.offload_param, "pin_memory": pin}
-    _add_nvme(section, config, model, world_size)
     return section
 
 

@@ -368,6 +368,30 @@ def test_the_world_size_may_stay_open(path: Path) -> None:
     )
 
 
+def test_fp16_scales_as_the_file_says(path: Path) -> None:
+    scale = {"initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 4}
+    content = with_stage({"fp16": {"enabled": "auto", "loss_scale": 0, **scale}})
+    for flags in ("--precision fp16", "--precision bf16"):
+        config = parsed(path, content, flags)
+        resolved = resolve(config, world_size=2, device_type="cuda")
+        handed = build_config(resolved.config, resolved.model, accumulation=1, world_size=2)
+        expected = {"enabled": True, "loss_scale": 0, **scale} if "fp16" in flags else None
+        assert handed.get("fp16") == expected
+
+
+def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
+    buffers = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 9}
+    section = {"sub_group_size": 1e9, "offload_optimizer": buffers}
+    config = parsed(path, with_stage({"zero_optimization": section}, 3))
+    flags = "--zero 3 --offload-optimizer nvme --nvme-path /nvme"
+    handed = []
+    for each in (config, parse_run_config(flags.split())):
+        resolved = resolve(each, world_size=2, device_type="cuda")
+        handed.append(build_config(resolved.config, resolved.model, accumulation=1, world_size=2))
+    assert handed[0] == handed[1]
+    assert "sub_group_size (--nvme-buffer)" in "".join(opening_lines(path))
+
+
 def test_what_runs_is_said(path: Path) -> None:
     parsed(
         path,

@@ -58,7 +58,11 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
 
 def adopted_fields(path: Path | None) -> set[str]:
     """The fields that a file has a say in."""
-    return set() if path is None else set(read_file(path).fields)
+    if path is None:
+        return set()
+    file = read_file(path)
+    batch = {"global_batch", "micro_batch"}  # with an accumulation, one follows from the other
+    return {*file.fields} | (batch if "gradient_accumulation_steps" in file.values else set())
 
 
 def passed_on(path: Path | None) -> JsonObject:

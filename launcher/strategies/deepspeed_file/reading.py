@@ -11,6 +11,7 @@ from launcher.strategies.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.strategies.deepspeed_file.text import JsonObject, brief, read_json
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
+OFFLOADED = ("offload_optimizer", "offload_param")
 END_OF_RATE: Mapping[str, float | None] = {
     "WarmupLR": 1.0,
     "WarmupCosineLR": 0.0001,
@@ -76,6 +77,9 @@ def read_file(path: Path) -> DeepSpeedFile:
     _precision(file)
     _optimizer(file)
     _schedule(file)
+    devices = {file.values.get(f"zero_optimization.{name}.device") for name in OFFLOADED}
+    if "nvme" in devices and "zero_optimization.sub_group_size" in file.values:
+        file.idle.append("zero_optimization.sub_group_size (--nvme-buffer)")
     file.problems += file.unknown
     return file
 

@@ -126,12 +126,12 @@ ZERO: Mapping[str, Key] = {
 OFFLOAD: dict[str, Key] = {
     "nvme_path": adopted("text", "nvme_path"),
     "pin_memory": adopted("flag", "pin_memory"),
-    "buffer_count": passed("count"),
+    "buffer_count": idle("sized to the model"),
 }
 OFFLOAD_PARAM = OFFLOAD | {
     "device": adopted("device", "offload_param"),
-    "buffer_size": passed("count"),
-    "max_in_cpu": passed("size"),
+    "buffer_size": idle("sized to the model"),
+    "max_in_cpu": idle("sized to the model"),
 }
 OFFLOAD_OPTIMIZER = OFFLOAD | {
     "device": adopted("device", "offload_optimizer"),
