@@ -12,7 +12,7 @@ from launcher.config import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import flag
 from launcher.strategies.deepspeed_file.reading import DeepSpeedFile, Said, read_file
-from launcher.strategies.deepspeed_file.text import JsonObject, called
+from launcher.strategies.deepspeed_file.text import JsonObject, called, printable
 
 MOST_CHARACTERS = 285  # with `shardscale: ` less than 300
 
@@ -76,7 +76,7 @@ def opening_lines(path: Path | None) -> list[str]:
         return []
     file = read_file(path)
     sets = ", ".join(f"{flag(name)} {_shown(said.value)}" for name, said in file.fields.items())
-    lines = [f"DeepSpeed file {path}: {sets or 'no flags'}"]
+    lines = [f"DeepSpeed file {printable(str(path))}: {sets or 'no flags'}"]
     if file.renamed():
         lines.append(f"... read under its name of today: {', '.join(file.renamed())}")
     if file.idle:
@@ -90,7 +90,8 @@ def _field(config: RunConfig, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return printable(text)
 
 
 def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection[str]) -> list[str]:

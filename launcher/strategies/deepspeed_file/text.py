@@ -23,9 +23,14 @@ def brief(value: object, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def printable(text: str) -> str:
+    """The same on one line, whatever a name may hold."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
 def called(path: Path) -> str:
     """`--deepspeed FILE`, short enough for a sentence."""
-    text = str(path).encode("unicode_escape").decode("ascii")
+    text = printable(str(path))
     return f"--deepspeed {text if len(text) <= 60 else '...' + text[-57:]}"
 
 
