@@ -14,8 +14,9 @@ import yaml
 
 from launcher.config import AutoMicroBatch, RunConfig, field_types
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import fields_of, flag
 from launcher.startup import reader_may_leave
+from launcher.strategies import deepspeed_file
 
 # Values that contradict each other when one comes from the file and the other from a flag:
 # the flag's word is the newer one, so the file's is dropped.
@@ -31,8 +32,12 @@ MICRO_BATCH = "--micro-batch"
 AUTO = f"{MICRO_BATCH}=auto"
 
 
-def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunConfig:
-    """Build the run's config from `[--config FILE] [flags]`.
+def parse_run_config(
+    argv: Sequence[str], prog: str = "launcher.train", world_size: int | None = None
+) -> RunConfig:
+    """Build the run's config from `[--config FILE] [flags]`, and a DeepSpeed file they name.
+
+    Without a world size, what a DeepSpeed file's batch sizes come to on it stays open.
 
     Raises:
         UserError: unknown flag or key, wrong type, unreadable file, values out of range.
@@ -41,8 +46,7 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
     flags, file = _split_config(argv)
     if not set(flags) & set(HELP):
         flags = _checked_flags(flags)
-    given = {token.split("=")[0] for token in flags if token.startswith("--")}
-    tokens = [*(_flags_of_file(file, given) if file else []), *flags]
+    tokens = [*(_flags_of_file(file, fields_of(flags)) if file else []), *flags]
     sizes = [token for token in tokens if token.startswith(f"{MICRO_BATCH}=")]
     with one_sentence():
         config = tyro.cli(
@@ -52,7 +56,9 @@ def parse_run_config(argv: Sequence[str], prog: str = "launcher.train") -> RunCo
             description="Train a decoder. --config FILE.yaml reads the same names from a file.",
             config=(tyro.conf.OmitArgPrefixes,),
         )
-    return config.replace(micro_batch=AutoMicroBatch()) if sizes[-1:] == [AUTO] else config
+    if sizes[-1:] == [AUTO]:
+        config = config.replace(micro_batch=AutoMicroBatch())
+    return deepspeed_file.adopt(config, fields_of(tokens), world_size)
 
 
 def print_help_if_asked(argv: Sequence[str]) -> None:
@@ -152,10 +158,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f": did you mean {by_word[close[0]]}?" if close else "; --help lists them all"
 
 
-def _flags_of_file(path: Path, given: set[str]) -> list[str]:
+def _flags_of_file(path: Path, replaced: set[str]) -> list[str]:
     """The file's entries as flags, without those that a flag replaces."""
-    replaced = {name.removeprefix("--").replace("-", "_") for name in given}
-    replaced |= {name.removeprefix("no_") for name in replaced}
     for name in tuple(replaced):
         replaced.update(SUPERSEDES.get(name, ()))
     annotations = field_types()

@@ -147,7 +147,7 @@ class ShardingChoice:
     bucket: int | None = None
     """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
     deepspeed: Path | None = None
-    """A DeepSpeed JSON file; what shardscale owns in it must be "auto" or the same value."""
+    """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
 
     def __post_init__(self) -> None:
         _positive(self, "replicate", "bucket")

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from launcher.errors import UserError
@@ -11,6 +11,12 @@ from launcher.errors import UserError
 def flag(name: str) -> str:
     """`micro_batch` -> `--micro-batch`."""
     return "--" + name.replace("_", "-")
+
+
+def fields_of(tokens: Iterable[str]) -> set[str]:
+    """The fields that flags set: `--lr=1 --no-tied` -> lr, tied (and no_tied, which is none)."""
+    names = {t.partition("=")[0][2:].replace("-", "_") for t in tokens if t.startswith("--")}
+    return names | {name.removeprefix("no_") for name in names}
 
 
 def require_positive(section: Any, *names: str) -> None:

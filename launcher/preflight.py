@@ -28,7 +28,6 @@ from launcher.provenance import check_model, check_tokenizer
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.sizes import gib
 from launcher.strategies.compiled import require_compilers
-from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.offload_check import check_offload
 from launcher.world import OWN_AGENT, choose_device
@@ -49,7 +48,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     Raises:
         UserError: whatever the user can fix.
     """
-    config = parse_run_config(argv)
+    config = parse_run_config(argv, world_size=world_size)
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
@@ -69,8 +68,6 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         raise UserError(
             f"--out {config.loop.out}: this run is completed, and nothing is left to do"
         )
-    if config.sharding.deepspeed is not None:
-        _check_with_deepspeed(resolved, world_size)
     check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = open_corpus(
         data=config.data.data,
@@ -159,17 +156,6 @@ def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
         else:
             return checkpoint
     raise damages[0]
-
-
-def _check_with_deepspeed(resolved: Resolved, world_size: int) -> None:
-    from launcher.strategies import zero  # takes seconds, so only for a user's own file
-
-    config = resolved.config
-    assert config.sharding.deepspeed is not None
-    section = build_config(
-        config, resolved.model, accumulation=resolved.accumulation, world_size=world_size
-    )["zero_optimization"]
-    zero.check_section(config.sharding.deepspeed, section, torch.device(config.loop.device))
 
 
 def default_run_folder(resolved: Resolved) -> Path:

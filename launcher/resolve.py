@@ -14,7 +14,7 @@ from launcher.errors import NotInstalled, UserError
 from launcher.model.attention import Choice
 from launcher.model.config import ModelConfig
 from launcher.optim import support
-from launcher.strategies import compiled, deepspeed_config
+from launcher.strategies import compiled
 from launcher.strategies.attention import choose_attention
 from launcher.strategies.offload_check import activation_refusal, nvme_refusal
 
@@ -111,11 +111,6 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
         raise UserError(refused)
     attention = choose_attention(config, model, device_type=device_type)
     model = dataclasses.replace(model, attention=attention.kind)
-    if config.sharding.strategy == "zero":
-        # Built once more by the engine; here it only has to be without contradictions.
-        deepspeed_config.build_config(
-            config, model, accumulation=accumulation, world_size=world_size
-        )
     missing = support.missing_package(config)
     if missing is not None:
         raise NotInstalled(missing)
@@ -151,7 +146,6 @@ def check_run_folder(out: Path) -> None:
 
 
 def _choose_strategy(config: RunConfig, world_size: int) -> RunConfig:
-    config = _adopt_deepspeed_file(config)
     sharding = config.sharding
     strategy = sharding.strategy
     if sharding.zero is not None:
@@ -175,34 +169,6 @@ def _choose_strategy(config: RunConfig, world_size: int) -> RunConfig:
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     return config
-
-
-def _adopt_deepspeed_file(config: RunConfig) -> RunConfig:
-    sharding = config.sharding
-    if sharding.deepspeed is None:
-        return config
-    if sharding.strategy not in (None, "zero"):
-        raise UserError(
-            f"--deepspeed {sharding.deepspeed} needs --strategy zero, not {sharding.strategy}"
-        )
-    found = deepspeed_config.sharding_of_file(sharding.deepspeed)
-    if "zero" not in found and sharding.zero is None:
-        raise UserError(
-            f"--deepspeed {sharding.deepspeed}: says no zero_optimization.stage: give --zero too"
-        )
-    if sharding.zero not in (None, found.get("zero", sharding.zero)):
-        raise UserError(
-            f"--deepspeed {sharding.deepspeed}: zero_optimization.stage is {found['zero']}, but "
-            f"--zero is {sharding.zero}: make them the same"
-        )
-    for name in ("offload_optimizer", "offload_param"):
-        ours = getattr(sharding, name)
-        if ours not in ("none", found.get(name, ours)):
-            raise UserError(
-                f"--deepspeed {sharding.deepspeed}: zero_optimization.{name}.device is "
-                f"{found[name]}, but --{name.replace('_', '-')} is {ours}: make them the same"
-            )
-    return config.replace(**found)
 
 
 def _check_sharding(config: RunConfig, world_size: int) -> None:

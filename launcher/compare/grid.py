@@ -11,7 +11,7 @@ from launcher.arguments import SUPERSEDES, parse_run_config
 from launcher.compare.grid_source import OURS, Grid, Values, flags_of
 from launcher.config import RunConfig, field_types
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import fields_of, flag
 from launcher.preflight import prepare
 from launcher.resolve import resolve
 from launcher.world import choose_device
@@ -53,8 +53,7 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
         UserError: from the parser of `launcher.train`.
     """
     config = parse_run_config(tokens, prog="launcher sweep")
-    names = {t.partition("=")[0].removeprefix("--").replace("-", "_") for t in tokens}
-    names |= {name.removeprefix("no_") for name in names}
+    names = fields_of(tokens)
     flat = config.flat()
     # What is typed counts even where it is the default: it may go against a grid file's base.
     typed = {key: flat.get(key) for key in field_types() if key in names and key not in OURS}
@@ -178,7 +177,7 @@ def _cell(name: str, values: Values, base: Values, nproc: int, choose_device: Ch
             if str(flags[key]) != str(meant[key]):
                 raise UserError(f"{choice} means {flag(key)} {meant[key]}, not {flags[key]}")
         flags |= meant
-        config = parse_run_config(flags_of(flags))
+        config = parse_run_config(flags_of(flags), world_size=nproc)
         device_type = choose_device(config.loop.device, nproc)
         resolve(config, world_size=nproc, device_type=device_type)
         if choice.startswith("fsdp-hybrid") and config.sharding.replicate == nproc:

@@ -14,6 +14,7 @@ from launcher.measure.rewind import rank_files, rewind
 from launcher.model.cost import flops_per_token
 from launcher.origin import Origin
 from launcher.preflight import Prepared, default_run_folder
+from launcher.strategies.deepspeed_file import opening_lines
 from launcher.world import World
 
 
@@ -38,6 +39,10 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
     begin = folder.reopen if origin.reopens else folder.create
     try:
         begin(prepared.resolved.config.flat())
+        deepspeed = prepared.resolved.config.sharding.deepspeed
+        if deepspeed is not None:
+            # What config.yaml has no field for, such as bucket sizes, stands only there.
+            shutil.copyfile(deepspeed, path / "deepspeed.json")
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
             shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
@@ -71,6 +76,7 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[st
         f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {prepared.resolved.attention.reason}",
+        *opening_lines(prepared.resolved.config.sharding.deepspeed),
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
         f"{record.micro_batch} x {record.world_size} ranks x {record.accumulation} accumulated; "

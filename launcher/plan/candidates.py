@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from launcher.config import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
+from launcher.flags import fields_of
 from launcher.resolve import Resolved, resolve
+from launcher.strategies.deepspeed_file import adopted_fields
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 PRECISIONS: Final = ("bf16", "fp32")
@@ -85,8 +87,7 @@ def choices(
 
 def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
     """Fields that the user has set: named on the command line, or not at their default."""
-    named = {token.partition("=")[0].lstrip("-").replace("-", "_") for token in argv}
-    named |= {name.removeprefix("no_") for name in named}
+    named = fields_of(argv)
     default = RunConfig().flat()
     flat = config.flat()
     changed = {name for name, value in flat.items() if default.get(name) != value}
@@ -95,7 +96,7 @@ def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
         for section in dataclasses.fields(config)
         for field in dataclasses.fields(getattr(config, section.name))
     }
-    given = (named & fields) | changed
+    given = (named & fields) | changed | adopted_fields(config.sharding.deepspeed)
     return given - {"micro_batch"} if isinstance(config.data.micro_batch, AutoMicroBatch) else given
 
 

@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
     """Returns an exit code of `ExitCode`."""
     try:
         options, training = parse_options(argv)
-        config = parse_run_config(training, prog="shardscale plan")
         place, notes = find_place(options)
+        config = parse_run_config(training, "shardscale plan", place.world_size)
         found = plan(config, given_fields(training, config), place, goal=options.goal)
         show(found, options, training, place, notes)
     except UserError as error:
@@ -152,7 +152,7 @@ def show(
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     """What to type to run it: the user's own flags, and those that the plan has chosen."""
     default = RunConfig().flat()
-    asked = parse_run_config(training, prog="shardscale plan").flat()
+    asked = parse_run_config(training, "shardscale plan", place.world_size).flat()
     chosen = best.run.config.flat()
     names = (
         *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),

@@ -46,7 +46,7 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
         UserError: a trial fails for another reason than memory.
     """
     started_s = time.monotonic()
-    asked = parse_run_config(argv)
+    asked = parse_run_config(argv, world_size=ranks)
     hardware = Hardware.here(resolved.config.loop.device)
     room = room_of(asked, hardware, ranks)
     found = FoundSizes(asked, hardware, ranks)

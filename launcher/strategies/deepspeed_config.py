@@ -1,20 +1,17 @@
 """RunConfig and a user's DeepSpeed JSON -> the config that DeepSpeed gets.
 
-RunConfig owns batch sizes, accumulation, clipping, precision, optimizer and schedule. A user's
-file may carry them as "auto" or with the same value; another value is refused by name.
+RunConfig owns batch sizes, accumulation, clipping, precision, optimizer and schedule; what a user's
+file says of them has been adopted into it (`deepspeed_file`), and only the rest is merged here.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from launcher.config import RunConfig
-from launcher.errors import UserError
-from launcher.flags import flag
 from launcher.model.config import ModelConfig
 from launcher.offload_choice import OffloadChoice
 from launcher.sizes import parse_bytes
+from launcher.strategies.deepspeed_file import passed_on
 from launcher.strategies.offload_sizes import (
     PARAM_BUFFERS,
     largest_slice_count,
@@ -22,85 +19,21 @@ from launcher.strategies.offload_sizes import (
     swap_buffer_count,
 )
 
-AUTO = "auto"
-PRECISION_SECTIONS = ("fp16", "bf16", "amp", "torch_autocast", "data_types")
 JsonObject = dict[str, Any]
-
-
-def read_file(path: Path) -> JsonObject:
-    """Read a DeepSpeed JSON file.
-
-    Raises:
-        UserError: missing, not JSON, or not an object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"--deepspeed {path}: there is no such file, check the path") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--deepspeed {path}: not UTF-8 text ({error}), save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(
-            f"--deepspeed {path}: cannot be read ({error.strerror}), give a JSON file"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"--deepspeed {path}: not valid JSON, correct it: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--deepspeed {path}: holds {content!r:.40}, but must be a JSON object")
-    return content
-
-
-def sharding_of_file(path: Path) -> dict[str, Any]:
-    """The sharding a file asks for, as RunConfig fields: zero, offload_optimizer, offload_param.
-
-    What the file does not say, or leaves "auto", is not in the result: the flags decide it.
-
-    Raises:
-        UserError: a stage or offload device that does not exist.
-    """
-    zero = _section(read_file(path), "zero_optimization", path)
-    found: dict[str, Any] = {}
-    stage = zero.get("stage", AUTO)
-    if stage != AUTO and (stage not in (0, 1, 2, 3) or isinstance(stage, bool)):
-        raise UserError(
-            f"--deepspeed {path}: zero_optimization.stage is {stage!r}, but must be 0, 1, 2 or 3"
-        )
-    if stage != AUTO:
-        found["zero"] = stage
-    for name in ("offload_optimizer", "offload_param"):
-        device = _section(zero, name, path).get("device", AUTO)
-        if device not in (AUTO, "none", "cpu", "nvme"):
-            raise UserError(
-                f"--deepspeed {path}: zero_optimization.{name}.device is {device!r}, "
-                "but must be none, cpu or nvme"
-            )
-        if device != AUTO:
-            found[name] = device
-        folder = _section(zero, name, path).get("nvme_path", AUTO)
-        if device == "nvme" and folder not in (AUTO, None):
-            found["nvme_path"] = Path(folder)
-    return found
 
 
 def build_config(
     config: RunConfig, model: ModelConfig, *, accumulation: int, world_size: int
 ) -> JsonObject:
-    """The config for `deepspeed.initialize`, from a resolved RunConfig.
-
-    Raises:
-        UserError: the user's file contradicts RunConfig.
-    """
-    path = config.sharding.deepspeed
-    file = read_file(path) if path else {}
-    if path:
-        _check_owned(config, file, path, accumulation=accumulation, world_size=world_size)
+    """The config for `deepspeed.initialize`, from a resolved RunConfig."""
+    file = passed_on(config.sharding.deepspeed)
     ours = _owned(config, accumulation=accumulation)
-    ours["zero_optimization"] = _zero_section(config, model, file, world_size)
+    ours["zero_optimization"] = _zero_section(config, model)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
-        ours["aio"] = _merge(_aio_section(config.offload), file.get("aio", {}))
-    dropped = ("optimizer", "scheduler", "train_batch_size", *PRECISION_SECTIONS)
-    rest = {k: v for k, v in file.items() if k not in ours and k not in dropped and v != AUTO}
-    return {**rest, **ours}
+        ours["aio"] = _aio_section(config.offload)
+    merged = _merge(ours, file)
+    _add_nvme(merged["zero_optimization"], config, model, world_size)
+    return merged
 
 
 def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
@@ -136,9 +69,7 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
     return owned
 
 
-def _zero_section(
-    config: RunConfig, model: ModelConfig, file: JsonObject, world_size: int
-) -> JsonObject:
+def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
     sharding = config.sharding
     # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
     bucket = sharding.bucket or model.block_parameter_count
@@ -160,8 +91,7 @@ def _zero_section(
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
     if sharding.offload_param != "none":
         section["offload_param"] = {"device": sharding.offload_param, "pin_memory": pin}
-    _add_nvme(section, config, model, world_size)
-    return _merge(section, file.get("zero_optimization", {}))
+    return section
 
 
 def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_size: int) -> None:
@@ -194,72 +124,11 @@ def _aio_section(offload: OffloadChoice) -> JsonObject:
 
 
 def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
-    """Theirs over ours, except where theirs says auto."""
+    """Theirs over ours; a section that this run has no use for (fp16, aio, offload) stays out."""
     merged = dict(ours)
     for key, value in theirs.items():
-        if isinstance(value, dict):
-            merged[key] = _merge(merged.get(key, {}), value)
-        elif value != AUTO:
+        if not isinstance(value, dict):
             merged[key] = value
+        elif key in ours:
+            merged[key] = _merge(ours[key], value)
     return merged
-
-
-def _check_owned(
-    config: RunConfig, file: JsonObject, path: Path, *, accumulation: int, world_size: int
-) -> None:
-    data, optim, sharding = config.data, config.optim, config.sharding
-    bf16 = optim.precision in ("bf16", "bf16-pure")
-    in_bf16 = optim.precision == "bf16-pure"
-    owned = (
-        ("train_micro_batch_size_per_gpu", data.micro_batch, "micro_batch"),
-        ("train_batch_size", data.micro_batch * accumulation * world_size, "global_batch"),
-        ("gradient_accumulation_steps", accumulation, "global_batch"),
-        ("gradient_clipping", optim.clip, "clip"),
-        ("bf16.enabled", bf16, "precision"),
-        ("fp16.enabled", optim.precision == "fp16", "precision"),
-        ("amp.enabled", False, "precision"),
-        ("torch_autocast.enabled", bf16 and sharding.zero == 0, "precision"),
-        (
-            "data_types.grad_accum_dtype",
-            "bf16" if in_bf16 else sharding.grad_accum_dtype,
-            "grad_accum_dtype",
-        ),
-        ("optimizer.params.lr", optim.lr, "lr"),
-        ("optimizer.params.betas", list(optim.betas), "betas"),
-        ("optimizer.params.eps", optim.eps, "eps"),
-        ("optimizer.params.weight_decay", optim.weight_decay, "weight_decay"),
-    )
-    for name, ours, field in owned:
-        section = file
-        *parents, key = name.split(".")
-        for parent in parents:
-            section = _section(section, parent, path)
-        theirs = section.get(key)
-        if theirs not in (AUTO, None, ours):
-            raise UserError(
-                f"--deepspeed {path}: {name} is {theirs!r}, but {flag(field)} makes it {ours!r}: "
-                'set it to "auto" in the file, or change the flag'
-            )
-    kind = _section(file, "optimizer", path).get("type", AUTO)
-    # DeepSpeed's "Adam" decays as AdamW does, unless told otherwise.
-    same = ("adam", "adamw") if optim.optimizer == "adamw" else (optim.optimizer,)
-    if str(kind).lower() not in (AUTO, *same):
-        raise UserError(
-            f"--deepspeed {path}: optimizer.type is {kind!r}, but --optimizer makes it "
-            f'{optim.optimizer!r}: remove the optimizer section or set it to "auto"'
-        )
-    for key, theirs in _section(_section(file, "scheduler", path), "params", path).items():
-        if theirs != AUTO:
-            raise UserError(
-                f"--deepspeed {path}: scheduler.params.{key} is {theirs!r}, but the schedule is "
-                'set by --lr, --warmup-steps and --steps: set it to "auto" or remove the scheduler'
-            )
-
-
-def _section(parent: JsonObject, name: str, path: Path) -> JsonObject:
-    value = parent.get(name, {})
-    if value in (AUTO, None):
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f"--deepspeed {path}: {name} is {value!r}, but must be a JSON object")
-    return value

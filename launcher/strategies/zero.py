@@ -5,13 +5,11 @@ import io
 import logging
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launcher.errors import UserError
 from launcher.measure.records import Ledger
 from launcher.startup import importing
 from launcher.strategies.compiled import compile_blocks
@@ -164,27 +162,6 @@ def _import_muon_uncompiled() -> None:
         del os.environ["TORCHDYNAMO_DISABLE"]
         if before is not None:
             os.environ["TORCHDYNAMO_DISABLE"] = before
-
-
-def check_section(path: Path, section: dict[str, Any], device: torch.device) -> None:
-    """Have DeepSpeed itself read a user's zero_optimization section.
-
-    Raises:
-        UserError: a key that DeepSpeed does not know, or a value that it does not take.
-    """
-    import_deepspeed(device)
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    try:
-        DeepSpeedZeroConfig(**section)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in ("zero_optimization", *first["loc"]))
-        raise UserError(
-            f"--deepspeed {path}: {where} is {first['input']!r}: {first['msg']}; "
-            "correct or remove it"
-        ) from None
 
 
 def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:

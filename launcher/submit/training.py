@@ -47,7 +47,7 @@ def _check(job: Job) -> Path | None:
     """
     unnamed = _unnamed("JOB")
     # As in the batch scripts: a typed --out comes later and wins.
-    config = parse_run_config(["--out", str(unnamed), *job.arguments], prog="launcher.train")
+    config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
     job.check_device(config.loop.device)
     resolve(
         config,

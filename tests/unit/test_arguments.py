@@ -38,7 +38,7 @@ NOT_DEFAULT: dict[str, str] = {
     "board": "wandb",
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
-    "strategy": "fsdp",
+    "strategy": "zero",
     "grad_accum_dtype": "bf16",
     "offload_optimizer": "cpu",
     "offload_param": "cpu",
@@ -62,7 +62,9 @@ def flags_for(name: str) -> list[str]:
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     return tmp_path / "run.yaml"
 
 
@@ -125,8 +127,8 @@ def test_underscores_in_values_stay() -> None:
         ("strategy: fsdp", "--zero 2", {"zero": 2, "strategy": None}),
         ("zero: 3", "--strategy ddp", {"zero": None, "strategy": "ddp"}),
         ("zero: 1", "--zero 2", {"zero": 2, "strategy": None}),
-        ("deepspeed: a.json", "--zero 2", {"zero": 2, "deepspeed": None}),
-        ("zero: 1", "--deepspeed a.json", {"zero": None, "deepspeed": "a.json"}),
+        ("deepspeed: ds.json", "--zero 3", {"zero": 3, "deepspeed": None}),
+        ("zero: 1", "--deepspeed ds.json", {"zero": 2, "deepspeed": "ds.json"}),
         ("steps: 5", "--epochs 2", {"steps": None, "epochs": 2.0}),
         ("epochs: 2", "--steps 5", {"steps": 5, "epochs": None}),
         ("tied: true", "--no-tied", {"tied": False}),

@@ -164,13 +164,16 @@ CASES = {
     "DeepSpeed stage against the flag": deepspeed_case(
         {"zero_optimization": {"stage": 2}}, "stage is 2", "--zero is 3", argv="--zero 3"
     ),
-    "DeepSpeed micro-batch against the flag": deepspeed_case(
-        {"train_micro_batch_size_per_gpu": 4},
-        *("is 4", "--micro-batch makes it 8", '"auto"'),
-        argv="--zero 2",
+    "DeepSpeed values against the flags": deepspeed_case(
+        {"train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": True}, "pipeline": {"stages": 2}},
+        *("is 4, but --micro-batch is 8", "fp16.enabled is true, but --precision is bf16"),
+        "pipeline",
+        argv="--zero 2 --micro-batch 8 --precision bf16",
     ),
-    "DeepSpeed fp16": deepspeed_case(
-        {"fp16": {"enabled": True}}, "fp16.enabled", "--precision", argv="--zero 2"
+    "DeepSpeed fp16 on a CPU": case(
+        "--deepspeed ds.json --zero 2",
+        *("--precision fp16", "GPUs only"),
+        ds_json='{"fp16": {"enabled": true}}',
     ),
     "DeepSpeed file without a stage": deepspeed_case(
         {}, "says no zero_optimization.stage", "give --zero"

@@ -1,4 +1,4 @@
-"""DeepSpeed files: our own, those people keep, and those that contradict the flags.
+"""Our own DeepSpeed files: plain, complete, and working with and without shardscale.
 
 Runs that only have to work are forked off one process that has imported everything once; one of
 our own files goes through the real torchrun.
@@ -15,7 +15,6 @@ import pytest
 
 from launcher.arguments import parse_run_config
 from launcher.config import RunConfig, ShardingChoice
-from launcher.errors import UserError
 from launcher.resolve import Resolved, resolve
 from launcher.strategies.deepspeed_config import build_config
 
@@ -31,8 +30,6 @@ EXPECTED = {
     "zero3_offload_optimizer": (3, "cpu", "none"),
     "zero3_offload": (3, "cpu", "cpu"),
 }
-# In the style of what the documentation of those projects shows.
-THEIRS = sorted((Path(__file__).parent / "deepspeed_files").glob("*.json"))
 
 TINY = [
     *("--data", "text.txt", "--tokenizer", "byte", "--vocab-size", "257"),
@@ -87,7 +84,8 @@ os._exit(0)
 
 
 def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
-    config = RunConfig().replace(deepspeed=path, **changes)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in changes.items()]
+    config = parse_run_config([f"--deepspeed={path}", *flags], world_size=world_size)
     return resolve(config, world_size=world_size, device_type="cpu")
 
 
@@ -121,7 +119,6 @@ def last_loss(run: Path) -> float:
 
 def test_there_is_a_file_for_each_choice() -> None:
     assert {path.stem for path in OURS} == set(EXPECTED)
-    assert len(THEIRS) == 4
 
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
@@ -140,7 +137,9 @@ def test_our_files_are_plain_and_complete(path: Path) -> None:
         deepspeed=path,
     )
     ours = handed_over(path, 2)["zero_optimization"]
-    assert {key: ours[key] for key in content["zero_optimization"]} == content["zero_optimization"]
+    said = {k: v for k, v in content["zero_optimization"].items() if not isinstance(v, dict)}
+    said.pop("stage3_gather_16bit_weights_on_model_save", None)  # checkpoints are our own
+    assert {key: ours[key] for key in said} == said
 
 
 def test_our_files_work_with_plain_deepspeed() -> None:
@@ -162,9 +161,9 @@ def test_our_files_work_with_plain_deepspeed() -> None:
         assert losses[2] < losses[1] < losses[0]
 
 
-def test_our_files_and_theirs_train_alike(text: Path) -> None:
+def test_our_files_train_alike(text: Path) -> None:
     ours = [path for path in OURS if path.stem in ("zero0", "zero2", "zero3_offload_optimizer")]
-    files = {path.stem: path for path in [*ours, *THEIRS]}
+    files = {path.stem: path for path in ours}
     runs = [
         [*TINY, "--deepspeed", str(path), "--out", str(text / f"run-{name}")]
         for name, path in files.items()
@@ -197,105 +196,3 @@ def test_our_file_through_torchrun(text: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads((text / "run/status.json").read_text())["state"] == "completed"
     assert last_loss(text / "run") < 6.0
-
-
-@pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
-def test_no_auto_reaches_deepspeed(path: Path) -> None:
-    content = json.loads(path.read_text())
-    found = handed_over(path)
-    assert not has_auto(found)
-    assert not {"optimizer", "scheduler", "fp16", "train_batch_size"} & set(found)
-    assert found["train_micro_batch_size_per_gpu"] == 8
-    kept = {key: value for key, value in content["zero_optimization"].items() if value != "auto"}
-    assert {key: found["zero_optimization"][key] for key in kept} == kept
-
-
-@pytest.mark.parametrize("section", [{}, {"stage": "auto"}, {"reduce_bucket_size": 1000}])
-def test_a_file_without_a_stage_leaves_it_to_the_flag(
-    section: dict[str, Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"zero_optimization": section}))
-    flags = ["--deepspeed", str(path)]
-    with pytest.raises(UserError, match="give --zero too"):
-        resolve(parse_run_config(flags), world_size=2, device_type="cpu")
-    flags += ["--zero", "2", "--offload-optimizer", "cpu"]
-    resolved = resolve(parse_run_config(flags), world_size=2, device_type="cpu")
-    assert resolved.config.sharding.zero == 2
-    assert resolved.config.sharding.offload_optimizer == "cpu"
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_auto_follows_the_flags(stage: int, precision: str, tmp_path: Path) -> None:
-    (theirs,) = (path for path in THEIRS if path.stem == "transformers_zero3")
-    path = tmp_path / "ds.json"
-    content = json.loads(theirs.read_text()) | {"zero_optimization": {"stage": stage}}
-    path.write_text(json.dumps(content))
-    found = handed_over(path, 2, micro_batch=3, global_batch=24, clip=0.5, precision=precision)
-    assert found["train_micro_batch_size_per_gpu"] == 3
-    assert found["gradient_accumulation_steps"] == 4
-    assert found["gradient_clipping"] == 0.5
-    assert ("bf16" in found) is (precision == "bf16")
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ({"train_micro_batch_size_per_gpu": 4}, ("is 4", "--micro-batch makes it 8")),
-        ({"train_batch_size": 64}, ("is 64", "--global-batch makes it 16")),
-        ({"gradient_accumulation_steps": 2}, ("is 2", "--global-batch makes it 1")),
-        ({"gradient_clipping": 0.5}, ("is 0.5", "--clip makes it 1.0")),
-        ({"bf16": {"enabled": True}}, ("bf16.enabled is True", "--precision makes it False")),
-        ({"fp16": {"enabled": True}}, ("fp16.enabled is True", "--precision makes it False")),
-        ({"amp": {"enabled": True}}, ("amp.enabled is True", "--precision makes it False")),
-        (
-            {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-            ("torch_autocast.enabled is True", "--precision makes it False"),
-        ),
-        (
-            {"data_types": {"grad_accum_dtype": "bf16"}},
-            ("data_types.grad_accum_dtype is 'bf16'", "--grad-accum-dtype makes it 'fp32'"),
-        ),
-        ({"optimizer": {"params": {"lr": 0.5}}}, ("lr is 0.5", "--lr makes it 0.001")),
-        (
-            {"optimizer": {"params": {"betas": [0.9, 0.999]}}},
-            ("betas is [0.9, 0.999]", "--betas makes it [0.9, 0.95]"),
-        ),
-        ({"optimizer": {"params": {"eps": 1}}}, ("eps is 1", "--eps makes it 1e-08")),
-        (
-            {"optimizer": {"params": {"weight_decay": 0.0}}},
-            ("weight_decay is 0.0", "--weight-decay makes it 0.1"),
-        ),
-        ({"optimizer": {"type": "Lamb"}}, ("'Lamb'", "'adamw'", '"auto"')),
-        (
-            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}}},
-            ("warmup_num_steps is 9", "--warmup-steps", '"auto"'),
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_the_flags_own_is_refused_by_name(
-    content: dict[str, Any], says: tuple[str, ...], tmp_path: Path
-) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, **content}))
-    with pytest.raises(UserError) as caught:
-        resolved(path, 2)
-    assert [word for word in (str(path), *says) if word not in str(caught.value)] == []
-
-
-def test_the_same_value_is_no_conflict(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    content = {
-        "train_batch_size": 32,
-        "gradient_accumulation_steps": 2,
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": None},
-        "optimizer": {"type": "adamw", "params": {"lr": 0.5}},
-        "zero_optimization": {"stage": 2},
-    }
-    path.write_text(json.dumps(content))
-    found = handed_over(path, 2, global_batch=32, lr=0.5, precision="bf16")
-    assert found["bf16"] == {"enabled": True, "check_grad_overflow": True}
-    assert found["data_types"] == {"grad_accum_dtype": "fp32"}

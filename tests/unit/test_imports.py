@@ -101,7 +101,7 @@ def layer(module: str) -> int:
 def test_there_is_something_to_check() -> None:
     assert {"launcher.train", "launcher.strategies.zero", "launcher.model.gpt"} <= set(MODULES)
     assert "launcher.preflight" in IMPORTS["launcher.train"]
-    assert "launcher.strategies.deepspeed_config" in IMPORTS["launcher.resolve"]
+    assert "launcher.strategies.compiled" in IMPORTS["launcher.resolve"]
     assert sum(map(len, IMPORTS.values())) > 50
 
 
