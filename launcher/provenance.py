@@ -54,6 +54,8 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     if saved is None:
         return
     changed = [n for n in CHANGES_THE_FUNCTION if _function(saved, n) != _function(model, n)]
+    if saved.context < model.context:  # what it computes up to there is the same
+        changed.remove("context")
     if changed:
         there, here = (
             " ".join(_as_flag(name, _function(one, name)) for name in changed)
@@ -90,6 +92,9 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     saved, model = checkpoint.extra, saved_model(checkpoint.extra)
     found = []
     if model is not None:
+        if model.context < resolved.model.context:
+            new = f"positions from {model.context} on are new"
+            found.append(f"{_change('context', model.context, resolved.model.context)} ({new})")
         pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in SAID_OF_THE_MODEL)
         # Before 0.2 a checkpoint did not say what the automatic choice of a kernel was.
         found += [_change(*p) for p in pairs if p[1] != p[2] and p[:2] != ("attention", "auto")]

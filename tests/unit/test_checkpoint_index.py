@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
-from launcher.checkpoint.index import _digest
+from launcher.checkpoint.document import digest
 from launcher.model.gpt import GPT
 from launcher.optim import build_optimizer
 from launcher.preflight import prepare
@@ -80,7 +80,7 @@ def content_of(checkpoint: Path) -> Any:
 
 def write(checkpoint: Path, content: Any) -> None:
     document = {"format": "shardscale-checkpoint", "version": 1, "content": content}
-    document["sha256"] = _digest(content)
+    document["sha256"] = digest(content)
     (checkpoint / INDEX).write_text(json.dumps(document))
 
 
