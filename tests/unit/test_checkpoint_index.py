@@ -266,6 +266,16 @@ def test_names_that_cannot_be_shown(saved: Path) -> None:
         assert refusal(saved) is not None
 
 
+def test_every_field_is_looked_at_before_anything_is_made(saved: Path, tmp_path: Path) -> None:
+    content = content_of(saved)
+    for name in content:
+        write(saved, with_change(content, (name,), lambda o, k: o.update({k: None})))
+        flags = [*FLAGS, f"--resume={saved.parents[1]}", f"--out={tmp_path / 'out'}"]
+        with pytest.raises(DamagedCheckpoint, match=f"index.json says {name} is None"):
+            prepare(flags, world_size=1, ranks_per_node=1)
+        assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("resume", ["checkpoint", "run"])
 def test_the_command_refuses_before_it_makes_anything(
     saved: Path, tmp_path: Path, resume: str

@@ -237,5 +237,16 @@ def test_other_data_and_changed_data_are_said(run: Path, text: Path, tmp_path: P
         text.write_text(before)
 
 
+def test_a_damaged_tokenizer_of_an_old_run_is_unknown(
+    run: Path, text: Path, tmp_path: Path
+) -> None:
+    source = old(run, tmp_path)
+    (source / "tokenizer.json").write_text("{")
+    other = tmp_path / "bpe.json"
+    train_bpe(["nothing"], 257).save(other)
+    now = prepared(text, "--vocab-size=257", f"--tokenizer={other}", f"--resume={source}")
+    assert said(source, now) == [f"tokenizer byte -> {other}"]
+
+
 def test_what_is_shown_of_a_checkpoint_cannot_hurt_a_terminal() -> None:
     assert _change("data", "a\x1b[2J\nb", None) == r"data 'a\x1b[2J\nb' -> not given"
