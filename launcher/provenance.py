@@ -54,6 +54,8 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     if saved is None:
         return
     changed = [n for n in CHANGES_THE_FUNCTION if _function(saved, n) != _function(model, n)]
+    if saved.context < model.context:  # what it computes up to there is the same
+        changed.remove("context")
     if changed:
         there, here = (
             " ".join(_as_flag(name, _function(one, name)) for name in changed)
@@ -71,12 +73,12 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
     Raises:
         UserError: they mean something else.
     """
-    own = checkpoint.path.absolute().parent.parent / TOKENIZER_FILE
-    saved = _tokenizer_of(checkpoint, own)
+    saved = _tokenizer_of(checkpoint)
     if saved is None or corpus.tokenizer_path is None:
         return
     if saved != tokenizer_fingerprint(corpus.tokenizer_path):
         there = _shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
+        own = _own_tokenizer(checkpoint)
         fix = own if own.exists() else f"FILE with the {TOKENIZER_FILE} of the run that saved it"
         what = "trained on this run's data" if choice == "bpe" else "which has other token ids"
         raise UserError(
@@ -90,6 +92,9 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     saved, model = checkpoint.extra, saved_model(checkpoint.extra)
     found = []
     if model is not None:
+        if model.context < resolved.model.context:
+            new = f"positions from {model.context} on are new"
+            found.append(f"{_change('context', model.context, resolved.model.context)} ({new})")
         pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in SAID_OF_THE_MODEL)
         # Before 0.2 a checkpoint did not say what the automatic choice of a kernel was.
         found += [_change(*p) for p in pairs if p[1] != p[2] and p[:2] != ("attention", "auto")]
@@ -98,9 +103,10 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     # What an older version does not name was then what it is by default now.
     before = RunConfig().flat() | _plain(saved.get("config", {}))
     after = _plain(resolved.config.flat())
+    unknown = corpus.tokenizer_path is None or _tokenizer_of(checkpoint) is None
     found += [
         _change(name, before.get(name), after.get(name))
-        for name in SAID_OF_THE_RUN
+        for name in (*SAID_OF_THE_RUN, *(("tokenizer",) if unknown else ()))
         if before.get(name) != after.get(name)
     ]
     tokens = saved.get("corpus", corpus.fingerprint)
@@ -119,10 +125,19 @@ def _as_flag(name: str, value: Any) -> str:
     return f"{flag(name)} {value}"
 
 
-def _tokenizer_of(checkpoint: Checkpoint, own: Path) -> str | None:
-    """Before 0.2 only the run's own copy tells."""
-    saved = checkpoint.extra.get("tokenizer")
-    return tokenizer_fingerprint(own) if saved is None and own.is_file() else saved
+def _tokenizer_of(checkpoint: Checkpoint) -> str | None:
+    """Before 0.2 only the run's own copy tells; a tokenizer without a file has no fingerprint."""
+    saved, own = checkpoint.extra.get("tokenizer"), _own_tokenizer(checkpoint)
+    if saved is not None or not own.is_file():
+        return saved
+    try:
+        return tokenizer_fingerprint(own)
+    except Exception:  # what the library raises for a damaged file
+        return None
+
+
+def _own_tokenizer(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path.absolute().parent.parent / TOKENIZER_FILE
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from launcher.checkpoint.document import damaged
 from launcher.checkpoint.index import (
     CHUNK_ELEMENTS,
     ELEMENT_BYTES,
     Checkpoint,
     Range,
     RankFile,
-    damaged,
 )
 from launcher.strategies.flat_shards import Shard
 

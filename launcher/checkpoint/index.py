@@ -1,17 +1,23 @@
 """`index.json`: what a checkpoint holds and where, in plain JSON that is checked before use."""
 
 import dataclasses
-import hashlib
 import json
 import reprlib
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from annotated_types import Interval, Len, MinLen, Predicate
 
+from launcher.checkpoint.document import (
+    INDEX_NAME,
+    damaged,
+    file_size_bytes,
+    read_document,
+    write_document,
+)
+from launcher.checkpoint.document import DamagedCheckpoint as DamagedCheckpoint
 from launcher.checkpoint.extra import Extra, saved_model
 from launcher.checkpoint.rng import is_state
 from launcher.checkpoint.schema import Count, strictly
@@ -19,10 +25,7 @@ from launcher.checkpoint.whole import what_is_missing
 from launcher.errors import UserError
 from launcher.strategies.flat_shards import PARAM, element_count
 
-INDEX_NAME = "index.json"
-FORMAT, VERSION = "shardscale-checkpoint", 1
-_FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
-_LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
+_POSITIONS = "wpe.weight"
 ELEMENT_BYTES = 4  # everything is stored as fp32
 CHUNK_ELEMENTS = 2**20
 """Elements under one checksum, which is also the largest piece in memory at once: 4 MiB."""
@@ -31,10 +34,6 @@ Name = Annotated[str, Len(1, 255), Predicate(str.isprintable)]  # fits into a se
 Positive = Annotated[int, Interval(ge=1, le=2**53)]
 Checksum = Annotated[int, Interval(ge=0, lt=2**32)]
 Shape = tuple[Positive, ...]
-
-
-class DamagedCheckpoint(UserError):
-    """A checkpoint is not what was written; another one may be taken instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +97,7 @@ class Checkpoint(Contents):
             UserError: written in another version of the format.
         """
         try:
-            contents = strictly(Contents, _read_content(path))
+            contents = strictly(Contents, read_document(path))
         except ValueError as error:
             raise damaged(path, INDEX_NAME, str(error)) from None
         checkpoint = cls(
@@ -115,14 +114,7 @@ class Checkpoint(Contents):
         """Write `index.json` into the folder."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Contents)}
         content = json.loads(json.dumps(fields, default=dataclasses.asdict))
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "sha256": _digest(content),
-            "content": content,
-        }
-        with (self.path / INDEX_NAME).open("x", encoding="utf-8") as file:
-            json.dump(document, file)
+        write_document(self.path, content)
 
     @property
     def size_bytes(self) -> int:
@@ -206,7 +198,7 @@ class Checkpoint(Contents):
         for file in self.files:
             if Path(file.name).name != file.name:
                 raise damaged(self.path, INDEX_NAME, f"names a file elsewhere, {file.name!r}")
-            size_bytes = _file_size_bytes(self.path, file.name)
+            size_bytes = file_size_bytes(self.path, file.name)
             if size_bytes != file.size_bytes:
                 raise damaged(
                     self.path,
@@ -225,12 +217,17 @@ class Checkpoint(Contents):
     ) -> None:
         """The state that is to be filled has the same parameters and optimizer states.
 
+        There may be more positions than were saved; those keep what they begin with.
+
         Raises:
             UserError: it is another model or another optimizer.
         """
         for name in sorted({*shapes, *self.shapes}):
             here, there = shapes.get(name), self.shapes.get(name)
-            if here != there:
+            longer = (
+                name == _POSITIONS and here and there and (here[1:] == there[1:] and here > there)
+            )
+            if here != there and not longer:
                 raise UserError(
                     f"checkpoint {self.path}: {name} is {_shape(there)} there and {_shape(here)} "
                     "in this run's model; give the same model flags as for the run that saved it"
@@ -240,62 +237,6 @@ class Checkpoint(Contents):
                 f"checkpoint {self.path}: holds optimizer states {_states(self.kinds)} and this "
                 f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved it"
             )
-
-
-def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
-    """The one sentence that names checkpoint, file and fault, and says what to do."""
-    if not path.exists():
-        return DamagedCheckpoint(
-            f"checkpoint {path} is not there: never saved, or removed since, as a run with --keep "
-            "does with older ones; take another checkpoint"
-        )
-    return DamagedCheckpoint(
-        f"checkpoint {path} is damaged: {file} {what}; resume from another checkpoint"
-    )
-
-
-def _read_content(path: Path) -> str:
-    """The content of the index as JSON, after its checksum was compared."""
-    if _file_size_bytes(path, INDEX_NAME) > _LARGEST_INDEX_BYTES:
-        raise damaged(path, INDEX_NAME, f"is larger than {_LARGEST_INDEX_BYTES:,} bytes")
-    try:
-        document = json.loads((path / INDEX_NAME).read_bytes())
-    except OSError as error:
-        raise damaged(path, INDEX_NAME, f"cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise damaged(path, INDEX_NAME, "is not valid JSON") from None
-    if not isinstance(document, dict) or document.get("format") not in _FORMATS:
-        raise damaged(path, INDEX_NAME, "is not the index of a shardscale checkpoint")
-    version = document.get("version")
-    if type(version) is not int:
-        raise damaged(path, INDEX_NAME, f"has no version, but {reprlib.repr(version)}")
-    if version != VERSION:
-        raise UserError(
-            f"checkpoint {path}: has format version {reprlib.repr(version)}, and this version "
-            f"of shardscale reads {VERSION}; use the one that wrote it"
-        )
-    try:
-        digest = _digest(document.get("content"))
-    except RecursionError:
-        raise damaged(path, INDEX_NAME, "is nested too deeply") from None
-    if document.get("sha256") != digest:
-        raise damaged(path, INDEX_NAME, "does not match its own checksum")
-    return json.dumps(document["content"])
-
-
-def _file_size_bytes(path: Path, name: str) -> int:
-    try:
-        found = (path / name).stat()
-    except OSError as error:
-        raise damaged(path, name, f"cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
-        raise damaged(path, name, "is not a file")
-    return found.st_size
-
-
-def _digest(content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from launcher.checkpoint.index import INDEX_NAME
+from launcher.checkpoint.document import INDEX_NAME
 from launcher.errors import UserError
 
 _NAME = re.compile(r"step-\d{8,}")

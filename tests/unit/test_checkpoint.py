@@ -334,3 +334,26 @@ def test_killed_while_saving(engine: NativeEngine, folder: Path, moment: str) ->
     # The next save clears away what was left.
     Checkpointer(folder).save(5, engine, {})
     assert not list(folder.glob(".*"))
+
+
+def test_a_longer_context_keeps_what_was_learnt(folder: Path) -> None:
+    """The further positions begin as in a fresh run, without moments; a shorter one is refused."""
+    short = new_engine(context=8)
+    train(short, 3)
+    Checkpointer(folder).save(3, short, {})
+    longer, untouched = new_engine(seed=9, context=12), new_engine(seed=9, context=12)
+    train(untouched, 0)
+    Checkpointer(folder).load("auto", longer)
+    before, after, fresh = values(short), values(longer), dict(untouched._module.named_parameters())
+    rows = after["wpe.weight:param"]
+    assert torch.equal(rows[:8], before["wpe.weight:param"])
+    assert torch.equal(rows[8:], fresh["wpe.weight"][8:])
+    for moment in ("exp_avg", "exp_avg_sq"):
+        rows = after[f"wpe.weight:{moment}"]
+        assert torch.equal(rows[:8], before[f"wpe.weight:{moment}"])
+        assert not rows[8:].any()
+    others = [key for key in before if not key.startswith("wpe")]
+    assert all(torch.equal(after[key], before[key]) for key in others)
+    Checkpointer(folder).save(4, longer, {})
+    with pytest.raises(UserError, match=r"wpe.weight is \[12, 16\] there and \[8, 16\] in this"):
+        Checkpointer(folder).load("auto", short)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpointer, DamagedCheckpoint
-from launcher.checkpoint.index import _digest
+from launcher.checkpoint.document import digest
 from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -60,7 +60,7 @@ def sign(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the index and give it the checksum of what it now says."""
     document = json.loads((path / INDEX).read_text())
     change(document["content"])
-    document["sha256"] = _digest(document["content"])
+    document["sha256"] = digest(document["content"])
     (path / INDEX).write_text(json.dumps(document))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
-from launcher.checkpoint.index import _digest
+from launcher.checkpoint.document import digest
 from launcher.model.gpt import GPT
 from launcher.optim import build_optimizer
 from launcher.preflight import prepare
@@ -80,7 +80,7 @@ def content_of(checkpoint: Path) -> Any:
 
 def write(checkpoint: Path, content: Any) -> None:
     document = {"format": "shardscale-checkpoint", "version": 1, "content": content}
-    document["sha256"] = _digest(content)
+    document["sha256"] = digest(content)
     (checkpoint / INDEX).write_text(json.dumps(document))
 
 
@@ -264,6 +264,16 @@ def test_names_that_cannot_be_shown(saved: Path) -> None:
         assert refusal(saved) is not None
         write(saved, with_change(content, (name,), lambda o, k: o.update({k: [1]})))
         assert refusal(saved) is not None
+
+
+def test_every_field_is_looked_at_before_anything_is_made(saved: Path, tmp_path: Path) -> None:
+    content = content_of(saved)
+    for name in content:
+        write(saved, with_change(content, (name,), lambda o, k: o.update({k: None})))
+        flags = [*FLAGS, f"--resume={saved.parents[1]}", f"--out={tmp_path / 'out'}"]
+        with pytest.raises(DamagedCheckpoint, match=f"index.json says {name} is None"):
+            prepare(flags, world_size=1, ranks_per_node=1)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("resume", ["checkpoint", "run"])

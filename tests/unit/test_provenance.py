@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint import Checkpoint, Checkpointer
-from launcher.checkpoint.index import _digest
+from launcher.checkpoint.document import digest
 from launcher.config import field_types
 from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
 from launcher.errors import UserError
@@ -106,7 +106,7 @@ def old(run: Path, folder: Path) -> Path:
     document = json.loads((path / "index.json").read_text())
     for name in ("model", "tokenizer", "corpus"):
         del document["content"]["extra"][name]
-    document["sha256"] = _digest(document["content"])
+    document["sha256"] = digest(document["content"])
     (path / "index.json").write_text(json.dumps(document))
     return folder / "old"
 
@@ -192,6 +192,10 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {
     "window": (["--window=4"], ["window not given -> 4"]),
     "kernel": (["--attention=eager"], ["attention sdpa -> eager"]),
     "backend": (["--sdpa-backend=math"], ["sdpa_backend auto -> math"]),
+    "context": (
+        ["--context=32", "--seq-len=16"],
+        ["context 16 -> 32 (positions from 16 on are new)"],
+    ),
     "length": (["--seq-len=8"], ["seq_len 16 -> 8"]),
     "schedule": (["--steps=20"], ["steps 9 -> 20"]),
     "precision": (["--precision=bf16"], ["precision fp32 -> bf16"]),
@@ -231,6 +235,17 @@ def test_other_data_and_changed_data_are_said(run: Path, text: Path, tmp_path: P
         assert said(run, now) == [f"the text of --data {text}"]
     finally:
         text.write_text(before)
+
+
+def test_a_damaged_tokenizer_of_an_old_run_is_unknown(
+    run: Path, text: Path, tmp_path: Path
+) -> None:
+    source = old(run, tmp_path)
+    (source / "tokenizer.json").write_text("{")
+    other = tmp_path / "bpe.json"
+    train_bpe(["nothing"], 257).save(other)
+    now = prepared(text, "--vocab-size=257", f"--tokenizer={other}", f"--resume={source}")
+    assert said(source, now) == [f"tokenizer byte -> {other}"]
 
 
 def test_what_is_shown_of_a_checkpoint_cannot_hurt_a_terminal() -> None:

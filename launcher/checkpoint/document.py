@@ -1,0 +1,90 @@
+"""The file `index.json` itself: name, version, checksum, and what is said when it is not what was
+written."""
+
+import hashlib
+import json
+import reprlib
+import stat
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UserError
+
+INDEX_NAME = "index.json"
+FORMAT, VERSION = "shardscale-checkpoint", 1
+_FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
+_LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint is not what was written; another one may be taken instead."""
+
+
+def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
+    """The one sentence that names checkpoint, file and fault, and says what to do."""
+    if not path.exists():
+        return DamagedCheckpoint(
+            f"checkpoint {path} is not there: never saved, or removed since, as a run with --keep "
+            "does with older ones; take another checkpoint"
+        )
+    return DamagedCheckpoint(
+        f"checkpoint {path} is damaged: {file} {what}; resume from another checkpoint"
+    )
+
+
+def read_document(path: Path) -> str:
+    """The content of the index as JSON, after its checksum was compared."""
+    if file_size_bytes(path, INDEX_NAME) > _LARGEST_INDEX_BYTES:
+        raise damaged(path, INDEX_NAME, f"is larger than {_LARGEST_INDEX_BYTES:,} bytes")
+    try:
+        document = json.loads((path / INDEX_NAME).read_bytes())
+    except OSError as error:
+        raise damaged(path, INDEX_NAME, f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise damaged(path, INDEX_NAME, "is not valid JSON") from None
+    if not isinstance(document, dict) or document.get("format") not in _FORMATS:
+        raise damaged(path, INDEX_NAME, "is not the index of a shardscale checkpoint")
+    version = document.get("version")
+    if type(version) is not int:
+        raise damaged(path, INDEX_NAME, f"has no version, but {reprlib.repr(version)}")
+    if version != VERSION:
+        raise UserError(
+            f"checkpoint {path}: has format version {reprlib.repr(version)}, and this version "
+            f"of shardscale reads {VERSION}; use the one that wrote it"
+        )
+    try:
+        matches = document.get("sha256") == digest(document.get("content"))
+    except RecursionError:
+        raise damaged(path, INDEX_NAME, "is nested too deeply") from None
+    if not matches:
+        raise damaged(path, INDEX_NAME, "does not match its own checksum")
+    return json.dumps(document["content"])
+
+
+def write_document(path: Path, content: Any) -> None:
+    """Write `index.json` into the folder `path`; `content` is plain JSON."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "sha256": digest(content),
+        "content": content,
+    }
+    with (path / INDEX_NAME).open("x", encoding="utf-8") as file:
+        json.dump(document, file)
+
+
+def file_size_bytes(path: Path, name: str) -> int:
+    """Of a checkpoint's file, which is a real one."""
+    try:
+        found = (path / name).stat()
+    except OSError as error:
+        raise damaged(path, name, f"cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+        raise damaged(path, name, "is not a file")
+    return found.st_size
+
+
+def digest(content: Any) -> str:
+    """The checksum of an index's content."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
