@@ -42,7 +42,7 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
         deepspeed = prepared.resolved.config.sharding.deepspeed
         if deepspeed is not None:
             # What config.yaml has no field for, such as bucket sizes, stands only there.
-            shutil.copyfile(deepspeed, path / "deepspeed.json")
+            _copy(deepspeed, folder.path / "deepspeed.json")
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
             shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
@@ -59,6 +59,12 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
             f"--out {folder.path}: cannot be written to ({error.strerror}): choose another place"
         )
     return None
+
+
+def _copy(file: Path, kept: Path) -> None:
+    """The run's own copy; a run that goes on may have been given just that."""
+    if not kept.exists() or not file.samefile(kept):
+        shutil.copyfile(file, kept)
 
 
 def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
