@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from launcher.errors import UserError
+from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most
 from launcher.flags import require_positive as _positive
 from launcher.model.config import ModelConfig, named
 from launcher.offload_choice import OffloadChoice
@@ -22,6 +23,8 @@ Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
 
 DEFAULT_STEPS = 300
+SHORTEST_TIMEOUT_S = 0.1
+MOST_OFTEN_S = 0.001
 
 
 class AutoMicroBatch(int):
@@ -115,7 +118,7 @@ class DataChoice:
     micro_batch x ranks does not cover is accumulated."""
 
     def __post_init__(self) -> None:
-        _positive(self, "micro_batch", "global_batch", "seq_len")
+        _positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +152,7 @@ class ShardingChoice:
     """A DeepSpeed JSON file; what shardscale owns in it must be "auto" or the same value."""
 
     def __post_init__(self) -> None:
-        _positive(self, "replicate", "bucket")
+        _positive(self, "replicate", "bucket", most=MOST_ITEMS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,9 +195,15 @@ class LoopChoice:
     """A step whose gradients are NaN or infinite is skipped; this many in a row end the run."""
 
     def __post_init__(self) -> None:
-        _positive(self, "steps", "epochs", "max_minutes", "eval_every")
-        _positive(self, "save_every", "save_minutes", "keep", "stop_after")
-        _positive(self, "collective_timeout_s", "max_skipped_steps")
+        _positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
+        _positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
+        _positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
+        _positive(self, "collective_timeout_s", most=YEAR_S)
+        if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
+            raise UserError(
+                f"--collective-timeout-s {self.collective_timeout_s} is shorter than a collective "
+                f"takes: give at least {SHORTEST_TIMEOUT_S}"
+            )
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
@@ -224,11 +233,15 @@ class MeasureChoice:
     the process on a CPU."""
 
     def __post_init__(self) -> None:
-        _positive(self, "log_every")
+        _positive(self, "log_every", most=MOST_STEPS)
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit, "--memory-limit")
-        if not 0 <= self.sample_every_s < math.inf:
-            raise UserError(f"--sample-every-s {self.sample_every_s} must be 0 or more")
+        if not (self.sample_every_s == 0 or MOST_OFTEN_S <= self.sample_every_s < math.inf):
+            raise UserError(
+                f"--sample-every-s {self.sample_every_s} must be {MOST_OFTEN_S} or more, or 0 for "
+                "no samples"
+            )
+        require_at_most(self, "sample_every_s", most=YEAR_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from launcher.arguments import parse_run_config
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
+from launcher.enough_memory import refuse_what_cannot_fit
 from launcher.errors import UserError
 from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
@@ -48,6 +49,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
+    refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if config.loop.compile:
         require_compilers(config.loop.device)
     origin = find_origin(config.loop, os.environ)

@@ -137,16 +137,28 @@ def check_run_folder(out: Path) -> None:
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )
-    parent = next(p for p in out.absolute().parents if p.exists())
+    try:
+        check_writable(out)
+    except UserError as error:
+        raise UserError(f"--out {error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Leaves nothing behind.
+
+    Raises:
+        UserError: nothing can be made in the nearest folder of `path` that exists.
+    """
+    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not parent.is_dir():
-        raise UserError(f"--out {out}: {parent} is a file, not a folder; choose another place")
+        raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
     try:
         # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-"):
-            pass
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder:
+            Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
     except OSError as error:
         raise UserError(
-            f"--out {out}: {parent} cannot be written to ({error.strerror}); choose another place"
+            f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
         ) from None
 
 

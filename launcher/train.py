@@ -41,7 +41,10 @@ with importing():
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
     argv = sys.argv[1:] if argv is None else argv
-    world_size, ranks_per_node = ranks_from_environment()
+    try:
+        world_size, ranks_per_node = ranks_from_environment()
+    except UserError as error:
+        refuse(error, by_all=True)  # nobody knows who is rank 0
     try:
         prepared = prepare(argv, world_size=world_size, ranks_per_node=ranks_per_node)
     except UserError as error:
@@ -51,11 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _begin_again(argv, prepared)
     if ended_out_of_memory(config.loop.out, os.environ):
         leave(ExitCode.OUT_OF_MEMORY, together=False)  # and would again
-    world = start(
-        config.loop.device,
-        timeout_s=config.loop.collective_timeout_s,
-        needs_group=config.sharding.strategy != "single",
-    )
+    try:
+        world = start(
+            config.loop.device,
+            timeout_s=config.loop.collective_timeout_s,
+            needs_group=config.sharding.strategy != "single",
+        )
+    except UserError as error:
+        refuse(error, by_all=True)
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)
         train(prepared, world, session)

@@ -12,6 +12,8 @@ import yaml
 from launcher.compare.report_find import FoundRun
 from launcher.compare.report_steps import STEP_PREFIX, StepSeries, read_steps
 from launcher.compare.report_timeline import Timeline, timeline
+from launcher.errors import one_line
+from launcher.measure.records import well_formed
 
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 
@@ -92,6 +94,29 @@ def load_run(name: str, found: FoundRun) -> Run:
     )
 
 
+def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
+    """In the place of a run whose files hold what no run writes."""
+    reason = f"its files are damaged ({type(error).__name__}: {one_line(str(error), 80)})"
+    nothing: dict[str, Any] = {}
+    return Run(
+        name=name,
+        path=found.path,
+        state="unknown",
+        phase=None,
+        reason=reason,
+        failed_rank=None,
+        config=nothing,
+        environment=nothing,
+        record=nothing,
+        summary=nothing,
+        steps=None,
+        ledgers=[],
+        phases=[],
+        timelines=[],
+        notes=[*found.notes, reason],
+    )
+
+
 def _ledgers(
     records: list[tuple[int, dict[str, Any]]], status: Mapping[str, Any]
 ) -> list[tuple[int, Mapping[str, Any]]]:
@@ -128,9 +153,9 @@ def _other_records(text: str, name: str, notes: list[str]) -> list[dict[str, Any
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+        if well_formed(record):
             records.append(record)
         else:
             damaged += 1
@@ -154,7 +179,7 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
     text = _text(file, notes)
     try:
         content = yaml.safe_load(text) if file.suffix == ".yaml" else json.loads(text)
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         content = None
     if not isinstance(content, dict):
         notes.append(f"{file.name}: damaged, left out")

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.measure.records import WARMUP_STEPS, StepRecord
+from launcher.flags import MOST_STEPS
+from launcher.measure.records import WARMUP_STEPS, StepRecord, well_formed
 
 Floats = NDArray[np.float64]
 
@@ -66,10 +67,14 @@ def read_steps(text: str) -> tuple[StepSeries | None, int]:
         The series, None when no step was finished; and how many step lines were unreadable.
     """
     matches = _STEP_LINE.findall(text)
-    columns = dict(zip(_IN_ORDER, map(_floats, zip(*matches, strict=True)), strict=False))
+    try:
+        columns = dict(zip(_IN_ORDER, map(_floats, zip(*matches, strict=True)), strict=False))
+        whole = bool(np.all(np.abs(columns.get("step", 0)) < MOST_STEPS))
+    except ValueError:  # a figure that is none
+        whole = False
     expected = text.count("\n" + STEP_PREFIX.decode()) + text.startswith(STEP_PREFIX.decode())
     damaged = 0
-    if len(matches) != expected:
+    if len(matches) != expected or not whole:
         columns, damaged = _through_json(text)
     if not columns or not len(columns["step"]):
         return None, damaged
@@ -95,10 +100,13 @@ def _through_json(text: str) -> tuple[dict[str, Floats], int]:
         if not line.startswith(STEP_PREFIX.decode()):
             continue
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if well_formed(row) and "step" in row:
+            rows.append(row)
+        else:
             damaged += 1
-    rows = [row for row in rows if isinstance(row.get("step"), int)]
     return {name: np.array([_number(row.get(name)) for row in rows]) for name in _KEPT}, damaged
 
 

@@ -5,9 +5,12 @@ could not be measured is `None`, never 0.
 """
 
 import dataclasses
+import functools
 import math
+import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
@@ -186,3 +189,36 @@ class Ledger(Record):
     device: LedgerLines
     host: LedgerLines
     disk: LedgerLines
+
+
+@functools.lru_cache
+def _types_of(kind: str) -> dict[str, Any]:
+    """Field name -> type of the record of that kind, or of the lines of a ledger."""
+    known = {each.kind: each for each in Record.__subclasses__()}
+    owner: Any = LedgerLines if kind == LedgerLines.__name__ else known.get(kind, Record)
+    hints = get_type_hints(owner)
+    return {each.name: hints[each.name] for each in dataclasses.fields(owner)}
+
+
+def well_formed(record: Any) -> bool:
+    """Whether what was read is one of these records, as far as it goes: fields may be missing."""
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        return False
+    return _all_fit(record, _types_of(record["kind"]))
+
+
+def _all_fit(values: Mapping[str, Any], types_of: Mapping[str, Any]) -> bool:
+    return all(_fits(values[name], kind) for name, kind in types_of.items() if name in values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
+    if value is None:
+        return types.NoneType in kinds or float in kinds  # which NaN is written as
+    kind: Any = kinds[0]
+    if kind is LedgerLines:
+        return isinstance(value, dict) and _all_fit(value, _types_of(kind.__name__))
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float)
+        return number and not isinstance(value, bool) and -(2**63) < value < 2**63
+    return isinstance(value, get_origin(kind) or kind)

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.config import RunConfig
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import flag, read_small_file
 from launcher.model.config import ModelConfig
 from launcher.offload_choice import OffloadChoice
 from launcher.sizes import parse_bytes
@@ -34,16 +34,10 @@ def read_file(path: Path) -> JsonObject:
         UserError: missing, not JSON, or not an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"--deepspeed {path}: there is no such file, check the path") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--deepspeed {path}: not UTF-8 text ({error}), save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(
-            f"--deepspeed {path}: cannot be read ({error.strerror}), give a JSON file"
-        ) from None
-    except json.JSONDecodeError as error:
+        content = json.loads(read_small_file(path, what="a JSON file"))
+    except UserError as error:
+        raise UserError(f"--deepspeed {error}") from None
+    except (ValueError, RecursionError) as error:  # or too many digits, or nested too deep
         raise UserError(f"--deepspeed {path}: not valid JSON, correct it: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"--deepspeed {path}: holds {content!r:.40}, but must be a JSON object")

@@ -26,6 +26,7 @@ LAYERS = (
         "launcher.startup",
     ),
     ("launcher.flags", "launcher.sizes"),
+    ("launcher.yaml_file",),
     ("launcher.offload_choice", "launcher.optim_choice"),
     ("launcher.config", "launcher.world"),
     (
@@ -38,8 +39,8 @@ LAYERS = (
         "launcher.strategies",
     ),
     ("launcher.evaluation", "launcher.plan", "launcher.resolve"),
-    ("launcher.origin", "launcher.saves"),
-    ("launcher.preflight",),
+    ("launcher.enough_memory", "launcher.origin", "launcher.saves"),
+    ("launcher.preflight", "launcher.torchrun_options"),
     ("launcher.measure.opening", "launcher.measure.session", "launcher.torchrun"),
     ("launcher.doctor", "launcher.exchange"),
     ("launcher.lifecycle",),
