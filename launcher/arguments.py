@@ -200,7 +200,7 @@ def _flag_of_entry(path: Path, key: str, value: Any, annotation: Any) -> list[st
     if _is_bool(annotation):
         return _bool_flag(flag(key), annotation, value=value)
     if _names_file(flag(key), annotation):
-        values = [_expanded(flag(key), annotation, value)]
+        values = [_expanded(f"--config {path}: {key}", annotation, value)]
     return [flag(key), *map(str, values)] if several else [f"{flag(key)}={value}"]
 
 

@@ -53,7 +53,8 @@ def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_nod
         _compare(parts, states + batch + bucket, device_bytes(), "a GPU")
     else:
         host += states + batch + bucket
-    _compare(parts, host, host_limit_bytes() // ranks_per_node, f"1/{ranks_per_node} of this host")
+    share = "this host" if ranks_per_node == 1 else f"1/{ranks_per_node} of this host"
+    _compare(parts, host, host_limit_bytes() // ranks_per_node, share)
 
 
 def state_bytes(resolved: Resolved, world_size: int) -> int:

@@ -20,6 +20,7 @@ MOST_STEPS = 10**9
 MOST_ITEMS = 2**31 - 1  # what 32 bits count
 MOST_NUMBER = 1e30  # fp32 ends at 3.4e38
 YEAR_S = 365 * 24 * 3600
+MOST_RANKS = 2**16  # on a node; and as many nodes
 MOST_FILE_BYTES = 2**18
 LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; of Linux' 4096, room for what a folder will hold
 
@@ -48,6 +49,16 @@ def require_at_most(section: Any, *names: str, most: float = MOST_NUMBER) -> Non
         if value is not None and value > most:
             shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
             raise UserError(f"{flag(name)} {value} must be at most {shown}")
+
+
+def require_range(name: str, value: float | None, least: float, most: float) -> None:
+    """The same for an option of a verb.
+
+    Raises:
+        UserError: outside.
+    """
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{name} {value} must be at least {least:,} and at most {most:,}")
 
 
 def is_number(text: str, kind: type[int] | type[float]) -> bool:

@@ -247,7 +247,7 @@ def _check_sharding(config: RunConfig, world_size: int) -> None:
                     f"{name} belongs to --strategy fsdp, not {strategy}: leave it out or use fsdp"
                 )
     if world_size % sharding.replicate:
-        fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        fitting = [n for n in range(1, min(world_size, 256) + 1) if world_size % n == 0]
         raise UserError(
             f"--replicate {sharding.replicate} does not divide {world_size} ranks: use one of "
             + ", ".join(map(str, fitting))

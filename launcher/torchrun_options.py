@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.flags import usable_path
+from launcher.flags import MOST_RANKS, usable_path
 from launcher.resolve import check_writable
 
-MOST_RANKS = 2**16  # on a node; and as many nodes
 LONGEST_INTERVAL_S = 3600
 
 

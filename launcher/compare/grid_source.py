@@ -90,6 +90,8 @@ def read_grid_file(name: str) -> Grid:
     for key, value in base.items():
         _check_axis(f"{said}: base", key, [value])
     for key, values in axes.items():
+        if not values:
+            raise UserError(f"{said}: grid: {key} has no values, so there is no cell: give one")
         _check_axis(f"{said}: grid", key, values)
     for row in rows:
         for key, value in row.items():
@@ -115,10 +117,11 @@ def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
     """Refuse a key or value that is wrong by itself, whatever it is combined with."""
     if key in OURS:
         raise UserError(f"{said}: {key} is not for a grid, each cell has its own run folder")
-    shown = [str(value) for value in values]
-    for value in shown:
-        if shown.count(value) > 1:
+    seen = set()
+    for value in map(str, values):
+        if value in seen:
             raise UserError(f"{said} {key}: {value} is given twice, leave one out")
+        seen.add(value)
     for value in values:
         try:
             _check_value(str(key), value)

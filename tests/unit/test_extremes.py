@@ -26,11 +26,15 @@ FORK_PER_CASE = f"""
 import json, os, resource, signal, sys, traceback
 import launcher.train
 
-launcher.train.start = lambda *_, **__: os._exit({ACCEPTED})
 for case in json.load(sys.stdin):
     if (child := os.fork()) == 0:
         signal.alarm({LIMIT_S})
         os.chdir(case["folder"])
+        os.environ.update(case["environment"])
+        if not case["environment"]:
+            launcher.train.start = lambda *_, **__: os._exit({ACCEPTED})
+        if case["gone"]:
+            os.rmdir(case["folder"])
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(case[name], os.O_WRONLY | os.O_CREAT), number)
         try:
@@ -138,21 +142,29 @@ def lay_out(folder: Path) -> None:
     os.mkfifo(folder / "pipe.txt")
 
 
-def outcome_of(folder: Path, argvs: list[list[str]], root: Path) -> list[tuple[int, str, str]]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDSCALE")}
+def outcome_of(
+    folder: Path,
+    argvs: list[list[str]],
+    root: Path,
+    environments: dict[int, dict[str, str]] | None = None,
+    gone: str = "",
+) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each; where there is an environment, up to what it says."""
     jobs = [
         {
             "argv": argv,
-            "folder": str(folder),
+            "folder": gone or str(folder),
             "stdout": str(root / f"{number}.out"),
             "stderr": str(root / f"{number}.err"),
+            "environment": (environments or {}).get(number, {}),
+            "gone": bool(gone),
         }
         for number, argv in enumerate(argvs)
     ]
     done = subprocess.run(
         [sys.executable, "-c", FORK_PER_CASE],
         input=json.dumps(jobs),
-        env={**environment, "SHARDSCALE_CACHE": str(root / "cache")},
+        env={**os.environ, "SHARDSCALE_CACHE": str(root / "cache")},
         capture_output=True,
         text=True,
         timeout=1200,
@@ -186,14 +198,125 @@ def test_every_flag_is_covered() -> None:
 def test_accepted_or_refused_in_one_sentence(
     case: Case, outcomes: dict[str, tuple[int, str, str]]
 ) -> None:
-    code, stdout, stderr = outcomes[str(case)]
+    check(*outcomes[str(case)])
+
+
+def check(code: int, stdout: str, stderr: str) -> str:
+    """The sentence, if it was refused."""
     assert code in (ACCEPTED, REFUSED), stderr[-2000:]
     assert stdout == ""
     sentences = [line for line in stderr.splitlines() if not line.startswith("data: ")]
     if code == ACCEPTED:
         assert sentences == []
-        return
+        return ""
     (sentence,) = sentences
     assert sentence.startswith("shardscale: ")
     assert len(sentence) < LONGEST_SENTENCE
     assert sentence.isprintable()
+    return sentence
+
+
+# Far too large, each by itself: the sentence names the value and what it would need.
+TOO_LARGE = {
+    "--steps": ("1000000001", "must be at most 1,000,000,000"),
+    "--micro-batch": ("1000000000", "its embeddings", "and this host has"),
+    "--global-batch": ("2147483640", "its tokens", "need at least"),
+    "--layers": ("100000 --d-model 4096 --heads 4", "the states of 20,1", "need at least"),
+    "--vocab-size": ("2147483647", "the states of", "need at least"),
+    "--context": ("2147483647 --seq-len 16", "the states of", "need at least"),
+    "--d-model": ("1000000", "the states of", "need at least 715266"),
+    "--d-ff": ("2147483647", "the states of", "need at least"),
+    "--bucket": ("2147483648 --zero 2", "must be at most 2,147,483,647"),
+    "--collective-timeout-s": ("1e300", "must be at most 31,536,000"),
+    "--sample-every-s": ("1e308", "must be at most 31,536,000"),
+    "--max-minutes": ("1e30", "must be at most 525,600"),
+    "--save-minutes": ("1e9", "must be at most 525,600"),
+    "--memory-limit": ("1", "give 1MiB or more"),
+}
+MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
+    *(({"WORLD_SIZE": bad}, "WORLD_SIZE=") for bad in ("0", "abc", "", "-1", "1.5", "\u0663")),
+    *(({"WORLD_SIZE": bad}, "WORLD_SIZE=") for bad in ("9" * 30, "9" * 5000)),
+    *(({"RANK": bad, "WORLD_SIZE": "2", **MEETING}, "RANK=") for bad in ("abc", "", "2", "-1")),
+    *(({"LOCAL_RANK": bad}, "LOCAL_RANK=") for bad in ("abc", "", "1", "-1")),
+    *(({"LOCAL_WORLD_SIZE": bad}, "LOCAL_WORLD_SIZE=") for bad in ("abc", "", "0", "2")),
+    *(({**MEETING, "MASTER_PORT": bad}, "MASTER_PORT=") for bad in ("abc", "", "99999", "-1")),
+    *(({"TORCHELASTIC_RESTART_COUNT": bad}, "RESTART_COUNT=") for bad in ("abc", "", "-1")),
+    ({"WORLD_SIZE": "2"}, "has no RANK"),
+    ({"WORLD_SIZE": "2", "RANK": "0"}, "has no MASTER_ADDR"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}, "has no MASTER_PORT"),
+]
+
+
+def test_what_could_never_be_is_refused_with_what_it_would_need(tmp_path: Path) -> None:
+    lay_out(tmp_path / "here")
+    base = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--data", "text.txt"]
+    argvs = []
+    for name, (value, *_) in TOO_LARGE.items():
+        kept = base[:4] + base[6:] if name == "--vocab-size" else base
+        argvs.append([*kept, f"{name}={value.split()[0]}", *value.split()[1:]])
+    for (name, (_, *says)), found in zip(
+        TOO_LARGE.items(), outcome_of(tmp_path / "here", argvs, tmp_path), strict=True
+    ):
+        sentence = check(*found)
+        assert f"{name} " in sentence
+        assert [words for words in says if words not in sentence] == [], sentence
+
+
+def test_what_the_environment_says_of_ranks_is_checked(tmp_path: Path) -> None:
+    lay_out(tmp_path / "here")
+    environments = {number: each for number, (each, _) in enumerate(ENVIRONMENTS)}
+    found = outcome_of(tmp_path / "here", [BASE] * len(ENVIRONMENTS), tmp_path, environments)
+    for (_, says), outcome in zip(ENVIRONMENTS, found, strict=True):
+        assert says in check(*outcome)
+
+
+def test_places_where_nothing_can_be_made(tmp_path: Path) -> None:
+    lay_out(tmp_path / "here")
+    cases = {
+        "--resume auto --out file": "is not a folder",
+        "--resume auto --out file/x": "is a file, not a folder",
+        "--resume auto --out dangling": "already exists",
+        "--out /proc/x/y": "/proc cannot be written to",
+        "--out pipe": "already exists",
+        "--resume pipe": "pipe",
+        "--resume empty": "empty",
+        "--deepspeed pipe": "is a pipe or a device",
+        "--deepspeed empty": "Is a directory",
+        "--tokenizer pipe": "no tokenizer",
+    }
+    argvs = [[*BASE, *options.split()] for options in cases]
+    found = outcome_of(tmp_path / "here", argvs, tmp_path)
+    for (options, says), outcome in zip(cases.items(), found, strict=True):
+        assert says in check(*outcome), options
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    lay_out(tmp_path / "here")
+    argv = [*BASE[:-2], "--out", "x"]
+    (outcome,) = outcome_of(tmp_path / "here", [argv], tmp_path, gone=str(tmp_path / "gone"))
+    assert "the working folder is gone" in check(*outcome)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--nproc 2 -m launcher.train --d-model 9223372036854775808", "more than any model has"),
+        ("--nproc 2 -m launcher.train --data pipe.txt --tokenizer byte --vocab-size 257", "a pipe"),
+        ("--nproc abc -m launcher.train", "--nproc abc"),
+    ],
+)
+def test_through_torchrun(options: str, says: str, tmp_path: Path) -> None:
+    lay_out(tmp_path / "here")
+    before = sorted(os.listdir(tmp_path / "here"))
+    done = subprocess.run(
+        [TORCHRUN, *options.split()],
+        cwd=tmp_path / "here",
+        env={**os.environ, "SHARDSCALE_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert says in check(done.returncode, done.stdout, done.stderr)
+    assert sorted(os.listdir(tmp_path / "here")) == before

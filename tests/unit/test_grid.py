@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from launcher.arguments import parse_run_config
+from launcher.compare import grid
 from launcher.compare.grid import Cell, cells_of, expand_strategy, flags_given, label
 from launcher.compare.grid_source import SHIPPED, Grid, flags_of, parse_axes, read_grid_file
 from launcher.errors import UserError
@@ -167,6 +168,8 @@ def test_a_config_file_is_a_base(tmp_path: Path) -> None:
         ("cells: [ddp]", "'ddp'"),
         ("- 1", "must hold lines of `key: value`"),
         ("grid: [", "not valid YAML"),
+        ("grid: {lr: []}", "lr has no values"),
+        ("grid: {lr: [1.0], lr: [2.0]}", "'lr' is given twice"),
     ],
 )
 def test_a_bad_grid_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -176,6 +179,19 @@ def test_a_bad_grid_file_is_refused(text: str, says: str, tmp_path: Path) -> Non
         read_grid_file(str(path))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_many_cells_are_counted_and_too_many_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "SILENT_CELLS", 2)
+    cells("seed=1,2,3", nproc=1)
+    assert capsys.readouterr().err == "sweep: checking 3 cells\n"
+    cells("seed=1,2", nproc=1)
+    assert capsys.readouterr().err == ""
+    many = Grid(axes={"seed": list(range(500)), "steps": list(range(1, 500))})
+    with pytest.raises(UserError, match="this grid has 249,500 cells, and there can be 100,000"):
+        cells_of(many, {}, nproc=1)
 
 
 def test_a_missing_grid_file_names_the_shipped_ones() -> None:
