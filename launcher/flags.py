@@ -57,8 +57,10 @@ def require_range(name: str, value: float | None, least: float, most: float) -> 
     Raises:
         UserError: outside.
     """
-    if value is not None and not least <= value <= most:
-        raise UserError(f"{name} {value} must be at least {least:,} and at most {most:,}")
+    if value is not None and not value >= least:
+        raise UserError(f"{name} {value} must be {least} or more")
+    if value is not None and value > most:
+        raise UserError(f"{name} {value} must be at most {most:,}")
 
 
 def is_number(text: str, kind: type[int] | type[float]) -> bool:
@@ -127,9 +129,7 @@ def read_small_file(path: Path, *, what: str) -> str:
 def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         if not is_number(text, kind):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} must be a {'whole ' if kind is int else ''}number"
-            )
+            raise ValueError(text)
         return kind(text)
 
     return read

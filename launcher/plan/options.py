@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.flags import OptionParser, require_range, split_options
+from launcher.flags import OptionParser, split_options
 from launcher.plan.hardware import GPUS
 from launcher.sizes import parse_bytes
 
@@ -56,9 +56,11 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UserError: an option's value is none.
     """
     options, training = split_options(_parser(), argv)
-    require_range("--gpus", options.gpus, 1, 2**20)
-    require_range("--gpus-per-node", options.gpus_per_node, 1, 2**20)
-    require_range("--price-per-gpu-hour", options.price_per_gpu_hour, 0, 1e9)
+    for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
+        if value is not None and not 1 <= value <= 2**20:
+            raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")
+    if options.price_per_gpu_hour is not None and not 0 <= options.price_per_gpu_hour < 1e9:
+        raise UserError(f"--price-per-gpu-hour {options.price_per_gpu_hour} must be 0 or more")
     if options.gpu is not None and options.profile is not None:
         raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
     if options.gpu_memory is not None:
