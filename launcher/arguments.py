@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-import yaml
 
 from launcher.config import AutoMicroBatch, RunConfig, field_types
 from launcher.errors import UserError
-from launcher.flags import fields_of, flag
+from launcher.flags import fields_of, flag, is_number, usable_path
 from launcher.startup import reader_may_leave
 from launcher.strategies import deepspeed_file
+from launcher.yaml_file import read_yaml
 
 # Values that contradict each other when one comes from the file and the other from a flag:
 # the flag's word is the newer one, so the file's is dropped.
@@ -100,7 +100,7 @@ def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
             raise UserError("--config needs a file name, for example --config run.yaml")
         if file is not None:
             raise UserError(f"--config is given twice, {file} and {value}: give one file")
-        file = Path(value)
+        file = _path_of("--config", value)
     return flags, file
 
 
@@ -137,6 +137,8 @@ def _checked_flags(tokens: Sequence[str]) -> list[str]:
             shown = " ".join(text or "''" for text in values)
             or_auto = ", or auto" if name == MICRO_BATCH else ""
             raise UserError(f"{name} {shown} must be {_expected(annotation)}{or_auto}")
+        if _names_file(name, annotation):
+            values = [_expanded(name, annotation, values[0])]
         checked += [name, *values] if len(values) > 1 else [f"{name}={values[0]}"]
     return checked
 
@@ -148,7 +150,7 @@ def _bool_flag(name: str, annotation: Any, *, value: bool) -> list[str]:
 
 
 def _is_value(token: str) -> bool:
-    return not token.startswith("-") or _is_number(token, float)
+    return not token.startswith("-") or is_number(token, float)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -164,7 +166,15 @@ def _flags_of_file(path: Path, replaced: set[str]) -> list[str]:
         replaced.update(SUPERSEDES.get(name, ()))
     annotations = field_types()
     tokens: list[str] = []
-    for key, value in _read_yaml(path).items():
+    try:
+        content = read_yaml(path)
+    except UserError as error:
+        raise UserError(f"--config {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"--config {path}: holds {content!r:.40}, but must hold lines of `key: value`"
+        )
+    for key, value in content.items():
         if key not in annotations:
             raise UserError(
                 f"--config {path}: unknown key {key!r}{_nearest(str(key), annotations)}"
@@ -172,29 +182,6 @@ def _flags_of_file(path: Path, replaced: set[str]) -> list[str]:
         if key not in replaced and value is not None:
             tokens += _flag_of_entry(path, key, value, annotations[key])
     return tokens
-
-
-def _read_yaml(path: Path) -> dict[Any, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"--config {path}: there is no such file, check the path") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--config {path}: not UTF-8 text ({error}), save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(
-            f"--config {path}: cannot be read ({error.strerror}), give a YAML file"
-        ) from None
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).replace('in "<unicode string>", ', "").split())
-        raise UserError(f"--config {path}: not valid YAML, correct it: {where}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(
-            f"--config {path}: holds {content!r:.40}, but must hold lines of `key: value`"
-        )
-    return content
 
 
 def _flag_of_entry(path: Path, key: str, value: Any, annotation: Any) -> list[str]:
@@ -216,6 +203,8 @@ def _flag_of_entry(path: Path, key: str, value: Any, annotation: Any) -> list[st
         raise UserError(f"--config {path}: {key} is {value!r}, but must be {expected}")
     if _is_bool(annotation):
         return _bool_flag(flag(key), annotation, value=value)
+    if _names_file(flag(key), annotation):
+        values = [_expanded(f"--config {path}: {key}", annotation, value)]
     return [flag(key), *map(str, values)] if several else [f"{flag(key)}={value}"]
 
 
@@ -235,6 +224,23 @@ def _word(annotation: Any) -> str | None:
 
 def _is_bool(annotation: Any) -> bool:
     return _plain(annotation) is bool
+
+
+def _names_file(name: str, annotation: Any) -> bool:
+    return _plain(annotation) is Path or name in ("--data", "--tokenizer")
+
+
+def _expanded(name: str, annotation: Any, text: str) -> str:
+    """A path, usable and with its `~` expanded; other text that may be one, as it is."""
+    path = _path_of(name, text.removeprefix("hf:"))
+    return str(path) if _plain(annotation) is Path else text
+
+
+def _path_of(name: str, text: str) -> Path:
+    try:
+        return usable_path(text)
+    except UserError as error:
+        raise UserError(f"{name} {error}") from None
 
 
 def _is_text(annotation: Any) -> bool:
@@ -273,15 +279,7 @@ def _fits(text: str, annotation: Any) -> bool:
         return text in ("True", "False")
     if _is_text(kind):
         return text != ""
-    return _is_number(text, int if kind is int else float)
-
-
-def _is_number(text: str, kind: type[int] | type[float]) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
+    return is_number(text, int if kind is int else float)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from launcher.errors import UserError
+from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most
 from launcher.flags import require_positive as _positive
 from launcher.model.config import ModelConfig, named
 from launcher.offload_choice import OffloadChoice
@@ -23,6 +24,8 @@ Offload = Literal["none", "cpu", "nvme"]
 BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
 
 DEFAULT_STEPS = 300
+SHORTEST_TIMEOUT_S = 0.1
+MOST_OFTEN_S = 0.001
 
 
 class AutoMicroBatch(int):
@@ -116,7 +119,7 @@ class DataChoice:
     micro_batch x ranks does not cover is accumulated."""
 
     def __post_init__(self) -> None:
-        _positive(self, "micro_batch", "global_batch", "seq_len")
+        _positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +153,7 @@ class ShardingChoice:
     """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
 
     def __post_init__(self) -> None:
-        _positive(self, "replicate", "bucket")
+        _positive(self, "replicate", "bucket", most=MOST_ITEMS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,9 +203,15 @@ class LoopChoice:
     whose loss is NaN or infinite, end the run."""
 
     def __post_init__(self) -> None:
-        _positive(self, "steps", "epochs", "max_minutes", "eval_every")
-        _positive(self, "save_every", "save_minutes", "keep", "stop_after")
-        _positive(self, "collective_timeout_s", "max_skipped_steps")
+        _positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
+        _positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
+        _positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
+        _positive(self, "collective_timeout_s", most=YEAR_S)
+        if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
+            raise UserError(
+                f"--collective-timeout-s {self.collective_timeout_s} is shorter than a collective "
+                f"takes: give at least {SHORTEST_TIMEOUT_S}"
+            )
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
@@ -239,11 +248,15 @@ class MeasureChoice:
     the process on a CPU."""
 
     def __post_init__(self) -> None:
-        _positive(self, "log_every")
+        _positive(self, "log_every", most=MOST_STEPS)
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit, "--memory-limit")
-        if not 0 <= self.sample_every_s < math.inf:
-            raise UserError(f"--sample-every-s {self.sample_every_s} must be 0 or more")
+        if not (self.sample_every_s == 0 or MOST_OFTEN_S <= self.sample_every_s < math.inf):
+            raise UserError(
+                f"--sample-every-s {self.sample_every_s} must be {MOST_OFTEN_S} or more, or 0 for "
+                "no samples"
+            )
+        require_at_most(self, "sample_every_s", most=YEAR_S)
         unknown = [name for name in self.boards if name not in BOARD_NAMES]
         if unknown:
             raise UserError(

@@ -14,7 +14,41 @@ class ExitCode(enum.IntEnum):
 
 
 class UserError(Exception):
-    """Bad input. The message is one sentence that names the value and the fix."""
+    """Bad input. The message is one sentence that names the value and the fix.
+
+    Whatever was put into it, it comes out as one line of bounded length: values that people give
+    can be megabytes long and hold characters that a terminal obeys.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+MOST_CHARACTERS = 280
+"""Of a sentence: with what is put before it, it stays below 300."""
+_LONGEST_WORD = 40
+"""What words are shortened to, the longest first, in a sentence that would be longer."""
+
+
+def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+    """`text` with control characters escaped, and shortened in the middle to `most` characters."""
+    if len(text) > 20 * most:
+        text = text[: 10 * most] + text[-10 * most :]
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    words = text.split(" ")
+    while (over := len(text) - most) > 0:
+        longest = max(range(len(words)), key=lambda number: len(words[number]))
+        size = len(words[longest])
+        if size <= _LONGEST_WORD:
+            return _without_middle(text, most)
+        words[longest] = _without_middle(words[longest], max(_LONGEST_WORD, size - over))
+        text = " ".join(words)
+    return text
+
+
+def _without_middle(text: str, most: int) -> str:
+    head = (most - 3) * 2 // 3
+    return f"{text[:head]}...{text[head + 3 - most :]}"
 
 
 class Failure(Exception):

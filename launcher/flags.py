@@ -2,7 +2,10 @@
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.errors import UserError
@@ -13,14 +16,23 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+MOST_STEPS = 10**9
+MOST_ITEMS = 2**31 - 1  # what 32 bits count
+MOST_NUMBER = 1e30  # fp32 ends at 3.4e38
+YEAR_S = 365 * 24 * 3600
+MOST_RANKS = 2**16  # on a node; and as many nodes
+MOST_FILE_BYTES = 2**18
+LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; of Linux' 4096, room for what a folder will hold
+
+
 def fields_of(tokens: Iterable[str]) -> set[str]:
     """The fields that flags set: `--lr=1 --no-tied` -> lr, tied (and no_tied, which is none)."""
     names = {t.partition("=")[0][2:].replace("-", "_") for t in tokens if t.startswith("--")}
     return names | {name.removeprefix("no_") for name in names}
 
 
-def require_positive(section: Any, *names: str) -> None:
-    """Refuse fields that are 0, negative or infinite; `None` means not given.
+def require_positive(section: Any, *names: str, most: float = MOST_NUMBER) -> None:
+    """Refuse fields that are not above 0 and at most `most`; `None` means not given.
 
     Raises:
         UserError: naming the first of them.
@@ -29,10 +41,114 @@ def require_positive(section: Any, *names: str) -> None:
         value = getattr(section, name)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{flag(name)} {value} must be more than 0")
+        require_at_most(section, name, most=most)
+
+
+def require_at_most(section: Any, *names: str, most: float = MOST_NUMBER) -> None:
+    """Refuse fields that are beyond any use.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value > most:
+            shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+            raise UserError(f"{flag(name)} {value} must be at most {shown}")
+
+
+def require_range(name: str, value: float | None, least: float, most: float) -> None:
+    """The same for an option of a verb.
+
+    Raises:
+        UserError: outside.
+    """
+    if value is not None and not value >= least:
+        raise UserError(f"{name} {value} must be {least} or more")
+    if value is not None and value > most:
+        raise UserError(f"{name} {value} must be at most {most:,}")
+
+
+def is_number(text: str, kind: type[int] | type[float]) -> bool:
+    """Whether `text` is a number in the digits 0 to 9."""
+    try:
+        kind(text)  # refuses more digits than Python reads in good time
+    except ValueError:
+        return False
+    return text.isascii()
+
+
+def usable_path(text: str) -> Path:
+    """`text` as a path, a `~` expanded; nothing need be there.
+
+    Raises:
+        UserError: no path, or one that cannot be looked at: too long, a loop of links, closed.
+    """
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise UserError(f"{text!r} holds a control character: choose another name")
+    try:
+        path = Path(text).expanduser()
+        whole = os.fsencode(path.absolute())
+    except RuntimeError:
+        raise UserError(f"{text}: there is no such user, write the path out") from None
+    except FileNotFoundError:
+        raise UserError(
+            f"{text}: the working folder is gone, go to one that is there or write the whole path"
+        ) from None
+    longest = max(map(len, whole.split(b"/")))
+    if len(whole) > LONGEST_PATH or longest > LONGEST_NAME:
+        raise UserError(
+            f"{text} is too long, {len(whole)} bytes with a name of {longest}: there can be "
+            f"{LONGEST_PATH} in all and {LONGEST_NAME} in a name"
+        )
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # who needs it says so
+    except OSError as error:
+        raise UserError(f"{text}: {error.strerror}, give another path") from None
+    return path
+
+
+def read_small_file(path: Path, *, what: str) -> str:
+    """The text of a file that a person has written.
+
+    Raises:
+        UserError: nothing that can be read at once and whole.
+    """
+    try:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file, check the path")
+        if path.is_dir():
+            raise UserError(f"{path}: Is a directory, give {what}")
+        if not path.is_file():  # a pipe would be waited for, and could be read only once
+            raise UserError(f"{path}: is a pipe or a device, give {what}")
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise UserError(f"{path}: is larger than {MOST_FILE_BYTES:,} bytes, give {what}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error}), save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
+
+
+def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not is_number(text, kind):
+            raise ValueError(text)
+        return kind(text)
+
+    return read
 
 
 class OptionParser(argparse.ArgumentParser):
-    """argparse, with one sentence instead of a usage text."""
+    """argparse, with one sentence instead of a usage text, and values read as flags' are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for kind in (int, float):
+            self.register("type", kind, _typed(kind))
+        self.register("type", Path, lambda text: Path(text) if text == "-" else usable_path(text))
 
     def error(self, message: str) -> NoReturn:
         """Refuse.

@@ -65,9 +65,9 @@ class Ending:
             self.session.request_stop()
 
 
-def refuse(error: UserError) -> NoReturn:
-    """Print the sentence once (on rank 0) and end with exit code 2."""
-    if os.environ.get("RANK", "0") == "0":
+def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
+    """Print the sentence once (on rank 0; `by_all`: on each) and end with exit code 2."""
+    if by_all or os.environ.get("RANK", "0") == "0":
         print(f"shardscale: {error}", file=sys.stderr)
     leave(ExitCode.REFUSED, together=False)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from launcher.flags import flag, require_positive
 from launcher.sizes import parse_bytes
 
+MOST_REQUESTS = 4096
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadChoice:
@@ -29,6 +31,6 @@ class OffloadChoice:
     takes 11 buffers instead of 4."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "nvme_queue_depth", "nvme_threads")
+        require_positive(self, "nvme_queue_depth", "nvme_threads", most=MOST_REQUESTS)
         for name in ("nvme_buffer", "nvme_block"):
             parse_bytes(getattr(self, name), flag(name))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import UserError
-from launcher.flags import flag, require_positive
+from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
@@ -54,6 +54,8 @@ class OptimChoice:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise UserError(f"{flag(name)} {value} must be 0 or more")
+        require_at_most(self, "weight_decay", "clip")
+        require_at_most(self, "warmup_steps", most=MOST_STEPS)
         if not 0 <= self.min_lr_ratio <= 1:
             raise UserError(f"--min-lr-ratio {self.min_lr_ratio} must be between 0 and 1")
         for beta in self.betas:

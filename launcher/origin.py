@@ -16,6 +16,7 @@ from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config import LoopChoice
 from launcher.errors import ExitCode, UserError
 from launcher.measure.folder_lock import FolderLock
+from launcher.world import number_of
 
 AUTO = Path("auto")
 
@@ -56,7 +57,7 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
 
 def restarts(environment: Mapping[str, str]) -> int:
     """How often torchrun has restarted these ranks."""
-    return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
 
 
 def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> bool:
@@ -78,6 +79,8 @@ def _first_source(out: Path) -> Path | None:
 
 
 def _check_run(out: Path) -> None:
+    if not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder, so no run can go on in it")
     contents = [path for path in out.iterdir() if not path.name.startswith(".")]
     if contents and not (out / "config.yaml").exists():
         raise UserError(f"--out {out}: is not a run folder, so no run can go on in it")

@@ -19,6 +19,7 @@ from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.data import Corpus, open_corpus
+from launcher.enough_memory import refuse_what_cannot_fit
 from launcher.errors import UserError
 from launcher.measure.boards import require_boards
 from launcher.model.gpt import GPT
@@ -52,6 +53,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
+    refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if config.loop.compile:
         require_compilers(config.loop.device)
     require_boards(config.measure.boards)

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.enough_memory import TooLarge
 from launcher.errors import ExitCode, UserError
 from launcher.measure.limit import is_out_of_memory
 from launcher.measure.session import Session
@@ -24,8 +25,8 @@ STEPS = 2  # the optimizer's states are born in the first, and stay in the secon
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
     folder, *flags = sys.argv[1:] if argv is None else argv
-    world_size, ranks_per_node = ranks_from_environment()
     try:
+        world_size, ranks_per_node = ranks_from_environment()
         prepared = short(
             prepare(flags, world_size=world_size, ranks_per_node=ranks_per_node), Path(folder)
         )
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         with Session(prepared, world) as session:
             take_steps(prepared, world, session)
+    except TooLarge:
+        leave(ExitCode.OUT_OF_MEMORY, together=False)
     except UserError as error:
         print(error, file=sys.stderr)
         leave(ExitCode.REFUSED, together=False)

@@ -132,16 +132,28 @@ def check_run_folder(out: Path) -> None:
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )
-    parent = next(p for p in out.absolute().parents if p.exists())
+    try:
+        check_writable(out)
+    except UserError as error:
+        raise UserError(f"--out {error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Leaves nothing behind.
+
+    Raises:
+        UserError: nothing can be made in the nearest folder of `path` that exists.
+    """
+    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     if not parent.is_dir():
-        raise UserError(f"--out {out}: {parent} is a file, not a folder; choose another place")
+        raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
     try:
         # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-"):
-            pass
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder:
+            Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
     except OSError as error:
         raise UserError(
-            f"--out {out}: {parent} cannot be written to ({error.strerror}); choose another place"
+            f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
         ) from None
 
 
@@ -201,7 +213,7 @@ def _check_sharding(config: RunConfig, world_size: int) -> None:
                     f"{name} belongs to --strategy fsdp, not {strategy}: leave it out or use fsdp"
                 )
     if world_size % sharding.replicate:
-        fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
+        fitting = [n for n in range(1, min(world_size, 256) + 1) if world_size % n == 0]
         raise UserError(
             f"--replicate {sharding.replicate} does not divide {world_size} ranks: use one of "
             + ", ".join(map(str, fitting))

@@ -4,7 +4,8 @@ import re
 
 from launcher.errors import UserError
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
+MOST_BYTES = 2**60  # more than any machine has
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -15,12 +16,12 @@ def parse_bytes(text: str, flag: str) -> int:
     Raises:
         UserError: not a size, or not more than nothing.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r" *([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*) *", text)
     unit = UNITS.get(match[2].upper()) if match else None
-    size = int(float(match[1]) * unit) if match and unit else 0
-    if size <= 0:
+    size = float(match[1]) * unit if match and unit else 0
+    if not 1 <= size < MOST_BYTES:
         raise UserError(f"{flag} {text!r} is not a size: write for example 24GiB or 512MiB")
-    return size
+    return int(size)
 
 
 def gib(size_bytes: int | None) -> str:

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     own, program, program_args = split_command(sys.argv[1:] if argv is None else argv)
     if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
         own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
-    args = run.parse_args([*own, *program])
+    ours = program[-1:] == [OUR_MODULE] and program[0] in ("-m", "--module")
+    args = (_read_options if ours else run.parse_args)([*own, *program])
     # Set here rather than parsed: torchrun refuses a program's flag that happens to be an
     # ambiguous prefix of its own (`--start`).
     args.training_script_args = program_args
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if ranks_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // ranks_per_node))
-    if args.module and args.training_script == OUR_MODULE:
+    if ours:
         sys.exit(_run_training(run, args, ranks_per_node))
     _run_anything(run, args)
 
@@ -68,6 +69,16 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]
         if not program[-1].startswith("-"):
             break
     return own, program, tokens
+
+
+def _read_options(argv: Sequence[str]) -> Any:
+    from launcher.torchrun_options import read_options
+
+    try:
+        return read_options(argv)
+    except UserError as error:
+        print(f"shardscale: {error}", file=sys.stderr)
+        sys.exit(ExitCode.REFUSED)
 
 
 def _run_anything(run: Any, args: Any) -> None:

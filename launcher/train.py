@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
     outlive_readers()
     argv = sys.argv[1:] if argv is None else argv
-    world_size, ranks_per_node = ranks_from_environment()
+    try:
+        world_size, ranks_per_node = ranks_from_environment()
+    except UserError as error:
+        refuse(error, by_all=True)  # nobody knows who is rank 0
     try:
         prepared = prepare(argv, world_size=world_size, ranks_per_node=ranks_per_node)
     except UserError as error:
@@ -59,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             needs_group=config.sharding.strategy != "single",
         )
     except UserError as error:
-        refuse(error)
+        refuse(error, by_all=True)
     with ending(world) as run_ending, Session(prepared, world) as session:
         run_ending.watches(session)
         train(prepared, world, session)

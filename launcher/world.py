@@ -1,11 +1,12 @@
 """Who this process is among the ranks, on which device, and how the group starts and ends."""
 
+import dataclasses
 import datetime
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import UserError
+from launcher.flags import is_number
 from launcher.meeting import stay_on_this_node, store_of_ranks
 from launcher.startup import importing
 
@@ -20,13 +22,19 @@ OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has sta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class World:
-    """One rank's place. `device` is where its model computes."""
+class Place:
+    """One process among the ranks."""
 
     rank: int
     local_rank: int
     size: int
     local_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World(Place):
+    """One rank's place. `device` is where its model computes."""
+
     device: torch.device
 
     @property
@@ -47,10 +55,44 @@ class World:
         return dist.is_initialized()
 
 
+def place_from_environment(environment: Mapping[str, str]) -> Place:
+    """As torchrun, or whoever starts ranks, has set it; the only process without.
+
+    Raises:
+        UserError: a variable that is no number, or contradicts another.
+    """
+    size = number_of(environment, "WORLD_SIZE", least=1, default=1)
+    rank = number_of(environment, "RANK", default=0, most=size - 1)
+    local_size = number_of(environment, "LOCAL_WORLD_SIZE", least=1, default=size, most=size)
+    local_rank = number_of(environment, "LOCAL_RANK", default=0, most=local_size - 1)
+    number_of(environment, "MASTER_PORT", default=0, most=2**16 - 1)
+    number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
+    return Place(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
+
+
 def ranks_from_environment() -> tuple[int, int]:
-    """(world size, ranks on this node) as torchrun set them; (1, 1) without torchrun."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    return size, int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    """(world size, ranks on this node), as `place_from_environment` has them."""
+    place = place_from_environment(os.environ)
+    return place.size, place.local_size
+
+
+def number_of(
+    environment: Mapping[str, str], name: str, *, default: int, least: int = 0, most: int = 2**31
+) -> int:
+    """A variable that holds a whole number.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    text = environment.get(name)
+    if text is None:
+        return default
+    if not is_number(text, int) or not least <= int(text) <= most:
+        raise UserError(
+            f"the environment has {name}={text!r}, but it must be a whole number from {least} to "
+            f"{most}: unset it, and start ranks with torchrun"
+        )
+    return int(text)
 
 
 def choose_device(wanted: str, ranks_per_node: int) -> str:
@@ -80,35 +122,45 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     `needs_group` starts one even for a single process, which FSDP and DeepSpeed require.
 
     Raises:
-        UserError: ranks that no torchrun has started, and no place for them to meet.
+        UserError: the environment does not say where ranks meet.
     """
-    size, local_size = ranks_from_environment()
-    rank = int(os.environ.get("RANK", "0"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    place = place_from_environment(os.environ)
+    if place.size > 1 or "RANK" in os.environ:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if not os.environ.get(name):
+                raise UserError(
+                    f"the environment has no {name}, but ranks of a world of {place.size}: start "
+                    "them with torchrun, or unset WORLD_SIZE and RANK"
+                )
     device = torch.device(device_type)
     if device_type == "cuda":
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", place.local_rank)
         torch.cuda.set_device(device)
     # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
     with importing():
         importlib.import_module("torch._dynamo")
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
-    if size > 1 or needs_group:
+    if place.size > 1 or needs_group:
         timeout = datetime.timedelta(seconds=timeout_s)
-        if size == 1:  # DeepSpeed asks the environment, too
+        if place.size == 1:  # DeepSpeed asks the environment, too
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        if size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(size):
+        if place.size in (1, place.local_size):
             stay_on_this_node()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
-            store=store_of_ranks(rank, size, nodes=-(-size // local_size), timeout=timeout),
-            rank=rank,
-            world_size=size,
+            store=store_of_ranks(
+                place.rank,
+                place.size,
+                nodes=-(-place.size // place.local_size),
+                timeout=timeout,
+            ),
+            rank=place.rank,
+            world_size=place.size,
             timeout=timeout,
             device_id=device if device_type == "cuda" else None,
         )
-    return World(rank=rank, local_rank=local_rank, size=size, local_size=local_size, device=device)
+    return World(**dataclasses.asdict(place), device=device)
 
 
 _LAST_ACTS: list[Callable[[], None]] = []

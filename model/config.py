@@ -5,6 +5,7 @@ Imports no torch, so that a command line can validate a model and count its para
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,9 @@ Activation = Literal["gelu", "relu"]
 AttentionKind = Literal["auto", "eager", "sdpa", "flash", "flex"]
 SdpaBackend = Literal["auto", "flash", "cudnn", "efficient", "math"]
 ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
+
+MOST_LAYERS = 100_000
+MOST_PER_DIMENSION = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +83,8 @@ class ModelConfig:
                 f"loss_chunk {self.loss_chunk} is negative; use a number of tokens, "
                 "0 to turn chunking off, or leave it out for the automatic choice."
             )
+        if self.loss_chunk:
+            _require_positive("loss_chunk", self.loss_chunk)
         _require_one_of("activation", self.activation, Activation)
         _require_one_of("attention", self.attention, AttentionKind)
         _require_one_of("sdpa_backend", self.sdpa_backend, SdpaBackend)
@@ -129,6 +135,9 @@ class ModelConfig:
 def _require_positive(field: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{field} {value} is not positive; use 1 or more.")
+    most = MOST_LAYERS if field == "layers" else MOST_PER_DIMENSION
+    if value > most:
+        raise ValueError(f"{field} {value} is more than any model has; use at most {most:,}.")
 
 
 def _require_one_of(field: str, value: str, literal: Any) -> None:
@@ -139,8 +148,8 @@ def _require_one_of(field: str, value: str, literal: Any) -> None:
 
 def _nearest_divisors(number: int, target: int) -> str:
     """The divisors of `number` just below and just above `target`, as 'a or b'."""
-    most = max(target, 2**16)  # of a number without end nobody wants to see all
-    divisors = [n for n in range(1, min(number, most) + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    divisors = sorted({*small, *(number // n for n in small)})
     below = [n for n in divisors if n < target][-1:]
     above = [n for n in divisors if n > target][:1]
     return " or ".join(str(n) for n in below + above)

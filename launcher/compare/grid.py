@@ -1,11 +1,14 @@
 """The cells of a sweep: every combination of a grid's values, named, and checked in advance."""
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from launcher.arguments import SUPERSEDES, parse_run_config
 from launcher.compare.grid_source import OURS, Grid, Values, flags_of
@@ -24,6 +27,11 @@ ABBREVIATIONS = {
     **{"strategy": "", "precision": "", "model": "", "data": ""},
 }
 
+MOST_CELLS = 100_000
+SILENT_CELLS = 100
+SAY_EVERY_S = 10.0
+
+T = TypeVar("T")
 ChooseDevice = Callable[[str, int], str]
 
 
@@ -75,8 +83,14 @@ def cells_of(
     for key in sorted(varied & typed.keys()):
         raise UserError(f"{flag(key)} {typed[key]} is also set by the grid: leave one of them out")
     base = {**_without_superseded(grid.base, typed), **typed}
+    count = max(1, len(grid.rows)) * math.prod(map(len, grid.axes.values()))
+    if count > MOST_CELLS:
+        raise UserError(
+            f"this grid has {count:,} cells, and there can be {MOST_CELLS:,}: leave values out"
+        )
     cells = [
-        _cell(name, values, base, nproc, choose_device) for name, values in _combinations(grid)
+        _cell(name, values, base, nproc, choose_device)
+        for name, values in _told(_combinations(grid), count, "checking")
     ]
     runnable = [cell for cell in cells if cell.state is None]
     first = next((cell for cell in cells if cell.state == "refused"), None)
@@ -94,7 +108,7 @@ def open_corpora(cells: Sequence[Cell], *, nproc: int) -> list[Cell]:
         UserError: no cell can run.
     """
     checked = []
-    for cell in cells:
+    for cell in _told(cells, len(cells), "reading the data of"):
         if cell.state is None:
             try:
                 prepare(cell.command(), world_size=nproc, ranks_per_node=nproc)
@@ -105,6 +119,17 @@ def open_corpora(cells: Sequence[Cell], *, nproc: int) -> list[Cell]:
     if broken and all(cell.state for cell in checked):
         raise UserError(str(broken.reason))
     return checked
+
+
+def _told(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
+    """The items; where there are many, stderr says how far one is."""
+    said_s = -math.inf
+    for number, item in enumerate(items):
+        if count > SILENT_CELLS and time.monotonic() - said_s >= SAY_EVERY_S:
+            said_s = time.monotonic()
+            so_far = f", {number:,} done" if number else ""
+            print(f"sweep: {doing} {count:,} cells{so_far}", file=sys.stderr, flush=True)
+        yield item
 
 
 def not_default(config: RunConfig) -> Values:

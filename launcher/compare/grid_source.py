@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from launcher.arguments import parse_run_config
 from launcher.config import ModelChoice
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import flag, usable_path
+from launcher.yaml_file import read_yaml
 
 SHIPPED = Path(__file__).parent / "grids"
 STRATEGIES = (
@@ -68,7 +67,10 @@ def read_grid_file(name: str) -> Grid:
     Raises:
         UserError: no such file, not a grid, an unknown key or value.
     """
-    path = Path(name)
+    try:
+        path = usable_path(name)
+    except UserError as error:
+        raise UserError(f"--grid-file {error}") from None
     if not path.exists() and (SHIPPED / f"{path.stem}.yaml").exists() and path.parent == Path():
         path = SHIPPED / f"{path.stem}.yaml"
     said = f"--grid-file {name}"
@@ -88,6 +90,8 @@ def read_grid_file(name: str) -> Grid:
     for key, value in base.items():
         _check_axis(f"{said}: base", key, [value])
     for key, values in axes.items():
+        if not values:
+            raise UserError(f"{said}: grid: {key} has no values, so there is no cell: give one")
         _check_axis(f"{said}: grid", key, values)
     for row in rows:
         for key, value in row.items():
@@ -113,10 +117,11 @@ def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
     """Refuse a key or value that is wrong by itself, whatever it is combined with."""
     if key in OURS:
         raise UserError(f"{said}: {key} is not for a grid, each cell has its own run folder")
-    shown = [str(value) for value in values]
-    for value in shown:
-        if shown.count(value) > 1:
+    seen = set()
+    for value in map(str, values):
+        if value in seen:
             raise UserError(f"{said} {key}: {value} is given twice, leave one out")
+        seen.add(value)
     for value in values:
         try:
             _check_value(str(key), value)
@@ -138,16 +143,13 @@ def _check_value(key: str, value: Any) -> None:
 
 
 def _read_yaml(said: str, path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
-        raise UserError(f"{said}: there is no such file; shipped grids are {names}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{said}: cannot be read, give a YAML file ({error})") from None
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        raise UserError(f"{said}: not valid YAML, correct it: {where}") from None
+        raise UserError(f"{said}: there is no such file; shipped grids are {names}")
+    try:
+        return read_yaml(path)
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from None
 
 
 def _mapping(said: str, value: Any) -> Values:

@@ -16,7 +16,7 @@ from launcher.arguments import one_sentence
 from launcher.compare.page import report_page
 from launcher.compare.report_build import Report
 from launcher.compare.report_find import FoundRun, find_runs
-from launcher.compare.report_runs import Run, load_run
+from launcher.compare.report_runs import Run, load_run, unreadable_run
 from launcher.compare.report_text import csv_text, markdown_text, print_report, print_table
 from launcher.errors import ExitCode, UserError
 from launcher.orphans import die_with
@@ -116,13 +116,23 @@ def load_runs(found: dict[str, FoundRun]) -> list[Run]:
     """Read all runs, on every core where there are many."""
     workers = min(len(os.sched_getaffinity(0)), len(found) // RUNS_PER_WORKER)
     if workers < 2:
-        return [load_run(name, run) for name, run in found.items()]
+        return [_load(name, run) for name, run in found.items()]
     # Not fork: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
     ) as pool:
-        return list(pool.map(load_run, found, found.values(), chunksize=4))
+        return list(pool.map(_load, found, found.values(), chunksize=4))
+
+
+def _load(name: str, found: FoundRun) -> Run:
+    """One run; what cannot be shown alone must not keep the others from being shown."""
+    try:
+        run = load_run(name, found)
+        Report([run], reference=None, memory_budget_bytes=DEFAULT_BUDGET_BYTES)
+    except Exception as error:  # of any kind: the files can hold anything
+        return unreadable_run(name, found, error)
+    return run
 
 
 def _out_folder(options: ReportOptions) -> Path:

@@ -13,6 +13,7 @@ from launcher.compare.report_find import FoundRun
 from launcher.compare.report_records import fits, sound_fields, sound_record
 from launcher.compare.report_steps import STEP_PREFIX, StepSeries, read_steps
 from launcher.compare.report_timeline import Timeline, timeline
+from launcher.errors import one_line
 from launcher.measure.records import Ledger
 
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
@@ -102,6 +103,29 @@ def load_run(name: str, found: FoundRun) -> Run:
         phases=[(rank, r) for rank, r in records if r["kind"] == "phase"],
         timelines=_timelines(records),
         notes=notes,
+    )
+
+
+def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
+    """In the place of a run whose files hold what no run writes."""
+    reason = f"its files are damaged ({type(error).__name__}: {one_line(str(error), 80)})"
+    nothing: dict[str, Any] = {}
+    return Run(
+        name=name,
+        path=found.path,
+        state="unknown",
+        phase=None,
+        reason=reason,
+        failed_rank=None,
+        config=nothing,
+        environment=nothing,
+        record=nothing,
+        summary=nothing,
+        steps=None,
+        ledgers=[],
+        phases=[],
+        timelines=[],
+        notes=[*found.notes, reason],
     )
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from launcher.compare.grid_source import SHIPPED, Grid, Values, parse_axes, read_grid_file
 from launcher.errors import UserError
-from launcher.flags import OptionParser, split_options
+from launcher.flags import MOST_RANKS, YEAR_S, OptionParser, require_range, split_options
+
+SHORTEST_MINUTES = 0.001
 
 
 def _parser() -> OptionParser:
@@ -56,10 +58,8 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UserError: an option's value is none.
     """
     options, training = split_options(_parser(), argv)
-    if options.nproc is not None and options.nproc < 1:
-        raise UserError(f"--nproc {options.nproc} must be 1 or more")
-    if not options.timeout_minutes > 0:
-        raise UserError(f"--timeout-minutes {options.timeout_minutes} must be more than 0")
+    require_range("--nproc", options.nproc, 1, MOST_RANKS)
+    require_range("--timeout-minutes", options.timeout_minutes, SHORTEST_MINUTES, YEAR_S // 60)
     return options, training
 
 

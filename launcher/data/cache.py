@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,18 +58,18 @@ def build_once(
 def write_atomically(path: Path, text: str) -> None:
     """Writes `text` to `path`, making its folder; readers see the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.tmp-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(name, path)
+    written = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    written.write_text(text, encoding="utf-8")
+    written.replace(path)
 
 
 def _build(directory: Path, build: Callable[[Path, Report], None], display: Display) -> None:
     prefix = f"{directory.name}.tmp-"
     for leftover in directory.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(dir=directory.parent, prefix=prefix))
-    work.chmod(0o755)  # mkdtemp's 0700 would shut out the others who share a cache
+    # Not mkdtemp, whose 0700 would shut out the others who share a cache. The lock is held.
+    work = directory.with_name(f"{prefix}{os.getpid()}")
+    work.mkdir()
     shared = _progress_file(directory)
 
     def report(progress: Progress) -> None:

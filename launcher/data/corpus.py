@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from launcher.data.build import SPLITS, TOKENIZER_FILE, Meta, build_corpus, read_meta, token_file
 from launcher.data.cache import build_once, default_cache_dir
+from launcher.data.progress import Report
 from launcher.data.sources import resolve
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.errors import UserError
@@ -83,17 +83,23 @@ def open_corpus(
     """
     source = resolve(data)
     cache_dir = cache_dir or default_cache_dir()
-    # Before reading what may be a lot of text.
-    parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
-    parts.append(source.content_key(cache_dir / "hashes"))
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    def key_now() -> str:
+        parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
+        parts.append(source.content_key(cache_dir / "hashes"))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+    def build(path: Path, report: Report) -> None:
+        build_corpus(path, report, source=source, tokenizer=tokenizer, vocab_size=vocab_size)
+        if key_now() != key:  # or other tokens would be found under this key for ever
+            raise UserError(f"--data {data} has changed while it was read: start again")
+
+    key = key_now()
     directory = cache_dir / "corpora" / key
     build_once(
         directory,
         is_complete=lambda path: read_meta(path) is not None,
-        build=functools.partial(
-            build_corpus, source=source, tokenizer=tokenizer, vocab_size=vocab_size
-        ),
+        build=build,
         show_progress=show_progress,
     )
     meta = read_meta(directory)

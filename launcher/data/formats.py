@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from launcher.extras import how_to_install
 TEXT_FIELD = "text"
 
 _READ_CHARACTERS = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 28
+_MOST_LISTED = 5
 _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
 
@@ -45,7 +48,13 @@ def read_jsonl(path: Path) -> Iterator[str]:
         UserError: a line is not UTF-8, not JSON, or has no string field `text`.
     """
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
+        for number, raw in enumerate(lines, start=1):
+            if len(raw) == _LONGEST_LINE_BYTES:
+                raise UserError(
+                    f"{path} line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes: write one "
+                    "JSON object per line"
+                )
             line = raw.removeprefix(b"\xef\xbb\xbf").strip()
             if not line:
                 continue
@@ -57,6 +66,11 @@ def read_jsonl(path: Path) -> Iterator[str]:
                 raise UserError(
                     f"{path} line {number} is not JSON ({error.msg} at column {error.colno}): "
                     "a .jsonl file holds one JSON object per line"
+                ) from error
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{path} line {number} has a number of too many digits, or is nested too deep: "
+                    "correct or remove the line"
                 ) from error
             yield _without_lone_surrogates(_text_of(record, f"{path} line {number}"))
 
@@ -83,7 +97,7 @@ def read_parquet(path: Path) -> Iterator[str]:
             raise UserError(f"{path}: column {TEXT_FIELD!r} holds {kind}, it must hold strings")
         for batch in file.iter_batches(columns=[TEXT_FIELD]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path} cannot be read as parquet ({reason}): write or copy it again"
@@ -93,11 +107,18 @@ def read_parquet(path: Path) -> Iterator[str]:
 def check_columns(names: list[str], where: str) -> None:
     """Refuses a table without a column `text`, and says which columns it has."""
     if TEXT_FIELD not in names:
-        found = ", ".join(map(str, names)) or "none"
         raise UserError(
-            f"{where} has no column {TEXT_FIELD!r} (columns: {found}): "
+            f"{where} has no column {TEXT_FIELD!r} (columns: {_listed(names)}): "
             f"rename the one that holds the text to {TEXT_FIELD!r}"
         )
+
+
+def _listed(names: Iterable[object]) -> str:
+    """The first of them: a table can have thousands of columns."""
+    first = [f"{name!s:.24}" for name in islice(names, _MOST_LISTED + 1)]
+    if len(first) > _MOST_LISTED:
+        first[-1] = "..."
+    return ", ".join(first) or "none"
 
 
 def documents(texts: Iterator[str]) -> Iterator[str]:
@@ -142,7 +163,7 @@ def _text_of(record: Any, where: str) -> str:
         raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{TEXT_FIELD}": "..."}}')
     if TEXT_FIELD not in record:
         raise UserError(
-            f"{where} has no field {TEXT_FIELD!r} (fields: {', '.join(record) or 'none'}): "
+            f"{where} has no field {TEXT_FIELD!r} (fields: {_listed(record)}): "
             f"rename the one that holds the text to {TEXT_FIELD!r}"
         )
     text = record[TEXT_FIELD]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import stat
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -98,19 +99,19 @@ class Files:
     def content_key(self, memo_dir: Path) -> str:
         """Hash of the files; that of a long text is kept until a file's size or time changes."""
         stats = [_stat(path) for path in self.files]
-        if sum(stat.st_size for stat in stats) < _MEMO_BYTES:
+        if sum(info.st_size for info in stats) < _MEMO_BYTES:
             return hash_files(self.files)
         # Every rank of every run would read it all, only to find it unchanged.
         stamps = [
-            (str(path.absolute()), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-            for path, stat in zip(self.files, stats, strict=True)
+            (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ino)
+            for path, info in zip(self.files, stats, strict=True)
         ]
         memo = memo_dir / hashlib.sha256(repr(stamps).encode()).hexdigest()
         if memo.exists() and (key := memo.read_text()):
             return key
         key = hash_files(self.files)
         # A file written this very moment could change again under the same time stamp.
-        if max(stat.st_mtime for stat in stats) < time.time() - 60:
+        if max(info.st_mtime for info in stats) < time.time() - 60:
             write_atomically(memo, key)
         return key
 
@@ -172,8 +173,8 @@ def _load_dataset(label: str, name: str, config: str | None) -> Any:
             f"--data {label}: the Hugging Face Hub cannot be reached and {name!r} is not in its "
             "local cache: connect to the network, or give a local file or folder"
         ) from error
-    except (OSError, ValueError) as error:
-        # An unknown configuration is a ValueError that lists the known ones.
+    except Exception as error:
+        # Of many kinds: an unknown configuration, a loading script, files that cannot be parsed.
         reason = " ".join(str(error).split())
         raise UserError(f"--data {label} cannot be loaded: {reason}") from error
     return splits["train"] if "train" in splits else next(iter(splits.values()))
@@ -223,6 +224,8 @@ def hash_files(paths: list[Path] | tuple[Path, ...]) -> str:
     """SHA-256 over the content of the files, in order, and their suffixes (not their names)."""
     digest = hashlib.sha256()
     for path in paths:
+        if not stat.S_ISREG(_stat(path).st_mode):  # opening a pipe waits for its other end
+            raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
         try:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").digest()

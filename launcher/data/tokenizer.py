@@ -6,7 +6,8 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCABULARY = 257  # 256 bytes and the end-of-text token
 
+_HEARD_WITHIN_S = 0.2
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -54,7 +56,13 @@ class FastEncoder:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without special tokens."""
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"the tokenizer cannot encode this text ({error}): add the token it lacks, or give "
+                "bpe"
+            ) from error
         return [encoding.ids for encoding in encodings]
 
     def save(self, path: Path) -> None:
@@ -121,7 +129,7 @@ def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
     if tokenizer.startswith(HUB_PREFIX):
         return f"hf {hub_key(tokenizer.removeprefix(HUB_PREFIX))}"
     path = Path(tokenizer).expanduser()
-    if not path.is_file():
+    if not path.is_file():  # nor a pipe
         raise UserError(
             f"there is no tokenizer {tokenizer!r}: give bpe, byte, hf:NAME "
             "or the path of a tokenizer.json"
@@ -161,7 +169,7 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    _heard(lambda: tokenizer.train_from_iterator(texts, trainer))
     return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
 
 
@@ -187,6 +195,24 @@ def _without_defaults(value: Any) -> Any:
         for key, part in value.items()
         if part != "" and not any(part is nothing for nothing in off)
     }
+
+
+def _heard(train: Callable[[], None]) -> None:
+    """Run what takes minutes outside of Python, in a thread, so that this one hears signals."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            train()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)  # must not keep an ending process alive
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=_HEARD_WITHIN_S)
+    if failed:
+        raise failed[0]
 
 
 def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> None:
@@ -229,9 +255,12 @@ def _load_from_transformers(tokenizer: str) -> Encoder:
             f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
         ) from error
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(str(Path(name).expanduser()))
-    except (OSError, ValueError, ImportError) as error:
-        # The library says the same for a wrong name and for no network.
+        loaded: Any = AutoTokenizer.from_pretrained(
+            str(Path(name).expanduser()),
+            trust_remote_code=False,  # not asked on the terminal either
+        )
+    except Exception as error:
+        # Of many kinds, by what is wrong in which file; the same for a wrong name and no network.
         reason = " ".join(str(error).split())
         raise UserError(
             f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "

@@ -161,7 +161,7 @@ def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:
     if room.gpu is not None:
         return list(argv)
     less = HEADROOM_BYTES if asked.measure.memory_limit is not None else 0
-    return [*argv, f"--memory-limit={max(1, room.size_bytes - less)}"]
+    return [*argv, f"--memory-limit={max(MIB, room.size_bytes - less)}"]
 
 
 def _say(line: str) -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import ExitCode, UserError
-from launcher.flags import OptionParser
+from launcher.flags import MOST_RANKS, OptionParser, require_range
 from launcher.meeting import stay_on_this_node
 from launcher.model.config import ModelConfig, named
 from launcher.orphans import die_with
@@ -118,8 +118,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--model", default="gpt2", help="named size whose matmul shapes are used (gpt2)")
     add("--nproc", type=int, help="processes (one per GPU; on a CPU 2, or 1 on a single core)")
     options = parser.parse_args(argv)
-    if options.nproc is not None and options.nproc < 1:
-        raise UserError(f"--nproc {options.nproc} must be 1 or more")
+    require_range("--nproc", options.nproc, 1, MOST_RANKS)
     return options
 
 

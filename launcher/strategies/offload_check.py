@@ -99,6 +99,16 @@ def available_host_bytes() -> int:
     return available
 
 
+def host_limit_bytes() -> int:
+    """All that processes here could ever have: the host's or the control group's, and swap."""
+    memory = psutil.virtual_memory().total
+    for limit in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
+        words = _words(limit)
+        if words and words[0].isdecimal():
+            memory = min(memory, int(words[0]))
+    return memory + psutil.swap_memory().total
+
+
 def _words(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="ascii").split()

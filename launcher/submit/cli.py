@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.errors import ExitCode, UserError
-from launcher.flags import OptionParser
+from launcher.flags import MOST_RANKS, OptionParser, require_range
 from launcher.submit.job import Job
 from launcher.submit.training import OUTPUT, submit_training
 
@@ -57,10 +57,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
     options, more = _parser().parse_known_args(tokens[:end])
     if end == len(tokens):
         raise UserError("write -- before the flags of launcher.train: submit --nodes 2 -- --zero 3")
-    for name, least in (("nodes", 1), ("gpus_per_node", 0), ("ranks_per_node", 1)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value} must be {least} or more")
+    require_range("--nodes", options.nodes, 1, MOST_RANKS)
+    require_range("--gpus-per-node", options.gpus_per_node, 0, MOST_RANKS)
+    require_range("--ranks-per-node", options.ranks_per_node, 1, MOST_RANKS)
     if options.gpus_per_node and options.ranks_per_node:
         raise UserError(
             f"--ranks-per-node {options.ranks_per_node} is for jobs without GPUs: "

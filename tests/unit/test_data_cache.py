@@ -64,6 +64,49 @@ def book(folder: Path, paragraphs: int = 20_000) -> Path:
     return path
 
 
+def test_the_cache_obeys_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        open_corpus(
+            data=str(book(tmp_path, 1000)),
+            tokenizer="byte",
+            vocab_size=257,
+            seq_len=16,
+            cache_dir=tmp_path / "cache",
+            show_progress=False,
+        )
+    finally:
+        os.umask(before)
+    folders = [path for path in (tmp_path / "cache").rglob("*") if path.is_dir()]
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o775"}
+    files = [path for path in folders[-1].rglob("*") if path.is_file()]
+    assert files
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o664"}
+
+
+LONG_TRAINING = """
+import os, random, time
+from launcher.data.tokenizer import train_bpe
+words = ["".join(random.choices("abcdefghijklmnop", k=200)) for _ in range(20_000)]
+print("ready", flush=True)
+try:
+    train_bpe([" ".join(words)], 60_000)
+except KeyboardInterrupt:
+    print("heard", time.process_time() < 30, flush=True)  # all of it takes minutes
+    os._exit(7)
+"""
+
+
+def test_ctrl_c_is_heard_while_a_tokenizer_is_trained(tmp_path: Path) -> None:
+    process = start(LONG_TRAINING)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert (output, process.returncode) == ("heard True\n", 7), errors
+
+
 def test_four_processes_at_once_build_one_corpus(tmp_path: Path) -> None:
     path, cache = book(tmp_path), tmp_path / "cache"
     processes = [start(OPEN, path, cache, "400") for _ in range(4)]

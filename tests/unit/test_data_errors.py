@@ -1,6 +1,9 @@
 """Every mistake a user can make with data is one sentence that names the value and the fix."""
 
+import gzip
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models
 
-from launcher.data import open_corpus
+from launcher.data import build, open_corpus
 from launcher.errors import UserError
 from launcher.extras import how_to_install
 
@@ -189,3 +192,181 @@ def test_nothing_half_built_stays_after_a_refusal(tmp_path: Path, cache: Path) -
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
     refusal(tmp_path / "bad.jsonl")
     assert [path.suffix for path in (cache / "corpora").iterdir()] == [".lock"]
+
+
+HOSTILE_LINES = {
+    "nested": b'{"text": ' + b"[" * 100_000,
+    "digits": b'{"text": "a", "id": ' + b"9" * 5000 + b"}",
+    "20,000 keys": json.dumps({f"key{number}": 1 for number in range(20_000)}).encode(),
+    "a long key": json.dumps({"k" * 100_000: 1}).encode(),
+    "a long value": json.dumps({"text": list(range(20_000))}).encode(),
+    "not an object": json.dumps("x" * 100_000).encode(),
+    "control characters": b'{"a\\u001b[31m\\nb": 1}',
+    "NUL": b"\0",
+    "cut in a character": b'{"text": "\xf0\x9f"}',
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_LINES)
+def test_a_hostile_line_is_named_in_one_short_sentence(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"text": "first"}\n' + HOSTILE_LINES[kind] + b"\n")
+    message = refusal(path)
+    assert "records.jsonl line 2" in message
+    assert len(message) < 290
+    assert message.isprintable()
+
+
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"\ud83d half a pair, number {n}"}) for n in range(200)]
+    (tmp_path / "half.jsonl").write_text("\n".join(lines))
+    corpus = open_corpus(
+        data=str(tmp_path / "half.jsonl"),
+        tokenizer="byte",
+        vocab_size=257,
+        seq_len=16,
+        show_progress=False,
+    )
+    assert len(corpus.train.tokens) > 1000
+
+
+def hostile_file(folder: Path, kind: str) -> Path:
+    """What a folder of texts can hold beside texts."""
+    path = folder / "text.txt"
+    if kind == "gz":
+        path.write_bytes(gzip.compress(TEXT.encode()))
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "control characters":
+        path = folder / "a\x1b[31m\nb.txt"
+        path.write_bytes(b"\xff")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["gz", "pipe", "device", "socket", "loop", "control characters"])
+@pytest.mark.parametrize("inside", [True, False], ids=["in a folder", "alone"])
+def test_what_is_no_text_is_refused_and_not_waited_for(
+    kind: str, inside: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("f")  # short, for the socket
+    path = hostile_file(folder, kind)
+    message = refusal(folder if inside else path)
+    assert path.name[-4:] in message
+    assert message.isprintable()
+
+
+def test_folders_in_a_loop_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "again").symlink_to(tmp_path / "texts")
+    (tmp_path / "texts" / "book.txt").write_text(TEXT)
+    corpus = open_corpus(
+        data=str(tmp_path / "texts"),
+        tokenizer="byte",
+        vocab_size=257,
+        seq_len=16,
+        show_progress=False,
+    )
+    tokens = sum(len(s.tokens) for s in (corpus.train, corpus.validation, corpus.test))
+    assert len(TEXT) < tokens < 1.2 * len(TEXT)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({f"column{number}": ["a"] for number in range(5000)}),
+        pa.table([["a"], ["b"]], names=["text", "text"]),
+        pa.table({"text": [["a"]]}),
+        pa.table({"text": pa.array(["a"]).dictionary_encode()}),
+        pa.table({"text": pa.nulls(3)}),
+        pa.table({"text": pa.array([], pa.string())}),
+        pa.table({"a\x1b[31m\nb": ["a"]}),
+    ],
+    ids=["5,000 columns", "twice", "lists", "dictionary", "nulls", "no rows", "control characters"],
+)
+def test_odd_parquet(tmp_path: Path, table: pa.Table) -> None:
+    pq.write_table(table, tmp_path / "odd.parquet")
+    message = refusal(tmp_path / "odd.parquet")
+    assert "odd.parquet" in message
+    assert len(message) < 290
+    assert message.isprintable()
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    """A tokenizer.json with an end of text, in which some entries are something else."""
+    model = models.WordLevel({"a": 0, "<|endoftext|>": 1}, unk_token="[UNK]")
+    content = json.loads(Tokenizer(model).to_str())
+    for key, value in changes.items():
+        where = content["model"] if key in content["model"] else content
+        where[key] = value
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},  # [UNK] is not in the vocabulary
+        {"vocab": {"a": "b"}},
+        {"vocab": [1, 2]},
+        {"vocab": {"a": -1, "<|endoftext|>": 1}},
+        {"vocab": {"a": 2**32 - 1, "<|endoftext|>": 1}},
+        {"model": None},
+        {"type": "Banana"},
+        {"added_tokens": 3},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}}},
+        {"truncation": {"max_length": -1}},
+    ],
+    ids=str,
+)
+def test_a_tokenizer_file_of_wrong_types(
+    book: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    message = refusal(book, tokenizer=str(saved(tmp_path, **changes)))
+    assert "tokenizer" in message
+    assert len(message) < 290
+
+
+def test_remote_code_of_a_tokenizer_is_not_run(book: Path, tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    ran = tmp_path / "ran"
+    (tmp_path / "remote" / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Theirs: pass\n")
+    config = {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.Theirs", None]}}
+    (tmp_path / "remote" / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "remote" / "config.json").write_text(json.dumps({**config, "model_type": "theirs"}))
+    message = refusal(book, tokenizer=f"hf:{tmp_path / 'remote'}")
+    assert "remote cannot be loaded" in message
+    assert len(message) < 290
+    assert not ran.exists()
+
+
+def test_a_loading_script_of_a_dataset_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    (folder / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    message = refusal(f"hf:{folder}")
+    assert "scripted cannot be loaded" in message
+    assert len(message) < 290
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("times", ["while it is tokenised", "after it was hashed"])
+def test_text_that_changes_while_it_is_read_is_not_cached(
+    book: Path, cache: Path, times: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "_write_tokens" if times == "while it is tokenised" else "take_survey"
+    original = getattr(build, where)
+
+    def replaced_before(*args: object, **kwargs: object) -> object:
+        book.write_text(TEXT.replace("little", "nothing"))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(build, where, replaced_before)
+    assert "has changed while it was read" in refusal(book)
+    assert not list((cache / "corpora").glob("*/meta.json"))

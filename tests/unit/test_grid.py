@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 from launcher.arguments import parse_run_config
+from launcher.compare import grid
 from launcher.compare.grid import Cell, cells_of, expand_strategy, flags_given, label
 from launcher.compare.grid_source import SHIPPED, Grid, flags_of, parse_axes, read_grid_file
+from launcher.compare.sweep_options import parse_options
 from launcher.errors import UserError
 from launcher.resolve import resolve
 
@@ -167,6 +169,8 @@ def test_a_config_file_is_a_base(tmp_path: Path) -> None:
         ("cells: [ddp]", "'ddp'"),
         ("- 1", "must hold lines of `key: value`"),
         ("grid: [", "not valid YAML"),
+        ("grid: {lr: []}", "lr has no values"),
+        ("grid: {lr: [1.0], lr: [2.0]}", "'lr' is given twice"),
     ],
 )
 def test_a_bad_grid_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -176,6 +180,39 @@ def test_a_bad_grid_file_is_refused(text: str, says: str, tmp_path: Path) -> Non
         read_grid_file(str(path))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_many_cells_are_counted_and_too_many_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "SILENT_CELLS", 2)
+    cells("seed=1,2,3", nproc=1)
+    assert capsys.readouterr().err == "sweep: checking 3 cells\n"
+    cells("seed=1,2", nproc=1)
+    assert capsys.readouterr().err == ""
+    many = Grid(axes={"seed": list(range(500)), "steps": list(range(1, 500))})
+    with pytest.raises(UserError, match="this grid has 249,500 cells, and there can be 100,000"):
+        cells_of(many, {}, nproc=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--nproc=\u0663", "--nproc: invalid int value"),
+        ("--nproc=" + "9" * 5000, "--nproc: invalid int value"),
+        ("--nproc=9223372036854775808", "must be at most 65,536"),
+        ("--timeout-minutes=nan", "must be 0.001 or more"),
+        ("--timeout-minutes=1e400", "must be at most 525,600"),
+        ("--out=~nouser/x", "there is no such user"),
+        ("--out=" + "x" * 256, "is too long"),
+        ("--out=a\nb", "holds a control character"),
+    ],
+)
+def test_options_of_a_verb_are_read_as_flags_are(option: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_options([option])
+    assert says in str(refused.value)
+    assert len(str(refused.value)) < 290
 
 
 def test_a_missing_grid_file_names_the_shipped_ones() -> None:

@@ -28,6 +28,7 @@ LAYERS = (
         "launcher.startup",
     ),
     ("launcher.flags", "launcher.sizes"),
+    ("launcher.yaml_file",),
     (
         "launcher.meeting",
         "launcher.offload_choice",
@@ -47,8 +48,8 @@ LAYERS = (
     ),
     ("launcher.stopping",),
     ("launcher.evaluation", "launcher.plan", "launcher.resolve"),
-    ("launcher.origin", "launcher.provenance", "launcher.saves"),
-    ("launcher.preflight",),
+    ("launcher.enough_memory", "launcher.origin", "launcher.provenance", "launcher.saves"),
+    ("launcher.preflight", "launcher.torchrun_options"),
     ("launcher.measure.opening", "launcher.measure.session", "launcher.torchrun"),
     ("launcher.doctor", "launcher.exchange"),
     ("launcher.lifecycle",),

@@ -1,8 +1,11 @@
 """`report`: what it says about runs, finished or not, and that it says it everywhere."""
 
 import csv
+import itertools
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -371,3 +374,48 @@ def test_plots_are_written_for_papers(tmp_path: Path) -> None:
     assert main([str(tmp_path), "--png"]) == 0
     for name in ("throughput_memory", "ledger", "step_time", "loss"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+WRONG: tuple[Any, ...] = ("x", -1, 2**70, [1])
+
+
+def with_one_wrong_value(folder: Path) -> int:
+    """Runs of which each has one field of one file replaced; how many there are."""
+    whole = write_run(folder / "whole", losses=[5.0, 4.0, 3.0, 2.5])
+    count = 0
+    for file in ("rank0.jsonl", "status.json", "summary.json", "environment.json"):
+        lines = (whole / file).read_text().splitlines()
+        seen: set[str] = set()
+        for number, line in enumerate(lines):
+            record = json.loads(line)
+            if record.get("kind") in seen:
+                continue  # one record of each kind
+            seen.add(record.get("kind"))
+            for key, wrong in itertools.product(record, WRONG):
+                damaged = folder / f"damaged{count}"
+                shutil.copytree(whole, damaged)
+                changed = [*lines[:number], json.dumps(record | {key: wrong}), *lines[number + 1 :]]
+                (damaged / file).write_text("\n".join(changed) + "\n")
+                count += 1
+    texts = ("model: {a: 1}", "steps: x", "[1]", "zero: []", "a: *b")
+    for number, text in enumerate(texts, start=count):
+        shutil.copytree(whole, folder / f"damaged{number}")
+        (folder / f"damaged{number}" / "config.yaml").write_text(text)
+    return count + len(texts)
+
+
+def test_one_wrong_value_anywhere_breaks_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = with_one_wrong_value(tmp_path / "runs")
+    assert count > 200
+    # Not that many processes, where there are many cores.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "report")]) == 0
+    shown = json.loads((tmp_path / "report" / "report.json").read_text())["runs"]
+    assert len(shown) == count + 1
+    (whole,) = [row for row in shown if row["run"] == "whole"]
+    assert whole["notes"] == []
+    assert whole["steps"] == 4
+    noted = [row for row in shown if any("unreadable" in note for note in row["notes"])]
+    assert len(noted) > 100

@@ -1,5 +1,6 @@
 """Our torchrun: `--nproc`, and everything else as torch's own."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import UserError
 from launcher.torchrun import split_command
+from launcher.torchrun_options import read_options
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 
@@ -42,6 +45,70 @@ TORCHRUN = Path(sys.executable).parent / "torchrun"
 )
 def test_split_command(command: str, own: str, program: str, arguments: str) -> None:
     assert split_command(command.split()) == (own.split(), program.split(), arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--nproc-per-node=0", "--nproc 0 must be a number from 1"),
+        ("--nproc-per-node=-1", "--nproc -1 must be a number from 1"),
+        ("--nproc-per-node=abc", "--nproc abc: Unsupported nproc_per_node value"),
+        ("--nproc-per-node=gpu", "--nproc gpu: Cuda is not available"),
+        ("--nproc-per-node=" + "9" * 5000, "--nproc 999"),
+        ("--nnodes=0", "--nnodes 0 must be N or MIN:MAX"),
+        ("--nnodes=abc", "--nnodes abc must be N or MIN:MAX"),
+        ("--nnodes=2:1", "--nnodes 2:1 must be N or MIN:MAX"),
+        ("--nnodes=1:2:3", "--nnodes 1:2:3"),
+        ("--nnodes=٣", "--nnodes ٣"),
+        ("--standalone --nnodes=2", "--standalone is for one node"),
+        ("--node-rank=1", "--node-rank 1 must be below --nnodes 1"),
+        ("--node-rank=abc", "--node-rank: invalid int value: 'abc'"),
+        ("--max-restarts=-1", "--max-restarts -1 must be 0 or more"),
+        ("--max-restarts=abc", "--max-restarts: invalid int value: 'abc'"),
+        ("--monitor-interval=-1", "--monitor-interval -1.0 must be more than 0"),
+        ("--monitor-interval=nan", "--monitor-interval nan"),
+        ("--rdzv-backend=banana", "--rdzv-backend banana must be one of"),
+        ("--rdzv-endpoint=host:abc", "--rdzv-endpoint host:abc: The port number"),
+        ("--rdzv-conf=garbage", "torchrun: "),
+        ("--master-port=abc", "--master-port: invalid int value: 'abc'"),
+        ("--master-port=99999", "--master-port 99999 must be from 0 to 65535"),
+        ("--log-dir=/proc/x", "--log-dir /proc/x: /proc cannot be written to"),
+        ("--log-dir=/dev/null/x", "--log-dir /dev/null/x: /dev/null is a file"),
+        ("--log-dir=/dev/full", "--log-dir /dev/full: is a file"),
+        ("--log-dir=~nouser/x", "--log-dir ~nouser/x: there is no such user"),
+        ("--redirects=9", "torchrun: "),
+        ("--tee=banana", "torchrun: "),
+        ("--local-ranks-filter=a", "torchrun: --local_ranks_filter must be"),
+        ("--logs-specs=banana", "torchrun: "),
+        ("--start-method=banana", "--start-method: invalid choice: 'banana'"),
+        ("--numa-binding=banana", "--numa-binding: invalid choice: 'banana'"),
+        ("--signals-to-handle=banana", "--signals-to-handle banana must be"),
+        ("--nprocs-per-box=2", "unrecognized arguments: --nprocs-per-box"),
+        ("--role", "torchrun "),
+    ],
+)
+def test_a_bad_option_before_our_own_module_is_refused_in_one_sentence(
+    option: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(UserError) as caught:
+        print(read_options([*option.split(), "-m", "launcher.train"]))
+    sentence = str(caught.value)
+    assert says in sentence
+    assert len(sentence) < 290
+    assert "\n" not in sentence
+    assert os.listdir(tmp_path) == []
+
+
+def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    options = "--nnodes 1:4 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d"
+    options += f" --rdzv-endpoint [::1]:29500 --tee 3 --log-dir {tmp_path}/logs"
+    argv = [*options.split(), "-m", "launcher.train"]
+    run = importlib.import_module("torch.distributed.run")
+    assert read_options(argv) == run.parse_args(argv)
+    assert os.listdir(tmp_path) == []
 
 
 REPORT = """

@@ -1,0 +1,118 @@
+"""torchrun's own options for a training run, read by torch and refused as our own flags are."""
+
+import contextlib
+import copy
+import importlib
+import io
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from launcher.errors import UserError
+from launcher.flags import MOST_RANKS, usable_path
+from launcher.resolve import check_writable
+
+LONGEST_INTERVAL_S = 3600
+
+
+def read_options(argv: Sequence[str]) -> Any:
+    """What `torch.distributed.run` makes of `argv`.
+
+    Raises:
+        UserError: it would refuse a value, or fail with it once it has started.
+    """
+    run: Any = importlib.import_module("torch.distributed.run")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            args = run.parse_args(argv)
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise
+        reason = said.getvalue().strip().rpartition("error: ")[2].removeprefix("argument ")
+        reason = re.sub(r"/--\w+:", ":", reason)  # the same name with underscores
+        raise UserError(f"torchrun {reason}; see torchrun --help") from None
+    nproc = args.nproc_per_node
+    with _refusing(f"--nproc {nproc}"):
+        ranks = run.determine_local_world_size(nproc)
+    _require(1 <= ranks <= MOST_RANKS, f"--nproc {nproc}", f"a number from 1 to {MOST_RANKS}")
+    restarts, interval_s = args.max_restarts, args.monitor_interval
+    _require(restarts >= 0, f"--max-restarts {restarts}", "0 or more")
+    _require(
+        0 < interval_s <= LONGEST_INTERVAL_S,
+        f"--monitor-interval {interval_s}",
+        f"more than 0 seconds and at most {LONGEST_INTERVAL_S}",
+    )
+    for name in args.signals_to_handle.split(","):
+        _require(name in signal.Signals.__members__, f"--signals-to-handle {name}", "SIGTERM,...")
+    _check_meeting(args)
+    if args.log_dir is not None:
+        _check_logs(args.log_dir)
+    rest = copy.copy(args)
+    rest.log_dir = os.devnull  # or torch makes the folder
+    with _refusing("torchrun"), _without_warnings():
+        run.config_from_args(rest)
+    return args
+
+
+def _check_meeting(args: Any) -> None:
+    """How many nodes there are, and where they meet."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry, utils
+
+    match = re.fullmatch("([0-9]{1,5})(?::([0-9]{1,5}))?", args.nnodes)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    _require(1 <= fewest <= most, f"--nnodes {args.nnodes}", "N or MIN:MAX, from 1 on")
+    _require(0 <= args.node_rank < most, f"--node-rank {args.node_rank}", f"below --nnodes {most}")
+    if args.standalone and most > 1:
+        raise UserError(
+            f"--standalone is for one node, but --nnodes is {args.nnodes}: say where they meet, "
+            "with --rdzv-backend c10d and --rdzv-endpoint HOST:PORT"
+        )
+    known = list(rendezvous_handler_registry._registry)
+    _require(
+        args.rdzv_backend in known,
+        f"--rdzv-backend {args.rdzv_backend}",
+        "one of " + ", ".join(known),
+    )
+    port = args.master_port
+    _require(port is None or 0 <= port < 2**16, f"--master-port {port}", "from 0 to 65535")
+    with _refusing(f"--rdzv-endpoint {args.rdzv_endpoint}"):
+        utils.parse_rendezvous_endpoint(args.rdzv_endpoint, default_port=0)
+
+
+def _check_logs(folder: str) -> None:
+    try:
+        path = usable_path(folder)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: is a file, choose another place")
+        check_writable(path)
+    except UserError as error:
+        raise UserError(f"--log-dir {error}") from None
+
+
+def _require(fulfilled: bool, given: str, expected: str) -> None:
+    if not fulfilled:
+        raise UserError(f"{given} must be {expected}")
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Whatever torch raises for a value, in one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"{what}: {reason}; see torchrun --help") from None
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    # torch says them when it starts.
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,69 @@
+"""YAML as people mean it: plain values, each key once, and nothing that takes minutes to read."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.errors import UserError
+from launcher.flags import read_small_file
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = {
+    _TAG + "int": re.compile(r"[-+]?(0|[1-9][0-9]*)$"),
+    _TAG + "float": re.compile(
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Without dates, numbers to base 60 and octal ones (`1:30` would be 90, and 010 8), without
+    aliases, and strict on keys that are given twice."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [
+            (tag, _NUMBERS.get(tag, pattern))
+            for tag, pattern in resolvers
+            if tag != _TAG + "timestamp"
+        ]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, f"*{event.anchor}: write the value out", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is given twice, leave one out", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds; an empty one an empty mapping.
+
+    Raises:
+        UserError: no file to read, or not YAML.
+    """
+    text = read_small_file(path, what="a YAML file")
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise UserError(f"{path}: not valid YAML, it is nested too deep") from None
+    except ValueError as error:  # a number of too many digits
+        raise UserError(f"{path}: not valid YAML, correct it: {error}") from None
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        raise UserError(f"{path}: not valid YAML, correct it: {where}") from None
+    return {} if content is None else content
