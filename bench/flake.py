@@ -15,6 +15,7 @@ from pathlib import Path
 
 FLAGS = ["--device", "cpu", "--steps", "3", "--tokenizer", "byte", "--vocab-size", "257"]
 FLAGS += ["--layers", "2", "--d-model", "64", "--context", "32", "--no-tensorboard"]
+FLAGS += ["--no-save-last"]
 STRATEGIES = (["--strategy", "ddp"], ["--strategy", "fsdp"], ["--zero", "2"])
 
 

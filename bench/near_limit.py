@@ -103,6 +103,7 @@ def configuration(draw: random.Random) -> tuple[list[str], int]:
         f"--micro-batch={micro_batch}",
         f"--global-batch={micro_batch * accumulation * ranks}",
         *("--tokenizer=byte", "--device=cpu", "--steps=3", "--no-tensorboard"),
+        "--no-save-last",
     ]
     return flags, ranks
 

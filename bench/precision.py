@@ -102,7 +102,9 @@ def emulate_fp8(flags: list[str]) -> None:
     from launcher.train import train as train_here
     from launcher.world import leave, start
 
-    prepared = prepare([*flags, "--no-tensorboard"], world_size=1, ranks_per_node=1)
+    prepared = prepare(
+        [*flags, "--no-tensorboard", "--no-save-last"], world_size=1, ranks_per_node=1
+    )
     config = prepared.resolved.config.replace(precision="fp8")
     prepared = replace(prepared, resolved=replace(prepared.resolved, config=config))
     world = start("cpu", timeout_s=60, needs_group=False)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PHASES = ("forward", "backward", "step")
 WARMUP_STEPS = 2
 # What costs time or memory and is not asked about here.
-QUIET = ("--no-tensorboard", "--sample-every-s=0", "--log-every=1000")
+QUIET = ("--no-tensorboard", "--sample-every-s=0", "--log-every=1000", "--no-save-last")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,10 @@ COLUMNS = (
         *("resident_set_bytes", "resident set", "bytes"),
         *("CPU: highest resident set of a process, libraries included, worst rank", "b"),
     ),
-    _column("perplexity", "perplexity", "loss", "exp(loss) over the whole test split", "ba"),
-    _column("test_loss", "test loss", "loss", "Mean over the whole test split"),
+    _column(
+        "perplexity", "perplexity", "loss", "exp(loss) over what was read of the test split", "ba"
+    ),
+    _column("test_loss", "test loss", "loss", "Mean over what was read of the test split"),
     _column(
         *("loss_difference", "largest loss difference", "gap"),
         *("Largest |loss - reference loss| over all steps", "ba"),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from launcher.errors import ExitCode, UserError
+from launcher.errors import ExitCode, Failure, UserError
 from launcher.measure.folder_lock import FolderLock
 
 State = Literal["running", "completed", "oom", "preempted", "failed"]
@@ -105,6 +105,16 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         _replace(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def conclude(self, summary: dict[str, Any], failure: Failure | None) -> Failure | None:
+        """Write the summary, and that the run is completed; returns why it is not."""
+        try:
+            self.write_summary(summary)
+        except OSError as error:
+            failure = failure or Failure(f"{self.path} cannot be written to ({error.strerror})")
+        if failure is None:
+            self.write_status("completed", phase="end", exit_code=ExitCode.DONE)
+        return failure
 
     def claim_failure(self, error: BaseException, *, rank: int, phase: str, code: int) -> bool:
         """Record a failure in `failure.json`, first come first served.

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from launcher.errors import ExitCode, Failure
+from launcher.errors import ExitCode
 from launcher.evaluation import refuse_diverged
 from launcher.measure.agreement import Agreement
 from launcher.measure.boards import Boards
@@ -269,7 +269,9 @@ class Session:
             test_cut_short=self.agreement.time_is_up and test is not None,
         )
         failure = self._saves.failure or summary.failure
-        failure = self._world.agreed(failure or self._concluded(summary.values))
+        if self._world.is_main:
+            failure = self.folder.conclude(dict(summary.values), failure)
+        failure = self._world.agreed(failure)
         if failure is not None:
             raise failure
         if self._world.is_main:
@@ -287,16 +289,6 @@ class Session:
                     self.folder.write_summary({**summary.values, "plan": as_record(plan)})
                 for line in plan.lines():
                     self.console.line(line)
-
-    def _concluded(self, summary: Mapping[str, Any]) -> Failure | None:
-        """Say that the run is completed; why not, where its summary cannot be written."""
-        if self._world.is_main:
-            try:
-                self.folder.write_summary(dict(summary))
-            except OSError as error:
-                return Failure(f"{self.folder.path} cannot be written to ({error.strerror})")
-            self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
-        return None
 
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy

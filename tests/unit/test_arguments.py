@@ -135,6 +135,9 @@ def test_underscores_in_values_stay() -> None:
         ("tensorboard: true", "--no-tensorboard", {"tensorboard": False}),
         ("tensorboard: false", "--tensorboard", {"tensorboard": True}),
         ("reshard_after_forward: false", "--strategy fsdp", {"reshard_after_forward": False}),
+        ("test_batches: all", "", {"test_batches": "all"}),
+        ("test_batches: 7", "", {"test_batches": 7}),
+        ("test_batches: 7", "--test-batches all", {"test_batches": "all"}),
     ],
 )
 def test_a_flag_replaces_what_it_contradicts_in_the_file(
