@@ -11,7 +11,7 @@ from launcher.compare.report_runs import Run
 from launcher.config import ModelChoice, OptimChoice
 from launcher.errors import UserError
 from launcher.measure.flops import peak_flops_per_s
-from launcher.sizes import GIB
+from launcher.sizes import GIB, gib
 
 MEMORY_KINDS = {
     "allocated_peak_bytes": "allocated peak",
@@ -256,7 +256,7 @@ def best_by_goal(
         if name is None:
             return "none of these runs"
         memory, rate = table[name]
-        return f"{memory / GIB:.2f} GiB {MEMORY_KINDS[by]}, {rate:,.0f} tokens/s"
+        return f"{gib(round(memory))} {MEMORY_KINDS[by]}, {rate:,.0f} tokens/s"
 
     goals = [
         Goal(goal="least memory", run=least, figures=told(least, kind, points)),

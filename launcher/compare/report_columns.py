@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.sizes import GIB
+from launcher.sizes import gib
 
 Kind = Literal["text", "count", "rate", "seconds", "gib", "loss", "gap", "percent"]
 
@@ -90,7 +90,7 @@ def shown(value: Any, kind: Kind) -> str:
     if kind == "gap" and value == 0:
         return "0"
     if kind == "gib":
-        return f"{value / GIB:.2f} GiB" if value >= GIB / 10 else f"{value / GIB:.4f} GiB"
+        return gib(value)
     if kind == "seconds":
         return f"{value:,.0f} s" if value >= 99.95 else f"{value:#.3g} s"
     formats = {"count": ",d", "rate": ",.0f", "loss": ",.4g", "gap": ".1e", "percent": ".1%"}

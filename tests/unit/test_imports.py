@@ -25,7 +25,7 @@ LAYERS = (
         "launcher.measure.records",
         "launcher.startup",
     ),
-    ("launcher.flags", "launcher.sizes"),
+    ("launcher.flags", "launcher.sizes", "launcher.tables"),
     ("launcher.offload_choice", "launcher.optim_choice"),
     ("launcher.config", "launcher.world"),
     (
