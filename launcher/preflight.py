@@ -22,6 +22,7 @@ from launcher.model.gpt import GPT
 from launcher.optim.registry import checkpointed
 from launcher.origin import Origin, find_origin
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.startup import libraries_say
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.deepspeed_config import build_config
 from launcher.strategies.flat_shards import PARAM
@@ -45,6 +46,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         UserError: whatever the user can fix.
     """
     config = parse_run_config(argv)
+    libraries_say(config.loop.says)
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
@@ -64,6 +66,9 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = open_corpus(
         data=config.data.data,
+        field=config.data.data_field,
+        stream_bytes=config.data.stream_bytes,
+        show_progress=config.loop.says in ("debug", "info"),
         tokenizer=config.data.tokenizer,
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,

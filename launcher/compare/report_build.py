@@ -17,7 +17,16 @@ REPORT_VERSION = 1
 _MOMENTS = ("oom", "peak")
 # Not what a comparison is about, or shown in a column of its own.
 _NOT_A_SETTING = {
-    *("out", "log_every", "tensorboard", "collective_timeout_s", "max_minutes", "eval_every"),
+    *(
+        "out",
+        "log_every",
+        "log_level",
+        "quiet",
+        "tensorboard",
+        "collective_timeout_s",
+        "max_minutes",
+        "eval_every",
+    ),
     *("sample_every_s", "memory_trace", "memory_snapshot", "device", "resume", "save_every"),
     *("strategy", "zero", "reshard_after_forward", "replicate", "precision"),
     *("micro_batch", "global_batch"),

@@ -44,7 +44,7 @@ class Session:
         self.where = "start"
         self.preempted = False
         self.step = 0
-        self.console = RunConsole(enabled=world.is_main)
+        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
         self.folder, self._origin = open_folder(prepared, world)
         self.clock = PhaseClock(world.device)
         measure = self._config.measure
@@ -68,6 +68,7 @@ class Session:
             skipped=self.skipped,
             log_every=measure.log_every,
             tensorboard=measure.tensorboard,
+            stops_after=loop.stop_after,
             reopens=self._origin.reopens
             and (self.folder.path / f"rank{world.rank}.jsonl").exists(),
         )
@@ -210,6 +211,7 @@ class Session:
 
     def finish_preempted(self) -> None:
         """Say that the run is saved and can go on."""
+        self.console.at_the_end()
         if self._world.is_main:
             self.folder.write_status(
                 "preempted",
@@ -246,6 +248,7 @@ class Session:
         if self._world.is_main:
             self.folder.write_summary(dict(summary.values))
             self.folder.write_status("completed", phase="end", exit_code=ExitCode.DONE)
+            self.console.at_the_end()
             for line in summary.lines(self.folder.path):
                 self.console.line(line)
             if self._peak is not None:  # the last act: the run is done without it

@@ -19,7 +19,7 @@ from launcher.plan.candidates import Choice
 from launcher.plan.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
-from launcher.plan.timing import StepTime, step_seconds
+from launcher.plan.timing import StepTime, rated_type, step_seconds
 from launcher.resolve import Resolved
 
 if TYPE_CHECKING:
@@ -127,9 +127,13 @@ def assess_all(
     """All of them, on all cores; what has one trace in common stays on one core.
 
     `progress` is told how many are done, of how many.
+
+    Raises:
+        UserError: the machine has no rate for a precision.
     """
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in choices:
+        rated_type(choice.runs[0], place.machine)  # rather than refused after a minute
         groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
     workers = min(len(groups), len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("fork")  # so that nothing is imported again

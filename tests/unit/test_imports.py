@@ -24,9 +24,11 @@ LAYERS = (
         "launcher.extras",
         "launcher.measure.records",
         "launcher.startup",
+        "launcher.verbs",
+        "launcher.version",
     ),
     ("launcher.flags", "launcher.sizes", "launcher.tables"),
-    ("launcher.offload_choice", "launcher.optim_choice"),
+    ("launcher.model_choice", "launcher.offload_choice", "launcher.optim_choice"),
     ("launcher.config", "launcher.world"),
     (
         "launcher.arguments",
@@ -47,6 +49,7 @@ LAYERS = (
     ("launcher.probe",),
     ("launcher.compare",),
     ("launcher.submit",),
+    ("launcher.completion",),
     ("launcher.__main__",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
