@@ -62,9 +62,8 @@ def _flags_of(verb: str) -> Flags:
         else:
             os.environ["COLUMNS"] = columns
     found: Flags = {}
-    for line in (line.strip("│ ") for line in said.getvalue().splitlines()):
-        if not line.startswith("-"):
-            continue
+    # Deeper ones are explanations, which name flags too.
+    for line in re.findall(r"^[│ ] {,3}(-.*)", said.getvalue(), re.MULTILINE):
         head = re.split(r"  |: ", line)[0]
         values = re.search(r"\{([\w.,|-]+)\}", head)
         words = [word for word in re.split(r"[,|]", values[1]) if word != "None"] if values else []
