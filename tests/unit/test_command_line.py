@@ -153,6 +153,23 @@ def test_libraries_say_what_was_asked_for() -> None:
         assert len(done.stderr.splitlines()) == said, done.stderr
 
 
+def test_a_quiet_run_says_how_it_ended(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("A few words that say nothing of much interest to anyone. " * 400)
+    flags = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --context 32"
+    flags += f" --steps 3 --micro-batch 2 --data {text} --out {tmp_path / 'run'} --quiet"
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train", *flags.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    assert [line.split(": ")[0].split(" (")[0] for line in said] == ["done", "peak memory"]
+
+
 def test_a_users_own_choice_for_a_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASETS_VERBOSITY", "info")
     libraries_say("warning")
