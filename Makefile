@@ -16,15 +16,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
-# The main job on the embedded corpus with 2 processes, then four ways of sharding side by side:
+# A small model with 2 processes, then four ways of sharding side by side:
 # one table, one page.
 demo: install
-	$(BIN)/torchrun --nproc 2 -m launcher.train --zero 2 --device cpu --tokenizer byte \
-	    --vocab-size 257 --layers 4 --d-model 128 --micro-batch 4 --lr 3e-3 --steps 600 \
+	$(BIN)/torchrun --nproc 2 -m launcher.train --config bench/small.yaml --zero 2 --steps 600 \
 	    --log-every 50 --out $(DEMO)/zero2
-	$(BIN)/shardscale sweep --nproc 2 --grid strategy=ddp,fsdp,zero2,zero3 --device cpu \
-	    --tokenizer byte --vocab-size 257 --layers 2 --d-model 128 --context 64 --micro-batch 4 \
-	    --lr 3e-3 --steps 20 --memory-trace --data README.md --out $(DEMO)/sharding
+	$(BIN)/shardscale sweep --nproc 2 --config bench/small.yaml --grid strategy=ddp,fsdp,zero2,zero3 \
+	    --steps 20 --memory-trace --out $(DEMO)/sharding
 	@echo "the page: $(DEMO)/sharding/report/report.html"
 
 # Slurm and a browser come from Debian's packages where this is root and apt exists; without them

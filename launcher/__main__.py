@@ -5,20 +5,7 @@ import sys
 from pathlib import Path
 
 from launcher.startup import importing, reader_may_leave
-
-VERBS = {
-    "plan": ("launcher.plan.cli", "predict what fits, how close and how fast, without a GPU"),
-    "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
-    "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
-    "sweep": ("launcher.compare.sweep", "train every cell of a grid, one after the other"),
-    "report": ("launcher.compare.report", "compare runs: a table, a page, CSV, Markdown, JSON"),
-    "matrix": ("launcher.compare.matrix", "which techniques go with which strategies, and why not"),
-    "export": ("launcher.exchange.export", "write a checkpoint as a GPT-2 of transformers"),
-    "import": ("launcher.exchange.import_", "start from a GPT-2 of transformers"),
-    "submit": ("launcher.submit", "check a training run and hand it to Slurm"),
-    "profile": ("launcher.plan.profile", "measure this machine for the planner"),
-    "doctor": ("launcher.doctor", "check this machine and say what will not work"),
-}
+from launcher.verbs import VERBS
 
 
 def main() -> None:
@@ -28,6 +15,9 @@ def main() -> None:
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if verb in ("-h", "--help"):
         print(usage())
+        return
+    if verb in ("-V", "--version"):
+        print(importlib.import_module("launcher.version").line())
         return
     if verb not in VERBS:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
@@ -46,9 +36,9 @@ def usage() -> str:
     lines = [
         "usage: shardscale VERB [arguments]      (also: python -m launcher VERB)",
         "",
-        *(f"  {verb:8} {what}" for verb, (_, what) in VERBS.items()),
+        *(f"  {verb:10} {what}" for verb, (_, what) in VERBS.items()),
         "",
-        "shardscale VERB --help says more. On several GPUs:",
+        "shardscale VERB --help says more, shardscale --version what it is. On several GPUs:",
         "",
         "  torchrun --nproc 4 -m launcher.train --zero 2",
         "  shardscale run --nproc 4 -m launcher.train --zero 2      (the same)",

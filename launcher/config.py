@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_type_hints
 from launcher.errors import UserError
 from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most
 from launcher.flags import require_positive as _positive
-from launcher.model.config import ModelConfig, named
+from launcher.model_choice import ModelChoice as ModelChoice
 from launcher.offload_choice import OffloadChoice
 from launcher.optim_choice import OptimChoice as OptimChoice
 from launcher.sizes import parse_bytes
@@ -22,6 +22,8 @@ from launcher.sizes import parse_bytes
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
 BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 DEFAULT_STEPS = 300
 SHORTEST_TIMEOUT_S = 0.1
@@ -46,67 +48,18 @@ class AutoMicroBatch(int):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelChoice:
-    """Which decoder: a named size, and any dimension changed by hand."""
-
-    model: str = "nano"
-    """Named size: nano, seed-134m, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 2.7b, 6.7b, 13b."""
-    layers: int | None = None
-    """Number of decoder blocks."""
-    heads: int | None = None
-    """Attention heads; must divide d_model."""
-    d_model: int | None = None
-    """Width of the residual stream."""
-    d_ff: int | None = None
-    """Width of the MLP (4 x d_model when not given)."""
-    context: int | None = None
-    """Learned positions: the longest sequence the model can read."""
-    vocab_size: int | None = None
-    """Rows of the embedding; also the size of the BPE vocabulary that is trained."""
-    activation: Literal["gelu", "relu"] | None = None
-    """Non-linearity of the MLP."""
-    attention_bias: bool | None = None
-    """Biases in the QKV and output projections of attention."""
-    mlp_bias: bool | None = None
-    """Biases in the MLP."""
-    tied: bool | None = None
-    """Whether the output head shares the token embedding's weight."""
-    dropout: float | None = None
-    """Dropout probability (embedding, attention, residual)."""
-    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = "auto"
-    """Attention kernel: eager (the textbook form), sdpa (PyTorch's), flash (FlashAttention), flex
-    (FlexAttention), or auto: the fastest that is installed and able."""
-    sdpa_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
-    """What sdpa uses inside: PyTorch's own choice (auto), or the one named."""
-    window: int | None = None
-    """Sliding causal window: a token sees itself and this many tokens before it."""
-    activation_checkpointing: Literal["none", "selective", "full", "offload"] = "none"
-    """Recompute activations in the backward: selective keeps every matmul and attention output,
-    full keeps only each block's input, offload keeps that in host memory (GPUs)."""
-    loss_chunk: int | None = None
-    """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
-
-    def build(self) -> ModelConfig:
-        """The model's own config.
-
-        Raises:
-            UserError: unknown name, or dimensions that do not go together.
-        """
-        changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        name = changes.pop("model")
-        try:
-            return named(name, **{k: v for k, v in changes.items() if v is not None})
-        except ValueError as error:
-            raise UserError(str(error)) from None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DataChoice:
     """What is read, and how much of it at a time."""
 
     data: str = "stdlib"
     """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
-    or hf:NAME[:CONFIG]."""
+    or hf:NAME[:CONFIG][@SPLIT]."""
+    data_field: str = "text"
+    """Where the text is: the field of .jsonl lines, the column of .parquet files and hf: datasets.
+    """
+    data_stream: str | None = None
+    """hf: read only the first so much of the text, for example 2GB, without downloading the rest.
+    """
     tokenizer: str = "bpe"
     """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
     seq_len: int | None = None
@@ -118,8 +71,15 @@ class DataChoice:
     """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
     micro_batch x ranks does not cover is accumulated."""
 
+    @property
+    def stream_bytes(self) -> int | None:
+        """How much of the text is read, where it is not all of it."""
+        return None if self.data_stream is None else parse_bytes(self.data_stream, "--data-stream")
+
     def __post_init__(self) -> None:
         _positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
+        if self.data_stream is not None:
+            parse_bytes(self.data_stream, "--data-stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +154,11 @@ class LoopChoice:
     --resume auto."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: GPUs when there are any (auto)."""
+    log_level: LogLevel = "info"
+    """What is said while it runs: debug adds what torch, DeepSpeed and the Hugging Face libraries
+    log; warning leaves warnings, errors and the end; error leaves errors and the end."""
+    quiet: bool = False
+    """The same as --log-level warning."""
     compile: bool = False
     """Compile with torch.compile: the whole model (single, ddp), or each block (fsdp, zero)."""
     collective_timeout_s: float = 600.0
@@ -201,6 +166,11 @@ class LoopChoice:
     max_skipped_steps: int = 20
     """A step whose gradients are NaN or infinite is skipped; so many in a row that are skipped, or
     whose loss is NaN or infinite, end the run."""
+
+    @property
+    def says(self) -> LogLevel:
+        """From which level on something is said."""
+        return "warning" if self.quiet and self.log_level != "error" else self.log_level
 
     def __post_init__(self) -> None:
         _positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)

@@ -9,13 +9,14 @@ from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
 """How both moments of AdamW are stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimChoice:
-    """The optimizer, its precision, and a schedule of linear warm-up, then a cosine."""
+    """The optimizer, its precision, and the schedule of its learning rate."""
 
     precision: Precision = "fp32"
     """fp32; bf16 or fp16 (with loss scaling): compute in it, with fp32 master weights and fp32
@@ -31,6 +32,11 @@ class OptimChoice:
     optimizer_in_backward: bool = False
     """Update each parameter as soon as its gradient is there, and free the gradient: single, fsdp;
     without accumulation and clipping."""
+    schedule: Schedule = "cosine"
+    """Of the learning rate after the warm-up: cosine or linear down to the end, constant, or wsd
+    (warm-up, stable, decay: constant, then linear down over the last steps)."""
+    decay_steps: int | None = None
+    """wsd: steps of the decay (20% of the schedule when not given)."""
     lr: float = 1e-3
     """Peak learning rate."""
     min_lr_ratio: float = 0.1
@@ -49,7 +55,7 @@ class OptimChoice:
     """Largest global gradient norm; 0 = no clipping (the norm is still reported)."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "lr", "eps")
+        require_positive(self, "lr", "eps", "decay_steps")
         for name in ("weight_decay", "clip", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

@@ -28,6 +28,7 @@ from launcher.origin import Origin, find_origin
 from launcher.provenance import check_model, check_tokenizer
 from launcher.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.sizes import gib
+from launcher.startup import libraries_say
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.offload_check import check_offload
@@ -50,6 +51,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         UserError: whatever the user can fix.
     """
     config = parse_run_config(argv, world_size=world_size)
+    libraries_say(config.loop.says)
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
@@ -73,6 +75,9 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = open_corpus(
         data=config.data.data,
+        field=config.data.data_field,
+        stream_bytes=config.data.stream_bytes,
+        show_progress=config.loop.says in ("debug", "info"),
         tokenizer=config.data.tokenizer,
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,

@@ -66,7 +66,7 @@ class Saves:
             loaded = self._opened().load(origin.source, engine)
         assert loaded is not None
         for reason in loaded.passed_over:
-            self._console.line(f"passed over: {reason}")
+            self._console.line(f"passed over: {reason}", "warning")
         checkpoint = loaded.checkpoint
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:
@@ -138,7 +138,7 @@ class Saves:
             saved = save()
         except SaveError as error:
             self.failure = error
-            self._console.line(f"could not save: {error}")
+            self._console.line(f"could not save: {error}", "error")
             self._journal.event("save_failed", reason=str(error))
             return
         self._tell(saved)

@@ -1,4 +1,5 @@
-"""Sizes in bytes, read and shown: GiB is 2^30, GB is 10^9, and the unit is always said."""
+"""Sizes in bytes, read and shown: GiB is 2^30, GB is 10^9, and the unit is always said. And how
+long something takes."""
 
 import re
 
@@ -25,5 +26,20 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def gib(size_bytes: int | None) -> str:
-    """Bytes as GiB (2^30), `n/a` when unknown."""
-    return "n/a" if size_bytes is None else f"{size_bytes / GIB:.2f}GiB"
+    """Bytes in the unit that fits them (`3.20GiB`, `512.0MiB`), `n/a` when unknown."""
+    if size_bytes is None:
+        return "n/a"
+    if abs(size_bytes) >= GIB - 2**20 // 20:  # what 1024.0MiB would be rounded from
+        return f"{size_bytes / GIB:.2f}GiB"
+    if abs(size_bytes) >= 2**20:
+        return f"{size_bytes / 2**20:.1f}MiB"
+    if abs(size_bytes) >= 2**10:
+        return f"{size_bytes / 2**10:.1f}KiB"
+    return f"{size_bytes}B" if size_bytes else "0"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,5 +1,5 @@
-"""How what people start begins and ends: no garbage is collected while modules are imported, and a
-reader of its output may leave early.
+"""How what people start begins and ends: no garbage is collected while modules are imported,
+libraries say what was asked for, and a reader of the output may leave early.
 
 Imports leave some 300,000 objects behind, which stay. Python's collector would look through them
 again and again as they come in, and now and then while training, on one rank with the others
@@ -9,6 +9,7 @@ waiting (bench/startup.py).
 import contextlib
 import gc
 import io
+import logging
 import os
 import select
 import sys
@@ -29,6 +30,18 @@ def importing() -> Iterator[None]:
         gc.freeze()
         if collecting:
             gc.enable()
+
+
+def libraries_say(level: str) -> None:
+    """What torch, DeepSpeed and the Hugging Face libraries log: all at `debug`, else warnings, or
+    errors."""
+    theirs = "warning" if level == "info" else level
+    logging.basicConfig(format="%(name)s: %(levelname)s: %(message)s")
+    logging.getLogger().setLevel(theirs.upper())
+    for variable in ("TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        os.environ.setdefault(variable, theirs)
+    if level in ("warning", "error"):
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 @contextlib.contextmanager

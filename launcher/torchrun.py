@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the `torchrun` console script and of `python -m launcher run`."""
     run: Any = importlib.import_module("torch.distributed.run")
     own, program, program_args = split_command(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(own):
+        _print_help(run)
+        return
     if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
         own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
     ours = program[-1:] == [OUR_MODULE] and program[0] in ("-m", "--module")
@@ -79,6 +82,19 @@ def _read_options(argv: Sequence[str]) -> Any:
     except UserError as error:
         print(f"shardscale: {error}", file=sys.stderr)
         sys.exit(ExitCode.REFUSED)
+
+
+def _print_help(run: Any) -> None:
+    parser = run.get_args_parser()
+    parser.prog = "torchrun"
+    parser.epilog = (
+        "Of shardscale's own: --nproc N is --nproc-per-node N, and -m launcher.train is checked "
+        "before ranks start. Flags of the training: shardscale train --help"
+    )
+    for action in parser._actions:
+        if action.dest == "nproc_per_node":
+            action.option_strings = ["--nproc", *action.option_strings]
+    parser.print_help()
 
 
 def _run_anything(run: Any, args: Any) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from launcher import tables
 from launcher.compare.grid import expand_strategy
 from launcher.config import RunConfig
 from launcher.errors import ExitCode, NotInstalled, UserError
@@ -23,6 +24,8 @@ STRATEGIES: Final = tuple(ALSO_CALLED)
 RANKS: Final = 2
 """Of every strategy but `single`."""
 BEGIN: Final = "<!-- shardscale matrix: begin -->\n"
+FLAGS_WIDTH: Final = 26
+CELL_WIDTH: Final = len("GPU (a)")
 END: Final = "<!-- shardscale matrix: end -->\n"
 
 _Note = tuple[list[str], list[str]]  # its words, and the sentences that it stands for
@@ -98,10 +101,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "file", type=Path, nargs="?", help="write it between its markers in this Markdown file"
     )
+    parser.add_argument("--markdown", action="store_true", help="on a terminal too")
     try:
-        file = parser.parse_args(argv).file
+        options = parser.parse_args(argv)
+        file = options.file
+        width = tables.terminal_width()
         if file is None:
-            print(markdown(), end="")
+            if options.markdown or width is None:
+                print(markdown(), end="")
+            else:
+                show(width)
         else:
             file.write_text(with_matrix(_read(file)), encoding="utf-8")
     except UserError as error:
@@ -153,6 +162,34 @@ def cell(technique: str, strategy: str) -> Cell:
 
 def markdown() -> str:
     """The table, and below it the sentences that its letters stand for."""
+    rows, notes = _asked()
+    lines = [f"| | {' | '.join(STRATEGIES)} |", "|---" * (1 + len(STRATEGIES)) + "|"]
+    for names, cells in rows:
+        spelled = ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
+        lines.append(f"| {spelled} | {' | '.join(cells)} |")
+    lines += ["", "<details><summary>What the letters stand for</summary>", ""]
+    lines += [f"- **{letter}**: {note}" for letter, note in notes.items()]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def show(width: int) -> None:
+    """The same on a terminal, in parts where it is narrow."""
+    rows, notes = _asked()
+    first = tables.Column(title="", rank=tables.MUST, folds=FLAGS_WIDTH)
+    beside = max(1, (width - FLAGS_WIDTH - tables.GAP) // (CELL_WIDTH + tables.GAP))
+    for start in range(0, len(STRATEGIES), beside):
+        part = slice(start, start + beside)
+        titles = [name.replace("-", tables.SHY) for name in STRATEGIES[part]]
+        columns = [tables.Column(title=title, rank=tables.MUST) for title in titles]
+        cells = [["\n".join(names), *each[part]] for names, each in rows]
+        tables.print_table([first, *columns], cells, otherwise="")
+        print()
+    for letter, note in notes.items():
+        tables.say(f"{letter}: {note}")
+
+
+def _asked() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
+    """The rows, each with the techniques that it is for, and the sentences of the letters."""
     cells = {name: [cell(name, strategy) for strategy in STRATEGIES] for name in TECHNIQUES}
     everything = (each for row in cells.values() for each in row)
     notes = merged(text for each in everything for text in (each.cpu, each.cuda) if text)
@@ -161,16 +198,13 @@ def markdown() -> str:
         for letter, texts in zip("abcdefghijklmnopqrstuvwxyz", notes.values(), strict=False)
         for text in texts
     }
-    lines = [f"| | {' | '.join(STRATEGIES)} |", "|---" * (1 + len(STRATEGIES)) + "|"]
+    rows: list[tuple[list[str], list[str]]] = []
     for group in GROUPS:
-        rows: dict[str, list[str]] = {}
+        alike: dict[tuple[str, ...], list[str]] = {}
         for name in group:
-            row = " | ".join(_shown(each, letters) for each in cells[name])
-            rows.setdefault(row, []).append(name)
-        lines += [f"| {_named(names)} | {row} |" for row, names in rows.items()]
-    lines += ["", "<details><summary>What the letters stand for</summary>", ""]
-    lines += [f"- **{letters[texts[0]]}**: {note}" for note, texts in notes.items()]
-    return "\n".join([*lines, "", "</details>", ""])
+            alike.setdefault(tuple(_shown(each, letters) for each in cells[name]), []).append(name)
+        rows += [(_named(names), list(row)) for row, names in alike.items()]
+    return rows, {letters[texts[0]]: note for note, texts in notes.items()}
 
 
 def merged(sentences: Iterable[str]) -> dict[str, list[str]]:
@@ -198,14 +232,13 @@ def _shown(found: Cell, letters: Mapping[str, str]) -> str:
     return f"GPU ({on_cpu})" if on_cpu else f"CPU ({on_gpu})"
 
 
-def _named(names: Iterable[str]) -> str:
+def _named(names: Iterable[str]) -> list[str]:
     """`--flag this|that`, `--another`."""
     values: dict[str, list[str]] = {}
     for name in names:
         flag, _, value = name.partition(" ")
         values.setdefault(flag, []).append(value)
-    spelled = (f"{flag} " + "\\|".join(each) for flag, each in values.items())
-    return ", ".join(f"`{text.strip()}`" for text in spelled)
+    return [f"{flag} {'|'.join(each)}".strip() for flag, each in values.items()]
 
 
 def _read(file: Path) -> str:

@@ -79,7 +79,7 @@ def write_report(options: ReportOptions) -> None:
     names = _write_files(report, out)
     if options.png:
         names += report_plots.write_plots(report, out)
-    print_report(report.data)
+    print_report(report.data, str(out / "report.csv"))
     print(f"written to {out}: {', '.join(names)}")
 
 
@@ -96,7 +96,7 @@ def report_sweep(sweep: Path) -> None:
     )
     out = _made(sweep / "report")
     _write_files(report, out)
-    print_table(report.data)
+    print_table(report.data, str(out / "report.csv"))
     print(f"report: {out / 'report.html'}", flush=True)
 
 

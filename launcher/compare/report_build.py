@@ -23,6 +23,8 @@ _NOT_A_SETTING = {
         "out",
         "log_every",
         "board",
+        "log_level",
+        "quiet",
         "tensorboard",
         "collective_timeout_s",
         "max_minutes",

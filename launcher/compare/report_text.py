@@ -2,20 +2,23 @@
 
 import csv
 import io
-import sys
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from launcher import tables
 from launcher.compare.report_columns import COLUMNS, Column, shown
+from launcher.tables import say
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
 _STATES |= {"timeout": "red", "interrupted": "yellow"}
-WHOLE_NAMES = 26  # longer names are folded
-LOG_WIDTH = 180  # where there is no terminal to ask
+# What a narrow terminal shows first; the rest of the brief columns comes after these.
+_FIRST = (
+    *("run", "state", "tokens_per_s", "allocated_peak_bytes", "tracked_live_bytes", "perplexity"),
+    *("step_time_s", "reserved_peak_bytes", "device_used_bytes", "resident_set_bytes"),
+    *("loss_difference", "differs", "strategy", "precision", "world_size"),
+)
+_LONG_NAME = 40  # longer ones go on in a second line where the terminal is narrow
 STUDY_COLUMNS = (
     ("run", "run"),
     ("measured_on", "measured on"),
@@ -33,65 +36,56 @@ def brief_columns(data: dict[str, Any]) -> list[Column]:
     return [column for column in COLUMNS if column.brief and column.key in data["columns"]]
 
 
-def print_report(data: dict[str, Any]) -> None:
-    """Print the table, why runs failed, what is best, and the study where it belongs."""
-    console = _console()
-    console.print(_rich_table(data))
+def print_report(data: dict[str, Any], where: str) -> None:
+    """Print the table, why runs failed, what is best, and the study where it belongs.
+
+    `where` has the columns that there is no room for.
+    """
+    print_table(data, where)
     for row in data["runs"]:
         if row["reason"]:
-            told = f"{row['run']}: {_ending(row)}: {row['reason']}"
-            console.print(Text(told), soft_wrap=True)
+            say(f"{row['run']}: {_ending(row)}: {row['reason']}")
         for note in row["notes"]:
-            console.print(Text(f"{row['run']}: {note}"), soft_wrap=True)
+            say(f"{row['run']}: {note}")
     for line in goal_lines(data):
-        console.print(Text(line), soft_wrap=True)
+        say(line)
     if data["study"]:
-        table = Table(box=box.SIMPLE_HEAD, title="Beside the published study", title_justify="left")
-        for _, title in STUDY_COLUMNS:
-            table.add_column(Text(title), overflow="fold")
-        for cells in study_cells(data):
-            table.add_row(*map(Text, cells))
-        console.print(table)
-        console.print(Text(data["study"]["caption"]), soft_wrap=True)
-        console.print(Text(data["study"]["perplexities"]), soft_wrap=True)
+        say("\nBeside the published study")
+        titles = [title for _, title in STUDY_COLUMNS]
+        columns = [tables.Column(title=title, rank=n, folds=20) for n, title in enumerate(titles)]
+        tables.print_table(columns, study_cells(data), otherwise=f"{where} has them all")
+        say(data["study"]["caption"])
+        say(data["study"]["perplexities"])
 
 
-def print_table(data: dict[str, Any]) -> None:
+def print_table(data: dict[str, Any], where: str) -> None:
     """Print the table alone."""
-    _console().print(_rich_table(data))
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, width=LOG_WIDTH, file=sys.stdout)
+    columns = brief_columns(data)
+    ranks = {key: rank for rank, key in enumerate(_FIRST)}
+    rows = [
+        [
+            Text(_cell(row, column), _STATES.get(row["state"], "") if column.key == "state" else "")
+            for column in columns
+        ]
+        for row in data["runs"]
+    ]
+    tables.print_table(
+        [
+            tables.Column(
+                title=column.title,
+                rank=ranks.get(column.key, len(ranks)),
+                right=column.kind != "text",
+                folds=_LONG_NAME if column.key == "run" else None,
+            )
+            for column in columns
+        ],
+        rows,
+        otherwise=f"{where} has them all",
+    )
 
 
 def _ending(row: dict[str, Any]) -> str:
     return f"{row['state']} in {row['where']}" if row["where"] else str(row["state"])
-
-
-def _rich_table(data: dict[str, Any]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    columns = brief_columns(data)
-    longest = max(len(row["run"]) for row in data["runs"])
-    for column in columns:
-        table.add_column(
-            Text(column.title),
-            min_width=min(longest, WHOLE_NAMES) if column.key == "run" else None,
-            justify="left" if column.kind == "text" else "right",
-            overflow="fold",
-        )
-    for row in data["runs"]:
-        style = _STATES.get(row["state"], "")
-        table.add_row(
-            *(
-                Text(_cell(row, column), style=style if column.key == "state" else "")
-                for column in columns
-            )
-        )
-    return table
 
 
 def _cell(row: dict[str, Any], column: Column) -> str:

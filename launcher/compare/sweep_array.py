@@ -108,7 +108,8 @@ def _with_source(cell: Cell) -> Cell:
     """The cell, refused if its data are not there; its job will read them."""
     if cell.state is None:
         try:
-            sources.resolve(parse_run_config(flags_of(cell.flags)).data.data)
+            data = parse_run_config(flags_of(cell.flags)).data
+            sources.resolve(data.data, data.data_field, data.stream_bytes)
         except UserError as error:
             return Cell(name=cell.name, flags=cell.flags, state="refused", reason=str(error))
     return cell

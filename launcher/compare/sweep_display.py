@@ -7,12 +7,12 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from launcher.compare.sweep_folder import Row, SweepFolder
 from launcher.measure.folder import RunFolder
-from launcher.sizes import gib
+from launcher.sizes import duration, gib
+from launcher.tables import MUST, Column, fitting, table_of
 
 STYLES = {
     "completed": "green",
@@ -23,6 +23,14 @@ STYLES = {
     "interrupted": "red",
 }
 LINES_AROUND_TABLE = 8
+COLUMNS = (
+    Column(title="cell", rank=MUST, folds=40),
+    Column(title="state", rank=MUST),
+    Column(title="tokens/s", rank=1, right=True),
+    Column(title="peak", rank=2, right=True),
+    Column(title="perplexity", rank=3, right=True),
+    Column(title="time", rank=4, right=True),
+)
 
 
 class SweepDisplay:
@@ -102,25 +110,23 @@ class SweepDisplay:
         return f", about {duration(max(0.0, mean_s * left - self._elapsed_s))} left"
 
     def _render(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="dim", expand=True)
-        table.add_column("cell", no_wrap=True, min_width=12)
-        table.add_column("state", no_wrap=True)
-        for name in ("tokens/s", "peak", "perplexity", "time"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True, ratio=1, style="dim")
-        for row in self._visible():
-            rate, peak, perplexity = figures(row)
-            table.add_row(
-                row.cell.name,
-                Text(row.state, style=STYLES.get(row.state, "dim")),
-                *(rate, peak, perplexity),
-                self._time(row),
-                Text(row.reason or self._doing(row)),
-            )
+        """What there is of the table; while it runs, also what is going on."""
+        shown = self._visible()
+        cells: list[list[str | Text]] = [
+            [row.cell.name, _state(row), *figures(row), self._time(row)] for row in shown
+        ]
+        kept = fitting(COLUMNS, cells, self._console.width)
+        table = table_of(COLUMNS, cells, kept)
         if self._closing:
-            return Group(table)
+            reasons = [Text(f"{row.cell.name}: {row.reason}") for row in shown if row.reason]
+            return Group(table, *reasons)
+        doing = [
+            Text(f"{self._doing(row)}", "dim", no_wrap=True, overflow="ellipsis")
+            for row in shown
+            if row is self._running
+        ]
         status = f"{self._position()} of {len(self._rows)} cells are over{self._left()}"
-        return Group(table, Text(""), Text(status, style="dim"))
+        return Group(table, Text(""), *doing, Text(status, style="dim"))
 
     def _visible(self) -> Sequence[Row]:
         """All rows at the end; before it, those around the running one that fit the screen."""
@@ -150,6 +156,10 @@ class SweepDisplay:
         return f"{phase}: {last}"
 
 
+def _state(row: Row) -> Text:
+    return Text(row.state, style=STYLES.get(row.state, "dim"))
+
+
 def figures(row: Row) -> tuple[str, str, str]:
     """(tokens/s, peak, perplexity) as text, empty where there is none."""
     known = row.figures or {}
@@ -173,10 +183,3 @@ def outcome(row: Row) -> str:
         row.reason or "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.4 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -10,6 +10,7 @@ import numpy as np
 
 from launcher.data.build import SPLITS, TOKENIZER_FILE, Meta, build_corpus, read_meta, token_file
 from launcher.data.cache import build_once, default_cache_dir
+from launcher.data.formats import TEXT_FIELD
 from launcher.data.progress import Report
 from launcher.data.sources import resolve
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
@@ -64,24 +65,29 @@ def open_corpus(
     tokenizer: str,
     vocab_size: int,
     seq_len: int,
+    field: str = TEXT_FIELD,
+    stream_bytes: int | None = None,
     cache_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Corpus:
     """Opens a corpus, after building it where it is not in the cache. Every rank may call it.
 
     Args:
-        data: `stdlib`, a .txt, .jsonl or .parquet file, a folder of them, or hf:NAME[:CONFIG].
+        data: `stdlib`, a .txt, .jsonl or .parquet file, a folder of them, or
+            hf:NAME[:CONFIG][@SPLIT].
         tokenizer: `bpe` (trained here on the train split), `byte`, hf:NAME (a name or a local
             folder), or the path of a tokenizer.json.
         vocab_size: rows of the model's embedding; the size of a `bpe` tokenizer.
         seq_len: each split must hold at least one sequence of seq_len + 1 tokens.
+        field: where the text is in .jsonl and .parquet files and in datasets.
+        stream_bytes: read only so much of a dataset's text, from its beginning, as a stream.
         cache_dir: $SHARDSCALE_CACHE or the user's cache folder when None.
 
     Raises:
         UserError: for everything a user can repair: missing or damaged input, too little text, a
             tokenizer that does not fit the model, a missing extra or network.
     """
-    source = resolve(data)
+    source = resolve(data, field, stream_bytes)
     cache_dir = cache_dir or default_cache_dir()
 
     def key_now() -> str:

@@ -41,11 +41,11 @@ def read_text(path: Path) -> Iterator[str]:
     yield rest
 
 
-def read_jsonl(path: Path) -> Iterator[str]:
-    """Yields the field `text` of each line.
+def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    """Yields `field` of each line.
 
     Raises:
-        UserError: a line is not UTF-8, not JSON, or has no string field `text`.
+        UserError: a line is not UTF-8, not JSON, or has no such string field.
     """
     with path.open("rb") as file:
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
@@ -72,14 +72,14 @@ def read_jsonl(path: Path) -> Iterator[str]:
                     f"{path} line {number} has a number of too many digits, or is nested too deep: "
                     "correct or remove the line"
                 ) from error
-            yield _without_lone_surrogates(_text_of(record, f"{path} line {number}"))
+            yield _without_lone_surrogates(_text_of(record, field, f"{path} line {number}"))
 
 
-def read_parquet(path: Path) -> Iterator[str]:
-    """Yields the column `text`, row by row, without nulls.
+def read_parquet(path: Path, field: str) -> Iterator[str]:
+    """Yields the column `field`, row by row, without nulls.
 
     Raises:
-        UserError: pyarrow is missing, the file is damaged, or there is no string column `text`.
+        UserError: pyarrow is missing, the file is damaged, or there is no such string column.
     """
     try:
         import pyarrow as pa
@@ -91,11 +91,11 @@ def read_parquet(path: Path) -> Iterator[str]:
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
-        check_columns(schema.names, str(path))
-        kind = schema.field(TEXT_FIELD).type
+        check_columns(schema.names, field, str(path))
+        kind = schema.field(field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError(f"{path}: column {TEXT_FIELD!r} holds {kind}, it must hold strings")
-        for batch in file.iter_batches(columns=[TEXT_FIELD]):
+            raise UserError(f"{path}: column {field!r} holds {kind}, it must hold strings")
+        for batch in file.iter_batches(columns=[field]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         reason = str(error).splitlines()[0]
@@ -104,12 +104,12 @@ def read_parquet(path: Path) -> Iterator[str]:
         ) from error
 
 
-def check_columns(names: list[str], where: str) -> None:
-    """Refuses a table without a column `text`, and says which columns it has."""
-    if TEXT_FIELD not in names:
+def check_columns(names: list[str], field: str, where: str) -> None:
+    """Refuses a table without the column `field`, and says which columns it has."""
+    if field not in names:
         raise UserError(
-            f"{where} has no column {TEXT_FIELD!r} (columns: {_listed(names)}): "
-            f"rename the one that holds the text to {TEXT_FIELD!r}"
+            f"{where} has no column {field!r} (columns: {_listed(names)}): "
+            "name the one that holds the text with --data-field"
         )
 
 
@@ -157,18 +157,18 @@ def cut(text: str, size: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _text_of(record: Any, where: str) -> str:
+def _text_of(record: Any, field: str, where: str) -> str:
     if not isinstance(record, dict):
         kind = type(record).__name__
-        raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{TEXT_FIELD}": "..."}}')
-    if TEXT_FIELD not in record:
+        raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{field}": "..."}}')
+    if field not in record:
         raise UserError(
-            f"{where} has no field {TEXT_FIELD!r} (fields: {_listed(record)}): "
-            f"rename the one that holds the text to {TEXT_FIELD!r}"
+            f"{where} has no field {field!r} (fields: {_listed(record)}): "
+            "name the one that holds the text with --data-field"
         )
-    text = record[TEXT_FIELD]
+    text = record[field]
     if not isinstance(text, str):
-        raise UserError(f"{where}: {TEXT_FIELD!r} is {text!r:.40}, it must be a string")
+        raise UserError(f"{where}: {field!r} is {text!r:.40}, it must be a string")
     return text
 
 

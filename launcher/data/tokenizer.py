@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from launcher.data.sources import HUB_PREFIX, hash_files, hub_key
+from launcher.data.content import hash_files, hub_key
+from launcher.data.hub import HUB_PREFIX
 from launcher.errors import UserError
 from launcher.extras import how_to_install
 

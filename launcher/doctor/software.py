@@ -8,13 +8,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.extras import SOURCE, how_to_install
 from launcher.orphans import for_children
 from launcher.strategies import nvme_build
+from launcher.version import version_of
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -70,7 +70,7 @@ def torchrun(search_path: str | None = None) -> Finding:
 
 def deepspeed() -> Finding:
     """Whether DeepSpeed can be imported, and which of its compiled ops could be built."""
-    version = _version("deepspeed")
+    version = version_of("deepspeed")
     if version is None:
         return fail("not installed", "--zero 0 to 3 do not work", "pip install 'deepspeed>=0.19'")
     try:
@@ -153,7 +153,7 @@ def stale_locks() -> Finding:
 
 def extras(packages: Mapping[str, str], extra: str) -> Finding:
     """Optional packages: name -> what needs it."""
-    versions = {name: _version(name) for name in packages}
+    versions = {name: version_of(name) for name in packages}
     there = [f"{name} {version}" for name, version in versions.items() if version]
     absent = [name for name, version in versions.items() if version is None]
     found = ", ".join(there) if there else "none installed"
@@ -172,13 +172,6 @@ def _nvcc() -> str:
     from torch.utils.cpp_extension import CUDA_HOME
 
     return f"; CUDA toolkit in {CUDA_HOME}" if CUDA_HOME else ""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _is_ours(script: Path) -> bool:

@@ -16,16 +16,22 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+LEVELS = ("debug", "info", "warning", "error")
 _LINE_EVERY_S = 10.0
 
 
 class RunConsole:
-    """Output of the main rank; every other rank has a silent one."""
+    """Output of the main rank; every other rank has a silent one.
 
-    def __init__(self, *, enabled: bool) -> None:
+    Args:
+        says: the lowest of `LEVELS` that is shown, until the end.
+    """
+
+    def __init__(self, *, enabled: bool, says: str = "info") -> None:
         self._enabled = enabled
+        self._from = LEVELS.index(says)
         self._console = Console(highlight=False, soft_wrap=True)
-        self._live = enabled and self._console.is_terminal
+        self._live = enabled and self._shows("info") and self._console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -54,9 +60,16 @@ class RunConsole:
         if self._live:
             self._progress.stop()
 
-    def line(self, text: str) -> None:
+    def _shows(self, level: str) -> bool:
+        return LEVELS.index(level) >= self._from
+
+    def at_the_end(self) -> None:
+        """From here on a line is what the run has come to, and always shown."""
+        self._from = 0
+
+    def line(self, text: str, level: str = "info") -> None:
         """Print one plain line."""
-        if self._enabled:
+        if self._enabled and self._shows(level):
             self._progress.console.print(text, markup=False)
             self._console.file.flush()
 

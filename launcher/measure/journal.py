@@ -34,7 +34,7 @@ from launcher.measure.records import (
 )
 from launcher.measure.skips import SkippedSteps
 from launcher.measure.stragglers import RankFigures
-from launcher.sizes import GIB, gib
+from launcher.sizes import GIB, duration, gib
 from launcher.world import World
 
 
@@ -67,6 +67,7 @@ class Journal:
         skipped: SkippedSteps,
         log_every: int,
         boards: Boards,
+        stops_after: int | None = None,
         reopens: bool = False,
     ) -> None:
         self._run = run
@@ -74,6 +75,8 @@ class Journal:
         self._clock = clock
         self._console = console
         self._log_every = log_every
+        self._last_step = min(run.steps, stops_after or run.steps)
+        self._started_s = time.monotonic()
         self._agreement = agreement
         self._skipped = skipped
         self._pending: list[_Pending] = []
@@ -115,7 +118,7 @@ class Journal:
             self.flush()
         else:
             self._agreement.between_logged_steps(step)
-        self._console.progress("training", step, self._run.steps)
+        self._console.progress("training", step, self._last_step)
 
     def flush(self) -> None:
         """Make pending steps global, write them, and show the last one."""
@@ -249,24 +252,26 @@ class Journal:
             return
         step_s = sum(t.duration_s for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
-        flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
         norm = float(last.grad_norm)
         used = int(max(ranks.used_gib) * GIB)
-        self._console.line(
-            step_line(
-                {
-                    "step": str(last.step),
-                    "loss": f"{loss:.4f}",
-                    "grad_norm": f"{norm:.2f}",
-                    "lr": f"{last.lr:.1e}",
-                    "memory": f"{gib(used)}({percent(used, memory.capacity_bytes)})",
-                    "tps": f"{tokens_per_s:,.0f}",
-                    "tflops": f"{flops_per_s / 1e12:.2f}",
-                    "mfu": percent(flops_per_s, self._peak_flops),
-                }
-                | ({"slow": f"rank {straggler.rank}"} if straggler else {})
-            )
-        )
+        line = {
+            "step": f"{last.step} of {self._run.steps}",
+            "loss": f"{loss:.4f}",
+            "grad_norm": f"{norm:.2f}",
+            "lr": f"{last.lr:.1e}",
+            "memory": f"{gib(used)}({percent(used, memory.capacity_bytes)})",
+            "tps": f"{tokens_per_s:,.0f}",
+        }
+        if self._world.device.type == "cuda":  # of a CPU's peak nothing is known
+            flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
+            line["tflops"] = f"{flops_per_s / 1e12:.2f}"
+            line["mfu"] = percent(flops_per_s, self._peak_flops)
+        if straggler:
+            line["slow"] = f"rank {straggler.rank}"
+        line["elapsed"] = duration(time.monotonic() - self._started_s)
+        if steady and last.step < self._last_step:
+            line["left"] = duration(step_s * (self._last_step - last.step))
+        self._console.line(step_line(line))
         scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
         skipped = self._skipped.total + sum(not bool(p.applied) for p in self._pending)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}

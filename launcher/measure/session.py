@@ -46,7 +46,7 @@ class Session:
         self.preempted = False
         self.begun = 0  # steps, in this life of the run
         self.step = 0
-        self.console = RunConsole(enabled=world.is_main)
+        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
         self.folder, self._origin = open_folder(prepared, world)
         self.clock = PhaseClock(world.device)
         measure = self._config.measure
@@ -70,6 +70,7 @@ class Session:
             skipped=self.skipped,
             log_every=measure.log_every,
             boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
+            stops_after=loop.stop_after,
             reopens=self._origin.reopens,
         )
         self.sampler = None
@@ -226,6 +227,7 @@ class Session:
     def finish_preempted(self) -> None:
         """Say that the run is saved and can go on."""
         self.journal.secure()
+        self.console.at_the_end()
         if self._world.is_main:
             self.folder.write_status(
                 "preempted",
@@ -275,6 +277,7 @@ class Session:
         if failure is not None:
             raise failure
         if self._world.is_main:
+            self.console.at_the_end()
             for line in summary.lines(self.folder.path):
                 self.console.line(line)
             if self._peak is not None:  # the last act: the run is done without it

@@ -48,7 +48,7 @@ def refusal(setting: Setting) -> str | None:
     """Why a setting cannot run, or None."""
     rules: tuple[Callable[[Setting], Iterator[str]], ...] = (
         *(_optimizer, _moments, _in_backward),
-        *(_bf16_pure, _fp16, _fp8, _tf32),
+        *(_bf16_pure, _fp16, _fp8, _tf32, _schedule),
     )
     return next((sentence for rule in rules for sentence in rule(setting)), None)
 
@@ -180,3 +180,12 @@ def _tf32(setting: Setting) -> Iterator[str]:
         yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
     if optim.tf32 and optim.precision != "fp32":
         yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
+
+
+def _schedule(setting: Setting) -> Iterator[str]:
+    optim = setting.config.optim
+    if optim.decay_steps is not None and optim.schedule != "wsd":
+        yield (
+            f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
+            "leave it out, or give --schedule wsd"
+        )

@@ -17,7 +17,7 @@ from launcher.plan.machine import Machine
 from launcher.plan.need import Room, needed_bytes
 from launcher.plan.timing import step_seconds
 from launcher.resolve import Resolved, resolve
-from launcher.sizes import GIB, parse_bytes
+from launcher.sizes import gib, parse_bytes
 
 MOST: Final = 3
 PATIENCE_S: Final = 8.0
@@ -42,7 +42,7 @@ class Advice:
 
     def line(self) -> str:
         """Ready to paste."""
-        room = f"{self.needed_bytes / GIB:.2f}GiB of {self.memory_bytes / GIB:.2f}"
+        room = f"{gib(self.needed_bytes)} of {gib(self.memory_bytes)}"
         cost = ""
         if self.slower is not None:
             change = "slower" if self.slower >= 0 else "faster"

@@ -6,22 +6,25 @@ import gc
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
 from launcher.measure.records import Ledger
 from launcher.orphans import die_with
-from launcher.plan.allocator import replay
+from launcher.plan.allocator import AllocatorUse, replay
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice
 from launcher.plan.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
-from launcher.plan.timing import StepTime, step_seconds
+from launcher.plan.timing import StepTime, rated_type, step_seconds
 from launcher.resolve import Resolved
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -29,6 +32,8 @@ TIGHT_FROM: Final = 0.95
 """Share of the memory above which a prediction that is a few percent off would not fit."""
 CLEARLY_FITS: Final = 0.75
 """Share of the memory up to which live bytes fit whatever an allocator makes of them."""
+_done: "Synchronized[int]"
+"""In a process of the pool: how many choices all of them have assessed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +66,8 @@ class Assessment:
     used_bytes: int
     """Of the device, at the highest moment: what the allocator reserves, context, NCCL."""
     reserved_bytes: int
+    with_room_bytes: int
+    """What it would use of a device with room for all that the allocator likes to keep."""
     memory_bytes: int
     time: StepTime
     largest_micro_batch: int | None
@@ -76,6 +83,11 @@ class Assessment:
     def margin_bytes(self) -> int:
         """What is left; negative where it does not fit."""
         return self.memory_bytes - self.used_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Of tensors, at the highest moment."""
+        return self.prediction.peak_bytes
 
     @property
     def why_not(self) -> str:
@@ -111,29 +123,50 @@ def fixed_bytes(machine: Machine, world_size: int) -> int:
     return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
 
 
-def assess_all(choices: Sequence[Choice], place: Place) -> list[Assessment]:
-    """All of them, on all cores; what has one trace in common stays on one core."""
+def assess_all(
+    choices: Sequence[Choice], place: Place, progress: Callable[[int, int], None]
+) -> list[Assessment]:
+    """All of them, on all cores; what has one trace in common stays on one core.
+
+    `progress` is told how many are done, of how many.
+
+    Raises:
+        UserError: the machine has no rate for a precision.
+    """
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in choices:
+        rated_type(choice.runs[0], place.machine)  # rather than refused after a minute
         groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
     workers = min(len(groups), len(os.sched_getaffinity(0)))
-    # Forked, so that nothing is imported again.
-    fork = multiprocessing.get_context("fork")
-    with fork.Pool(workers, initializer=die_with, initargs=(os.getpid(),)) as pool:
+    context = multiprocessing.get_context("fork")  # so that nothing is imported again
+    done = context.Value("i", 0)
+    with context.Pool(workers, _start_worker, (done, os.getpid())) as pool:
         tasks = [(group, place) for group in groups.values()]
-        found = pool.starmap(_assess_group, tasks, chunksize=1)
-    return [assessment for group in found for assessment in group]
+        result = pool.starmap_async(_assess_group, tasks, chunksize=1)
+        while not result.ready():
+            progress(done.value, len(choices))
+            result.wait(0.2)
+    return [assessment for group in result.get() for assessment in group]
+
+
+def _start_worker(done: "Synchronized[int]", parent: int) -> None:
+    global _done
+    _done = done
+    die_with(parent)
 
 
 def _assess_group(group: Sequence[Choice], place: Place) -> list[Assessment]:
     torch.set_num_threads(1)
     gc.disable()  # which would walk over millions of events again and again; this process is short
-    found = [assess(choice, place) for choice in group]
-    # The events have served; they are long to send.
-    return [
-        dataclasses.replace(a, prediction=dataclasses.replace(a.prediction, events=[]))
-        for a in found
-    ]
+    found = []
+    for choice in group:
+        a = assess(choice, place)
+        # The events have served; they are long to send.
+        prediction = dataclasses.replace(a.prediction, events=[])
+        found.append(dataclasses.replace(a, prediction=prediction))
+        with _done.get_lock():
+            _done.value += 1
+    return found
 
 
 def assess(choice: Choice, place: Place) -> Assessment:
@@ -142,44 +175,76 @@ def assess(choice: Choice, place: Place) -> Assessment:
 
     def at(index: int) -> Assessment:
         if index not in known:
-            known[index] = assess_run(choice, choice.runs[index], place, replayed=False)
+            known[index] = _assess_run(choice, choice.runs[index], place)
         return known[index]
 
     # Larger micro-batches need more, so the largest that fits is found by halving.
     runs = range(len(choice.runs))
     largest = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict == "does not fit") - 1
     if largest < 0:
-        return at(0)
+        return _replayed(at(0), place)
     safe = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict != "fits") - 1
     speeds = [_time(run, place).tokens_per_s for run in choice.runs[: max(safe, 0) + 1]]
     best = at(max(range(len(speeds)), key=speeds.__getitem__))
-    reserved = _reserved_bytes(best.prediction, place)
     return dataclasses.replace(
-        best,
-        reserved_bytes=reserved,
-        used_bytes=reserved + place.fixed_bytes,
+        _replayed(best, place),
         largest_micro_batch=choice.runs[largest].config.data.micro_batch,
     )
 
 
-def assess_run(choice: Choice, run: Resolved, place: Place, *, replayed: bool = True) -> Assessment:
-    """One choice at one micro-batch.
+def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
+    """One choice at one micro-batch: enough to say whether it fits.
 
-    Without `replayed`, live bytes stand in for reserved ones where it clearly fits with them:
-    replaying takes as long as predicting.
+    Live bytes stand in for reserved ones where it clearly fits with them: replaying takes as long
+    as predicting.
     """
     prediction = predict(run, world_size=place.world_size, device_type=place.device_type)
-    reserved = _reserved_bytes(prediction, place, replayed=replayed)
+    live = prediction.peak_bytes + _workspace_bytes(place)
+    limit = place.memory_bytes - place.fixed_bytes
+    reserved = live
+    if (
+        place.device_type == "cuda"
+        and CLEARLY_FITS < (live + place.fixed_bytes) / place.memory_bytes <= 1
+    ):
+        use = _replay(prediction, place, limit_bytes=limit)
+        reserved = limit + 1 if use.out_of_memory else use.peak_reserved_bytes
     return Assessment(
         choice=choice,
         run=run,
         prediction=prediction,
         used_bytes=reserved + place.fixed_bytes,
         reserved_bytes=reserved,
+        with_room_bytes=reserved + place.fixed_bytes,
         memory_bytes=place.memory_bytes,
         time=_time(run, place),
         largest_micro_batch=None,
     )
+
+
+def _replayed(a: Assessment, place: Place) -> Assessment:
+    """The same with what the allocator really holds: within the memory there is, and with room."""
+    limit = place.memory_bytes - place.fixed_bytes
+    if place.device_type == "cpu" or a.live_bytes + _workspace_bytes(place) > limit:
+        return a  # there is no allocator, or nothing that it could do
+    use = within = _replay(a.prediction, place, limit_bytes=limit)
+    if within.retries:
+        use = _replay(a.prediction, place, limit_bytes=None)
+    reserved = (use if within.out_of_memory else within).peak_reserved_bytes
+    return dataclasses.replace(
+        a,
+        reserved_bytes=reserved,
+        used_bytes=reserved + place.fixed_bytes,
+        with_room_bytes=use.peak_reserved_bytes + place.fixed_bytes,
+    )
+
+
+def _workspace_bytes(place: Place) -> int:
+    gpu = find_gpu(place.machine.name)
+    return 0 if gpu is None else gpu.cublas_workspace_bytes
+
+
+def _replay(prediction: Prediction, place: Place, *, limit_bytes: int | None) -> AllocatorUse:
+    return replay([(-1, _workspace_bytes(place)), *prediction.events], limit_bytes=limit_bytes)
 
 
 def gpu_name(machine: Machine) -> str:
@@ -206,21 +271,6 @@ def _time(run: Resolved, place: Place) -> StepTime:
         backward_s=ratio * time.backward_s,
         step_s=ratio * time.step_s,
     )
-
-
-def _reserved_bytes(prediction: Prediction, place: Place, *, replayed: bool = True) -> int:
-    """What the allocator holds at the highest moment; live bytes where even they do not fit."""
-    live = prediction.peak_bytes
-    if place.device_type == "cpu":
-        return live
-    gpu = find_gpu(place.machine.name)
-    workspace = 0 if gpu is None else gpu.cublas_workspace_bytes
-    share = (live + workspace + place.fixed_bytes) / place.memory_bytes
-    if share > 1 or (share < CLEARLY_FITS and not replayed):
-        return live + workspace
-    limit = place.memory_bytes - place.fixed_bytes
-    use = replay([(-1, workspace), *prediction.events], limit_bytes=limit)
-    return limit + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 
 def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:

@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import yaml
 
@@ -18,8 +18,17 @@ from launcher.plan.candidates import PRECISIONS, choices, given_fields
 from launcher.plan.hardware import GPUS, Gpu
 from launcher.plan.machine import Machine
 from launcher.plan.options import parse_options
-from launcher.plan.table import as_records, closing_lines, opening_lines, table
+from launcher.plan.table import (
+    allocator_lines,
+    as_records,
+    best_of_each,
+    closing_lines,
+    opening_lines,
+    table,
+)
+from launcher.plan.waiting import Waiting
 from launcher.sizes import gib, parse_bytes
+from launcher.tables import say
 
 GPUS_PER_NODE = 8
 
@@ -30,7 +39,18 @@ def main(argv: Sequence[str]) -> int:
         options, training = parse_options(argv)
         place, notes = find_place(options)
         config = parse_run_config(training, "shardscale plan", place.world_size)
-        found = plan(config, given_fields(training, config), place, goal=options.goal)
+        waiting = Waiting()
+        silent = options.quiet or str(options.json) == "-"
+        try:
+            found = plan(
+                config,
+                given_fields(training, config),
+                place,
+                goal=options.goal,
+                progress=_silence if silent else waiting,
+            )
+        finally:
+            waiting.close()
         show(found, options, training, place, notes)
     except UserError as error:
         print(f"shardscale: {error}", file=sys.stderr)
@@ -38,7 +58,18 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list[Assessment]:
+def _silence(done: int, total: int) -> None:
+    pass
+
+
+def plan(
+    config: RunConfig,
+    fixed: set[str],
+    place: Place,
+    *,
+    goal: str,
+    progress: Callable[[int, int], None] = _silence,
+) -> list[Assessment]:
     """Every choice, best first.
 
     Raises:
@@ -60,6 +91,7 @@ def plan(config: RunConfig, fixed: set[str], place: Place, *, goal: str) -> list
                 precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
             ),
             place,
+            progress,
         )
         if any(a.verdict == "fits" for a in found):
             break
@@ -141,10 +173,13 @@ def show(
         print(text, end="")
     else:
         for line in opening_lines(best, place, notes):
-            print(line)
-        table(found, place, price=options.price_per_gpu_hour, show_all=options.all)
-        for line in closing_lines(found, place, command):
-            print(line)
+            say(line)
+        shown = found if options.all else best_of_each(found)
+        table(shown, place, price=options.price_per_gpu_hour, choices=len(found))
+        for line in (*allocator_lines(shown, place), *closing_lines(found, place)):
+            say(line)
+        if best.verdict != "does not fit":
+            print(f"\n  {command}")
     if options.apply is not None and not applied:
         raise UserError(f"--apply {options.apply}: nothing fits, so nothing is written")
 

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, Final, Self
 
 import psutil
@@ -17,6 +16,7 @@ import torch
 from launcher.config import RunConfig
 from launcher.data.cache import default_cache_dir, write_atomically
 from launcher.errors import UserError
+from launcher.version import version_of
 
 SCHEMA_VERSION: Final = 2
 SAME_MEMORY: Final = (0.99, 1.1)
@@ -28,7 +28,7 @@ WITHOUT_EFFECT: Final = frozenset(
         *("test_batches", "save_last"),
         *("save_minutes", "stop_after", "resume", "seed", "out", "collective_timeout_s"),
         *("max_skipped_steps", "lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
-        *("eps", "log_every"),
+        *("eps", "log_every", "log_level", "quiet", "schedule", "decay_steps"),
     }
 )
 ASK_CUDA = """
@@ -90,7 +90,7 @@ class FoundSizes:
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
             "threads": os.environ.get("OMP_NUM_THREADS"),
-            "packages": {name: _version(name) for name in ("shardscale", "torch", "deepspeed")},
+            "packages": {name: version_of(name) for name in ("shardscale", "torch", "deepspeed")},
         }
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self._path = default_cache_dir() / "micro-batch" / f"{name}.json"
@@ -125,10 +125,3 @@ class FoundSizes:
             write_atomically(self._path, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{self._path}: cannot be written ({error.strerror})") from None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

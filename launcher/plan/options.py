@@ -30,6 +30,7 @@ def _parser() -> OptionParser:
     add("--profile", type=Path, metavar="FILE", help="rates that `shardscale profile` has measured")
     add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
+    add("--quiet", action="store_true", help="no progress while it is planned")
     add("--all", action="store_true", help="show every choice, not only the best of each sharding")
     parser.add_argument(
         "--json",

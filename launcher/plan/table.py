@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from launcher.plan.assess import Assessment, Place
 from launcher.sizes import gib
+from launcher.tables import MUST, SHY, Column, print_table, say
 
 LINES = ("params", "master", "grads", "optimizer", "buffers", "activations", "temporary")
 
@@ -29,48 +29,55 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
     return lines
 
 
-def table(
-    found: Sequence[Assessment], place: Place, *, price: float | None, show_all: bool
-) -> None:
-    """Print one row for each choice; of each way of sharding only the best, unless `show_all`."""
-    shown = list(found) if show_all else _best_of_each(found)
-    grid = Table(title=None, header_style="bold", expand=False)
-    for name, justify in (
-        *(("sharding", "left"), ("precision", "left"), ("checkpointing", "left")),
-        *(("micro-batch", "right"), ("largest", "right"), ("predicted", "right")),
-        *(("of memory", "right"), ("", "left"), ("s/step", "right"), ("tokens/s", "right")),
-    ):
-        grid.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-    if price is not None:
-        grid.add_column("per M tokens", justify="right", no_wrap=True)
-    grid.add_column("highest in", overflow="fold")
-    styles = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+COLUMNS = (
+    Column(title="sharding", rank=MUST),
+    Column(title=f"micro{SHY}batch", rank=1, right=True),
+    Column(title="precision", rank=3),
+    Column(title=f"check{SHY}pointing", rank=4),
+    Column(title="predicted", rank=MUST, right=True),
+    Column(title="of memory", rank=6, right=True),
+    Column(title="verdict", rank=MUST),
+    Column(title="s/step", rank=2, right=True),
+    Column(title="tokens/s", rank=5, right=True),
+    Column(title="largest batch", rank=7, right=True),
+)
+PRICE = Column(title="per M tokens", rank=2, right=True)
+WHERE = Column(title="highest in", rank=8)
+_STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+
+
+def table(shown: Sequence[Assessment], place: Place, *, price: float | None, choices: int) -> None:
+    """Print one row for each of the best of all `choices`."""
+    columns = [*COLUMNS, *([] if price is None else [PRICE]), WHERE]
+    rows: list[list[str | Text]] = []
     for a in shown:
         fits = a.verdict != "does not fit"
-        cells = [
-            a.choice.label,
-            a.choice.precision,
-            a.choice.checkpointing,
-            str(a.run.config.data.micro_batch),
-            str(a.largest_micro_batch or "-"),
-            gib(a.used_bytes),
-            f"{a.used_bytes / a.memory_bytes:.0%}",
-            f"[{styles[a.verdict]}]{a.verdict}[/]",
-            f"{a.time.total_s:.3g}" if fits else "-",
-            f"{a.time.tokens_per_s:,.0f}" if fits else "-",
-        ]
+        cost = []
         if price is not None:
-            cells.append(f"{cost_per_million_tokens(a, place, price):.3f}" if fits else "-")
-        grid.add_row(*cells, a.why_not)
-    console = Console()
-    # Piped, there is no screen to fit into.
-    Console(width=None if console.is_terminal else 200).print(grid)
-    if len(shown) < len(found):
-        print(f"the best of each way of sharding; all {len(found)} choices with --all or --json")
+            cost = [f"{cost_per_million_tokens(a, place, price):.3f}" if fits else "-"]
+        rows.append(
+            [
+                a.choice.label,
+                str(a.run.config.data.micro_batch),
+                a.choice.precision,
+                a.choice.checkpointing,
+                gib(a.used_bytes),
+                f"{a.used_bytes / a.memory_bytes:.0%}",
+                Text(a.verdict, _STYLES[a.verdict]),
+                f"{a.time.total_s:.3g}" if fits else "-",
+                f"{a.time.tokens_per_s:,.0f}" if fits else "-",
+                str(a.largest_micro_batch or "-"),
+                *cost,
+                a.why_not,
+            ]
+        )
+    print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
+    if len(shown) < choices:
+        say(f"the best of each way of sharding; all {choices} choices with --all or --json")
 
 
-def closing_lines(found: Sequence[Assessment], place: Place, command: str) -> Iterable[str]:
-    """The command for the best one; or what is missing."""
+def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
+    """What the best one needs and leaves; or what is missing."""
     best = found[0]
     if best.verdict == "does not fit":
         yield (
@@ -86,8 +93,29 @@ def closing_lines(found: Sequence[Assessment], place: Place, command: str) -> It
             f" and {gib(ranks * best.prediction.disk_bytes)} of disk for what is offloaded"
         )
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
-    yield ""
-    yield f"  {command}"
+
+
+def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
+    """Why the same run is predicted to take another size of another GPU."""
+    if place.device_type == "cpu":
+        return
+    best = shown[0]
+    kept = best.used_bytes - best.live_bytes - place.fixed_bytes
+    if kept > 0:
+        yield (
+            f"predicted {gib(best.used_bytes)} = tensors {gib(best.live_bytes)} + "
+            f"{gib(place.fixed_bytes)} + what CUDA's allocator keeps beside them {gib(kept)}"
+        )
+    squeezed = [a for a in shown if a.with_room_bytes > a.used_bytes]
+    if squeezed:
+        cases = (
+            f"{a.choice.label} takes {gib(a.used_bytes)} here, {gib(a.with_room_bytes)} there"
+            for a in squeezed[:3]
+        )
+        yield (
+            "on a larger GPU the allocator would keep more freed blocks, which it gives back here: "
+            + "; ".join(cases)
+        )
 
 
 def cost_per_million_tokens(a: Assessment, place: Place, price: float) -> float:
@@ -126,7 +154,8 @@ def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]
     ]
 
 
-def _best_of_each(found: Sequence[Assessment]) -> list[Assessment]:
+def best_of_each(found: Sequence[Assessment]) -> list[Assessment]:
+    """The first of each way of sharding."""
     best: dict[str, Assessment] = {}
     for a in found:
         best.setdefault(a.choice.label, a)

@@ -109,13 +109,7 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine) -> float:
     Raises:
         UserError: the machine computes nothing in this precision.
     """
-    precision = resolved.config.optim.precision
-    type_ = _compute_type(resolved)
-    if type_ not in machine.matmul_flops_per_s:
-        known = ", ".join(machine.matmul_flops_per_s)
-        raise UserError(
-            f"--precision {precision}: {machine.name} has no rate for {type_}: it has {known}"
-        )
+    type_ = rated_type(resolved, machine)
     device_s = (
         work.matmul_flops / machine.matmul_flops_per_s[type_]
         + work.attention_flops / machine.attention_flops_per_s[type_]
@@ -124,6 +118,22 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine) -> float:
     )
     host_s = work.operators * machine.operator_s
     return max(device_s, host_s) if machine.overlaps else device_s + host_s
+
+
+def rated_type(resolved: Resolved, machine: Machine) -> str:
+    """The type of the matmuls, in which the machine computes.
+
+    Raises:
+        UserError: it does not.
+    """
+    type_ = _compute_type(resolved)
+    if type_ not in machine.matmul_flops_per_s:
+        known = ", ".join(machine.matmul_flops_per_s)
+        raise UserError(
+            f"--precision {resolved.config.optim.precision}: {machine.name} has no rate for "
+            f"{type_}: it has {known}"
+        )
+    return type_
 
 
 def accumulate_s(resolved: Resolved, machine: Machine) -> float:

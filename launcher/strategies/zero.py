@@ -138,14 +138,15 @@ def import_deepspeed(device: torch.device) -> Any:
         os.environ["DS_ACCELERATOR"] = "cpu"
     # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
-    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    level = logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.ERROR
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", logging.getLevelName(level).lower())
     with importing():
         import deepspeed
         import deepspeed.ops
         from deepspeed.utils import logger
 
         _import_muon_uncompiled()
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(level)
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

@@ -54,7 +54,7 @@ def _check(job: Job) -> Path | None:
         world_size=job.world_size,
         device_type="cuda" if job.gpus_per_node else "cpu",
     )
-    sources.resolve(config.data.data)
+    sources.resolve(config.data.data, config.data.data_field, config.data.stream_bytes)
     assert config.loop.out is not None
     check_run_folder(config.loop.out)
     job.check_output()

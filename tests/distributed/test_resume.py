@@ -34,10 +34,10 @@ def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]
 
 def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
-    whole = train(1, tmp_path / "whole", text, "--micro-batch=8")
-    first = train(
-        2, tmp_path / "a", text, "--micro-batch=4", "--zero=2", "--stop-after=5", "--save-every=2"
-    )
+    schedule = ("--schedule=wsd", "--decay-steps=4")
+    whole = train(1, tmp_path / "whole", text, "--micro-batch=8", *schedule)
+    shorter = ("--stop-after=5", "--save-every=2")
+    first = train(2, tmp_path / "a", text, "--micro-batch=4", "--zero=2", *shorter, *schedule)
     assert [record["step"] for record in first] == [1, 2, 3, 4, 5]
     saved = sorted(path.name for path in (tmp_path / "a" / "checkpoints").glob("step-*"))
     assert saved == ["step-00000002", "step-00000004", "step-00000005"]
@@ -48,7 +48,10 @@ def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
         "--micro-batch=2",
         "--strategy=fsdp",
         f"--resume={tmp_path / 'a'}",
+        *schedule,
     )
+    rates = [record["lr"] for record in whole]
+    assert rates[7] == max(rates) > rates[8] > rates[-1]  # it has begun to decay
     assert [record["step"] for record in then] == list(range(6, STEPS + 1))
     for expected, found in zip(whole, [*first, *then], strict=True):
         assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)

@@ -44,6 +44,8 @@ NOT_DEFAULT: dict[str, str] = {
     "offload_param": "cpu",
     "precision": "bf16",
     "optimizer": "adam",
+    "schedule": "wsd",
+    "log_level": "error",
     "moments_dtype": "bf16",
     "momentum": "0.5",
     "device": "cpu",

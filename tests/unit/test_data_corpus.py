@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from launcher.data.build import split_of, take_survey
 from launcher.data.formats import cut
 from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import resolve
+from launcher.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -299,3 +301,39 @@ def test_the_cache_folder_follows_the_environment(
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "own"))
     open_corpus(**settings, seq_len=16)
     assert (tmp_path / "own/corpora").is_dir()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_the_text_is_in_the_field_that_is_named(tmp_path: Path, suffix: str) -> None:
+    rows = [{"text": "unused", "body": f"words and {n} more words"} for n in range(150)]
+    for name, keys in (("named", {"text": "text", "body": "body"}), ("usual", {"body": "text"})):
+        path = tmp_path / f"{name}.{suffix}"
+        renamed = [{keys[k]: row[k] for k in keys} for row in rows]
+        if suffix == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in renamed))
+        else:
+            pq.write_table(pa.Table.from_pylist(renamed), path)
+    settings: Any = {"tokenizer": "byte", "vocab_size": 257, "seq_len": 16}
+    settings |= {"cache_dir": tmp_path / "cache", "show_progress": False}
+    named = tmp_path / f"named.{suffix}"
+    found = open_corpus(data=str(named), field="body", **settings)
+    usual = open_corpus(data=f"{tmp_path}/usual.{suffix}", **settings)
+    assert found.fingerprint == usual.fingerprint
+    # The same file under its usual field is another corpus, not the cached one.
+    assert open_corpus(data=str(named), **settings).fingerprint != found.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("data", "flags", "says"),
+    [
+        ("stdlib", {"field": "body"}, "--data-field body: --data stdlib holds no .jsonl"),
+        ("a.txt", {"field": "body"}, "--data-field body: --data "),
+        ("a.txt", {"stream_bytes": 5}, "--data-stream is for --data hf:NAME"),
+    ],
+)
+def test_flags_that_the_data_has_no_use_for(
+    data: str, flags: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    with pytest.raises(UserError, match=says):
+        resolve(data if data == "stdlib" else str(tmp_path / data), **flags)

@@ -94,7 +94,7 @@ def test_parquet_without_a_text_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a"], "id": [1]}), path)
     message = refusal(path)
     assert f"{path} has no column 'text' (columns: content, id)" in message
-    assert "rename" in message
+    assert "--data-field" in message
 
 
 def test_parquet_with_numbers_as_text(tmp_path: Path) -> None:

@@ -126,6 +126,51 @@ def test_a_dataset_without_a_text_column(tmp_path: Path) -> None:
     assert "has no column 'text' (columns: body, id)" in message
 
 
+def test_a_split_is_read_and_an_unknown_one_names_the_known_ones(
+    tmp_path: Path, dataset: Path
+) -> None:
+    pytest.importorskip("datasets")
+    texts = [f"other {n}" for n in range(200)]
+    pq.write_table(pa.table({"id": range(200), "text": texts}), dataset / "test.parquet")
+    split = opened(tmp_path, data=f"hf:{dataset}@test")
+    assert "200 documents" in str(split["description"])
+    streamed = opened(tmp_path, data=f"hf:{dataset}@test", stream_bytes=10**9)
+    assert streamed["fingerprint"] == split["fingerprint"]
+    message = str(opened(tmp_path, data=f"hf:{dataset}@dev")["refused"])
+    assert "dev" in message
+    assert "train" in message
+
+
+def test_a_stream_is_the_beginning_of_the_text_however_often_it_is_read(
+    tmp_path: Path, dataset: Path
+) -> None:
+    pytest.importorskip("datasets")
+    whole = opened(tmp_path, data=f"hf:{dataset}")
+    found = [
+        opened(tmp_path / cache, data=f"hf:{dataset}", stream_bytes=5000) for cache in ("a", "b")
+    ]
+    assert found[0]["fingerprint"] == found[1]["fingerprint"]
+    assert found[0]["tokens"] == whole["tokens"][: len(found[0]["tokens"])]
+    documents = int(str(found[0]["description"]).split(": ")[1].split()[0])
+    assert 50 < documents < 300
+    warm = opened(tmp_path / "a", data=f"hf:{dataset}", stream_bytes=5000, missing=("datasets",))
+    assert warm["fingerprint"] == found[0]["fingerprint"]
+
+
+def test_the_field_is_the_users(tmp_path: Path, dataset: Path) -> None:
+    pytest.importorskip("datasets")
+    texts = pq.read_table(dataset / "train.parquet").column("text").to_pylist()
+    (tmp_path / "other").mkdir()
+    table = pa.table({"text": ["unused"] * len(texts), "body": texts})
+    pq.write_table(table, tmp_path / "other" / "train.parquet")
+    usual = opened(tmp_path, data=f"hf:{dataset}")
+    named = opened(tmp_path, data=f"hf:{tmp_path}/other", field="body", stream_bytes=10**9)
+    assert named["fingerprint"] == usual["fingerprint"]
+    message = str(opened(tmp_path, data=f"hf:{tmp_path}/other", field="bodi")["refused"])
+    assert "has no column 'bodi' (columns: text, body)" in message
+    assert "--data-field" in message
+
+
 def test_an_unknown_configuration_names_the_known_ones(tmp_path: Path, dataset: Path) -> None:
     pytest.importorskip("datasets")
     message = str(opened(tmp_path, data=f"hf:{dataset}:fancy")["refused"])

@@ -26,11 +26,14 @@ LAYERS = (
         "launcher.orphans",
         "launcher.page",
         "launcher.startup",
+        "launcher.verbs",
+        "launcher.version",
     ),
-    ("launcher.flags", "launcher.sizes"),
+    ("launcher.flags", "launcher.sizes", "launcher.tables"),
     ("launcher.yaml_file",),
     (
         "launcher.meeting",
+        "launcher.model_choice",
         "launcher.offload_choice",
         "launcher.oom_killer",
         "launcher.optim_choice",
@@ -57,6 +60,7 @@ LAYERS = (
     ("launcher.probe",),
     ("launcher.compare",),
     ("launcher.submit",),
+    ("launcher.completion",),
     ("launcher.__main__",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -1,15 +1,19 @@
 """AdamW against the textbook in fp64, the two parameter groups, and the schedule at its edges."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.config import OptimChoice
+from launcher.config import OptimChoice, RunConfig
+from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.optim import build_optimizer, learning_rate, parameter_groups
+from launcher.optim_choice import Schedule
+from launcher.resolve import resolve
 
 
 def test_schedule_at_its_edges() -> None:
@@ -109,3 +113,56 @@ def test_fused_adamw_is_the_textbooks_adamw() -> None:
         decay = choice.weight_decay if parameter.dim() == 2 else 0.0
         expected = reference_adamw(first, seen, rates, choice, decay)
         torch.testing.assert_close(parameter.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]),
+        ("wsd", [0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
+    ],
+)
+def test_schedules_as_numbers(schedule: Schedule, rates: list[float]) -> None:
+    choice = OptimChoice(
+        lr=1.0,
+        warmup_steps=2,
+        min_lr_ratio=0.2,
+        schedule=schedule,
+        decay_steps=4 if schedule == "wsd" else None,
+    )
+    found = [learning_rate(step, choice, 10) for step in range(1, 11)]
+    assert found == pytest.approx(rates)
+    # Beyond the schedule, where only --stop-after or a shorter --steps leads, nothing goes up.
+    assert learning_rate(11, choice, 10) == pytest.approx(rates[-1])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("warmup", [None, 0, 1, 5, 200])
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_every_schedule_stays_between_its_ends(
+    schedule: Schedule, warmup: int | None, steps: int
+) -> None:
+    choice = OptimChoice(lr=2.0, schedule=schedule, warmup_steps=warmup, min_lr_ratio=0.25)
+    rates = [learning_rate(step, choice, steps) for step in range(1, steps + 1)]
+    length = warmup if warmup is not None else max(1, steps // 50)
+    after = rates[length:]
+    assert all(0.5 <= rate <= 2.0 for rate in after)
+    assert after == sorted(after, reverse=True)
+    if schedule != "constant" and steps > length:
+        assert rates[-1] == pytest.approx(0.5)
+
+
+def test_a_decay_takes_a_fifth_unless_told_and_at_most_what_warm_up_leaves() -> None:
+    choice = OptimChoice(lr=1.0, schedule="wsd", warmup_steps=10, min_lr_ratio=0.0)
+    rates = [learning_rate(step, choice, 100) for step in range(1, 101)]
+    assert (rates[79], rates[80] < 1, rates[99]) == (1.0, True, 0.0)
+    long = OptimChoice(lr=1.0, schedule="wsd", warmup_steps=10, decay_steps=500, min_lr_ratio=0.0)
+    assert [learning_rate(s, long, 20) for s in (10, 15, 20)] == pytest.approx([1, 0.5, 0])
+
+
+def test_decay_steps_belong_to_their_schedule() -> None:
+    config = RunConfig().replace(decay_steps=5)
+    with pytest.raises(UserError, match="--decay-steps 5 belongs to --schedule wsd, not cosine"):
+        resolve(config, world_size=1, device_type="cpu")
+    resolve(config.replace(schedule="wsd"), world_size=1, device_type="cpu")

@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from launcher.arguments import parse_run_config
-from launcher.plan.cli import main
+from launcher.plan.assess import Assessment, Place, assess
+from launcher.plan.candidates import choices, given_fields
+from launcher.plan.cli import find_place, main, plan
+from launcher.plan.hardware import MIB
+from launcher.plan.machine import Machine
+from launcher.plan.options import parse_options
+from launcher.plan.waiting import Waiting
+from launcher.sizes import gib
 from launcher.torchrun import split_command
 
 NARROW = ["--model", "nano", "--activation-checkpointing", "none", "--precision", "bf16"]
@@ -63,6 +70,63 @@ def test_what_fits_nowhere_says_what_is_missing(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "nothing fits: the smallest" in shown
     assert "torchrun" not in shown
+
+
+def assessed(memory_bytes: int) -> Assessment:
+    options = ["--model", "nano", "--vocab-size", "50304", "--precision", "bf16"]
+    options += ["--micro-batch", "8", "--strategy", "fsdp", "--activation-checkpointing", "none"]
+    machine = Machine.of_gpu("A100-40GB", ranks_per_node=2)
+    place = Place(
+        machine=machine, world_size=2, ranks_per_node=2, memory_bytes=memory_bytes, fixed_bytes=MIB
+    )
+    config = parse_run_config(options)
+    sizes = {"world_size": 2, "ranks_per_node": 2, "device_type": "cuda"}
+    found = choices(config, given_fields(options, config), **sizes)
+    return assess(next(c for c in found if c.label == "fsdp"), place)
+
+
+def test_what_the_allocator_makes_of_less_memory_is_told() -> None:
+    """Between its tensors and what the allocator likes to keep, a run takes what there is."""
+    with_room = assessed(64 << 30)
+    assert with_room.with_room_bytes == with_room.used_bytes
+    least = with_room.live_bytes + MIB
+    assert with_room.used_bytes - least > 8 * MIB
+    verdicts = set()
+    for memory_bytes in range(least, with_room.used_bytes + 2 * MIB, 2 * MIB):
+        a = assessed(memory_bytes)
+        verdicts.add(a.verdict)
+        assert a.with_room_bytes in (with_room.used_bytes, a.used_bytes)
+        if a.verdict == "does not fit":
+            assert gib(-a.margin_bytes) not in ("0", "1B")
+            assert -a.margin_bytes >= min(2**10, with_room.used_bytes - memory_bytes)
+        else:
+            assert a.used_bytes <= memory_bytes
+    assert "does not fit" in verdicts
+    assert verdicts & {"tight", "fits"}
+
+
+def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = Waiting()
+    waiting._said_s -= 100
+    waiting(3, 12)
+    waiting(4, 12)  # sparse where nobody looks on
+    waiting.close()
+    said = capsys.readouterr().err
+    assert said.startswith("planning: 3 of 12 choices, 0 s, about 0 s left")
+    assert said.count("\n") == 1
+    told: list[tuple[int, int]] = []
+    options = [*NARROW, "--strategy", "fsdp", "--micro-batch", "1"]
+    config = parse_run_config(options)
+    place, _ = find_place(parse_options(PLACE)[0])
+    found = plan(
+        config,
+        given_fields(options, config),
+        place,
+        goal="fastest",
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[0][0] == 0
+    assert {total for _, total in told} == {len(found)}
 
 
 @pytest.mark.parametrize(

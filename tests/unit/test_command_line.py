@@ -1,0 +1,176 @@
+"""The command line itself: versions, help, completion, what is said."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from launcher import completion
+from launcher.measure.console import LEVELS, RunConsole
+from launcher.startup import libraries_say
+from launcher.torchrun import main as torchrun
+from launcher.verbs import VERBS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_version_says_what_is_installed_and_imports_none_of_it() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['shardscale', '--version']\n"
+        "runpy.run_module('launcher', run_name='__main__')\n"
+        "print('loaded:', *sorted(set(sys.modules) & {'torch', 'deepspeed', 'numpy'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    others = r"torch \d\S+, deepspeed \d\S+, Python 3\S+"
+    assert re.fullmatch(rf"shardscale {re.escape(version)} \({others}\)\nloaded:\n", done.stdout)
+
+
+def test_help_of_run_lists_nproc(capsys: pytest.CaptureFixture[str]) -> None:
+    torchrun(["--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: torchrun ")
+    assert "--nproc NPROC_PER_NODE, --nproc-per-node" in shown
+    assert "shardscale train --help" in shown
+
+
+@pytest.fixture(scope="module")
+def flags() -> dict[str, completion.Flags]:
+    return {verb: completion._flags_of(verb) for verb in VERBS}
+
+
+def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) -> None:
+    from launcher.config import field_types
+    from launcher.flags import flag
+
+    assert set(flags["train"]) > {flag(name) for name in field_types()}
+    assert flags["train"]["--schedule"] == ["cosine", "linear", "constant", "wsd"]
+    assert flags["train"]["--zero"] == ["0", "1", "2", "3"]
+    assert flags["plan"]["--goal"] == ["fastest", "least-memory", "largest-batch", "largest-model"]
+    assert flags["plan"]["--gpus"] == []
+    for verb in set(VERBS) - {"completion"}:
+        assert "--help" in flags[verb], verb
+
+
+COMPLETE = """
+source {script}
+COMP_WORDS=(shardscale {words})
+COMP_CWORD={number}
+_shardscale
+echo "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("pla", "plan"),
+        ("train --sched", "--schedule"),
+        ("train --schedule w", "wsd"),
+        ("sweep --precision bf16-", "bf16-pure"),
+        ("plan --goal least", "least-memory"),
+        ("run --npro", "--nproc --nproc-per-node --nproc_per_node"),
+        ("completion f", "fish"),
+        ("train --data x", ""),
+    ],
+)
+def test_bash_completes(
+    words: str, found: str, flags: dict[str, completion.Flags], tmp_path: Path
+) -> None:
+    everything = {v: flags["train"] | own if own else own for v, own in flags.items()}
+    script = tmp_path / "script"
+    script.write_text(completion._bash(everything, zsh=False))
+    code = COMPLETE.format(script=script, words=words, number=len(words.split()))
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (found, "")
+
+
+def test_zsh_reads_the_same_script(flags: dict[str, completion.Flags]) -> None:
+    text = completion._bash(flags, zsh=True)
+    first, _, rest = text.partition("\n")
+    assert "bashcompinit" in first
+    assert rest == completion._bash(flags, zsh=False)
+    if shutil.which("zsh"):
+        done = subprocess.run(["zsh", "-n"], input=text, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_fish_gets_a_line_for_each_verb_and_flag(flags: dict[str, completion.Flags]) -> None:
+    lines = completion._fish(flags).splitlines()
+    assert sum("__fish_use_subcommand" in line for line in lines) == len(VERBS)
+    assert (
+        "complete -c shardscale -n '__fish_seen_subcommand_from train' -l schedule "
+        "-xa 'cosine linear constant wsd'" in lines
+    )
+    if shutil.which("fish"):
+        text = "\n".join([*lines, "complete -C 'shardscale train --schedule w'"])
+        done = subprocess.run(["fish", "-c", text], capture_output=True, text=True, timeout=60)
+        assert (done.stdout.strip(), done.stderr) == ("wsd", "")
+
+
+@pytest.mark.parametrize("argv", [[], ["tcsh"], ["bash", "zsh"]])
+def test_other_shells_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert completion.main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("shardscale: completion ")
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("says", LEVELS)
+def test_only_so_much_is_said_until_the_end(says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    console = RunConsole(enabled=True, says=says)
+    for level in LEVELS:
+        console.line(level, level)
+    console.at_the_end()
+    console.line("done")
+    assert capsys.readouterr().out.split() == [*LEVELS[LEVELS.index(says) :], "done"]
+
+
+def test_libraries_say_what_was_asked_for() -> None:
+    code = (
+        "import logging, sys; from launcher.startup import libraries_say\n"
+        "libraries_say(sys.argv[1])\n"
+        "for level in ('debug', 'info', 'warning', 'error'):\n"
+        "    getattr(logging.getLogger('torch.x'), level)(level)"
+    )
+    for level, said in (("debug", 4), ("info", 2), ("warning", 2), ("error", 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, level],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert len(done.stderr.splitlines()) == said, done.stderr
+
+
+def test_a_quiet_run_says_how_it_ended(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("A few words that say nothing of much interest to anyone. " * 400)
+    flags = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --context 32"
+    flags += f" --steps 3 --micro-batch 2 --data {text} --out {tmp_path / 'run'} --quiet"
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train", *flags.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    assert [line.split(": ")[0].split(" (")[0] for line in said] == ["done", "peak memory"]
+
+
+def test_a_users_own_choice_for_a_library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASETS_VERBOSITY", "info")
+    libraries_say("warning")
+    assert os.environ["DATASETS_VERBOSITY"] == "info"
