@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from launcher.checkpoint import Checkpointer, DamagedCheckpoint, SaveError
-from launcher.checkpoint.index import _digest
+from launcher.checkpoint.document import digest as _digest
 from launcher.config import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT

@@ -463,7 +463,7 @@ EXTREMES = (
 )
 
 
-@pytest.mark.parametrize("name", [*KEYS, *SECTIONS, *RENAMED])
+@pytest.mark.parametrize("name", sorted({*KEYS, *SECTIONS, *RENAMED}))
 def test_extremes_of_every_key_are_taken_or_refused_in_one_sentence(name: str, path: Path) -> None:
     taken = []
     config = RunConfig().replace(deepspeed=path)
