@@ -8,9 +8,13 @@ waiting (bench/startup.py).
 
 import contextlib
 import gc
+import importlib.machinery
 import os
 import sys
 from collections.abc import Iterator
+
+import launcher
+from launcher.errors import UserError
 
 
 @contextlib.contextmanager
@@ -37,3 +41,22 @@ def reader_may_leave() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def require_own_package() -> None:
+    """Refuse where `python -m launcher...`, which starts ranks, would find another `launcher`.
+
+    Raises:
+        UserError: in the working folder, or on PYTHONPATH.
+    """
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [""]
+    places = [*here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    found = importlib.machinery.PathFinder.find_spec("launcher", places)
+    ours = launcher.__file__
+    assert ours is not None
+    # A folder without __init__.py hides nothing, and has no origin.
+    if found is not None and found.origin and not os.path.samefile(found.origin, ours):
+        raise UserError(
+            f"{found.origin} hides shardscale's own package of that name from the ranks: rename "
+            "it, or start from another folder"
+        )
