@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]
-    HashStore,
     PrefixStore,
     Store,
     TCPStore,
@@ -100,7 +99,7 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
         UserError: MASTER_PORT is in use, or is none.
     """
     if size == 1:
-        return HashStore()
+        return listening_store(LOOPBACK, 0, nodes=1, timeout=timeout)
     host, port = _master(os.environ)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = TCPStore(host, port, is_master=False, timeout=timeout)

@@ -8,6 +8,7 @@ waiting (bench/startup.py).
 
 import contextlib
 import gc
+import importlib.machinery
 import io
 import logging
 import os
@@ -17,6 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 
 _PATIENCE_S = 5.0
+
+import launcher
+from launcher.errors import UserError
 
 
 @contextlib.contextmanager
@@ -91,3 +95,22 @@ def outlive_readers() -> None:
             encoding = getattr(before, "encoding", "utf-8")
             text = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True)
             setattr(sys, name, text)
+
+
+def require_own_package() -> None:
+    """Refuse where `python -m launcher...`, which starts ranks, would find another `launcher`.
+
+    Raises:
+        UserError: in the working folder, or on PYTHONPATH.
+    """
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [""]
+    places = [*here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    found = importlib.machinery.PathFinder.find_spec("launcher", places)
+    ours = launcher.__file__
+    assert ours is not None
+    # A folder without __init__.py hides nothing, and has no origin.
+    if found is not None and found.origin and not os.path.samefile(found.origin, ours):
+        raise UserError(
+            f"{found.origin} hides shardscale's own package of that name from the ranks: rename "
+            "it, or start from another folder"
+        )

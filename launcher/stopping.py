@@ -14,6 +14,7 @@ import psutil
 
 from launcher.errors import ExitCode
 from launcher.measure.folder import RunFolder
+from launcher.measure.folder_lock import FolderLock
 
 ASKS: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
 LEFT_TO_TORCH = "SIGINT,SIGHUP,SIGQUIT"
@@ -55,10 +56,10 @@ class StopRequests:
         status = self._status()
         if not self.asked or (status != self._before and status.get("state") != "running"):
             return None
-        if self._folder is not None and status.get("state") == "running":
+        if self._folder is not None and self._has_run(self._folder.path):
             self._folder.write_status(
                 "preempted",
-                phase=status["phase"],
+                phase=status.get("phase", "start"),
                 reason=NOTHING_YET,
                 exit_code=ExitCode.PREEMPTED,
             )
@@ -92,6 +93,11 @@ class StopRequests:
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
         os._exit(int(self._status().get("exit_code") or 0) if code is None else code)
+
+    @staticmethod
+    def _has_run(folder: Path) -> bool:
+        """One that has ended: another's, which has just taken the folder, is none of ours."""
+        return (folder / "config.yaml").exists() and FolderLock(folder).holder() is None
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status() or {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode, UserError
-from launcher.startup import importing, outlive_readers
+from launcher.startup import importing, outlive_readers, require_own_package
 
 with importing():
     from launcher.meeting import BACKEND, LOOPBACK, endpoint_of, offer_rendezvous, require_free
@@ -106,37 +106,47 @@ def _run_anything(run: Any, args: Any) -> None:
 def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     """Check first, start then, and return the exit code that the run itself would have."""
     from launcher.plan.trials import Stopped
-    from launcher.preflight import default_run_folder
 
     outlive_readers()
     os.environ |= {OWN_AGENT: "1"} | for_children()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
-    if most in ("", fewest):  # else only the nodes' meeting will tell how many there are
-        nodes = int(fewest)
-        try:
-            _arrange_meeting(args, nodes)
-            prepared = _prepared(args, nodes, ranks_per_node)
-        except UserError as error:
-            print(f"shardscale: {error}", file=sys.stderr)
-            return ExitCode.REFUSED
-        except Stopped as stopped:
-            print(f"shardscale: {stopped}", file=sys.stderr)
-            return stopped.exit_code
-        folder = prepared.resolved.config.loop.out
-        if folder is None and nodes > 1 and args.max_restarts > 0:
-            print(
-                f"shardscale: --max-restarts {args.max_restarts} on {nodes} nodes: name the run "
-                "folder with --out, so that restarted ranks find it",
-                file=sys.stderr,
-            )
-            return ExitCode.REFUSED
-        if folder is None and nodes == 1:
-            folder = default_run_folder(prepared.resolved)
-            args.training_script_args += ["--out", str(folder)]
-    else:
-        _arrange_meeting(args, None)
+    # Else only the nodes' meeting will tell how many there are.
+    nodes = int(fewest) if most in ("", fewest) else None
+    try:
+        require_own_package()
+        _arrange_meeting(args, nodes)
+        if nodes is not None:
+            folder = _prepare_folder(args, nodes, ranks_per_node)
+    except UserError as error:
+        print(f"shardscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    except Stopped as stopped:
+        print(f"shardscale: {stopped}", file=sys.stderr)
+        return stopped.exit_code
     return _supervise(run, args, folder)
+
+
+def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
+    """Check the run, and the folder that it will have; one that is not named is named here.
+
+    Raises:
+        UserError: whatever the user can fix.
+        Stopped: a signal has ended the search for a micro-batch.
+    """
+    from launcher.preflight import default_run_folder
+
+    prepared = _prepared(args, nodes, ranks_per_node)
+    folder: Path | None = prepared.resolved.config.loop.out
+    if folder is None and nodes > 1 and args.max_restarts > 0:
+        raise UserError(
+            f"--max-restarts {args.max_restarts} on {nodes} nodes: name the run folder with --out, "
+            "so that restarted ranks find it"
+        )
+    if folder is None and nodes == 1:
+        folder = default_run_folder(prepared.resolved)
+        args.training_script_args += ["--out", str(folder)]
+    return folder
 
 
 def _supervise(run: Any, args: Any, folder: Path | None) -> int:

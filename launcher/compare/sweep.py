@@ -23,6 +23,7 @@ from launcher.compare.sweep_folder import Row, SweepFolder, rows_of
 from launcher.compare.sweep_options import default_folder, grid_of, parse_options
 from launcher.errors import ExitCode, UserError
 from launcher.lifecycle import Interrupted
+from launcher.startup import require_own_package
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,6 +56,7 @@ def _prepare(argv: Sequence[str]) -> int:
 
 
 def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]) -> int:
+    require_own_package()
     out: Path = options.out or default_folder()
     folder = SweepFolder(out)
     earlier = folder.read()

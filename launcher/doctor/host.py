@@ -1,5 +1,6 @@
 """Cores, memory, limits, name resolution and Slurm of this machine."""
 
+import ipaddress
 import os
 import shutil
 import socket
@@ -101,17 +102,21 @@ def locked_memory() -> Finding:
 
 
 def hostname() -> Finding:
-    """gloo meets under the address of this machine's own name."""
+    """Ranks of one node meet on the loopback; of several, at the address of this one's own name."""
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None)[0][4][0]
     except OSError as error:
         return warn(
             f"{name} has no address ({error.strerror or error})",
-            "several CPU ranks may fail to meet (gloo connects by this name)",
-            f"add `127.0.1.1 {name}` to /etc/hosts, or export GLOO_SOCKET_IFNAME=lo",
+            "runs on several nodes fail to meet (those on this one use the loopback)",
+            f"add the address of {name} to /etc/hosts or to the name server",
         )
-    return ok(f"{name} is {address}")
+    own = ipaddress.ip_address(address)
+    several = f"at {address}"
+    if own.is_loopback:  # as Debian's /etc/hosts has it: of no use to others
+        several = "on all interfaces, as this name is the loopback here"
+    return ok(f"{name} is {address}; runs listen on the loopback, those on several nodes {several}")
 
 
 def slurm() -> Finding:

@@ -10,7 +10,21 @@ from launcher.submit.job import Job
 from launcher.submit.training import OUTPUT, submit_training
 
 # What the scripts themselves decide from the number of nodes and of ranks on each.
-DECIDED = ("--ntasks", "-n", "--ntasks-per-node", "--gpus", "-G", "--gres", "--array", "-a")
+DECIDED = (
+    *(
+        "--ntasks",
+        "--ntasks-per-node",
+        "--ntasks-per-gpu",
+        "--ntasks-per-core",
+        "--ntasks-per-socket",
+    ),
+    *("--gpus", "--gpus-per-task", "--gpus-per-socket", "--gres", "--array"),
+    *("--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal"),
+)
+DECIDED_LETTERS = "nGaNo"
+# Ours: sbatch would take them again, shortened, and the later one wins.
+OWN = ("--nodes", "--gpus-per-node", "--output")
+LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # of sbatch, which takes -Hn4 for -H -n 4
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,11 +80,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
             f"--gpus-per-node {options.gpus_per_node} gives a rank to each GPU"
         )
     for token in more:
-        if token.partition("=")[0] in DECIDED:
-            raise UserError(
-                f"{token} is decided by the batch script: "
-                "give --nodes, --gpus-per-node or --ranks-per-node"
-            )
+        _check(token)
     return options, Job(
         nodes=options.nodes,
         gpus_per_node=options.gpus_per_node,
@@ -79,3 +89,21 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
         more=tuple(more),
         arguments=tuple(tokens[end + 1 :]),
     )
+
+
+def _check(token: str) -> None:
+    """Raises UserError where an option of sbatch is one that the batch script decides.
+
+    sbatch takes any beginning of a long option that only one has, as `--arr` for `--array`.
+    """
+    name = token.partition("=")[0]
+    short = name.startswith("-") and not name.startswith("--")
+    letter = name[1:].lstrip(LETTERS_WITHOUT_VALUE)[:1] if short else ""
+    if name in DECIDED or (letter and letter in DECIDED_LETTERS):
+        raise UserError(
+            f"{token} is decided by the batch script: "
+            "give --nodes, --gpus-per-node or --ranks-per-node"
+        )
+    meant = [option for option in (*DECIDED, *OWN) if option.startswith(name)]
+    if name.startswith("--") and meant:
+        raise UserError(f"{token}: write the option in full, if {meant[0]} is not what it means")

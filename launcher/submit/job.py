@@ -69,8 +69,14 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     """The batch script of that name with these options, this interpreter, and the arguments.
 
     Raises:
-        UserError: the scripts are not there.
+        UserError: the scripts are not there; an option that would be lines of the script.
     """
+    for option in options:
+        if not option.isprintable():
+            raise UserError(
+                f"{option!r:.200} cannot stand in a line of a batch script: leave out line breaks "
+                "and other control characters"
+            )
     path = SCRIPTS / script
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -81,7 +87,9 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
     python = lines.index("python=python\n")
     lines[python] = f"python={shlex.quote(sys.executable)}\nset -- {shlex.join(arguments)}\n"
-    lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {shlex.join(options)}\n")
+    # As in a shell, but for a backslash, which sbatch takes away also between single quotes.
+    asked = shlex.join(option.replace("\\", "\\\\") for option in options)
+    lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {asked}\n")
     return "".join(lines)
 
 

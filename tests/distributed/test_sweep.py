@@ -122,6 +122,17 @@ def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) ->
     process = subprocess.Popen(asked, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         wait_for_checkpoint(process, out / "cells" / "endless")
+        process.kill()  # which its cell does not survive, so that the next start is alone
+        process.communicate(timeout=TIMEOUT_S)
+        while processes_of(out):
+            time.sleep(0.1)
+        log = out / "logs" / "endless.txt"
+        before = log.read_text()
+        process = subprocess.Popen(asked, env=environment(), stdout=subprocess.PIPE, text=True)
+        while "resumed from" not in log.read_text().removeprefix(before):
+            assert process.poll() is None
+            time.sleep(0.1)
+        assert states(out) == {"endless": "running"}
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     finally:

@@ -1,5 +1,6 @@
 """The batch scripts and `shardscale submit` on a real Slurm of two nodes."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from cluster import Cluster, wait_for, why_not
@@ -203,6 +205,75 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     for job, run, step in zip(jobs, runs, saved, strict=True):
         assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
         check_resumed_once(run, at=step)
+
+
+def processes_of(job: str) -> list[psutil.Process]:
+    """The agent, the sweep or the ranks of a job, which all know its run folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(f"slurm-{job}" in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def is_running(cluster: Cluster, job: str) -> bool:
+    return cluster.job(job)["JobState"] == "RUNNING"
+
+
+def starts(cluster: Cluster, job: str) -> bool:
+    return bool(processes_of(job))
+
+
+def starts_ranks(cluster: Cluster, job: str) -> bool:
+    return any("RANK" in process.environ() for process in processes_of(job))
+
+
+@pytest.mark.parametrize("number", ["USR1", "TERM"])
+def test_a_signal_at_the_start_means_back_to_the_queue(
+    number: str, cluster: Cluster, text: Path, tmp_path: Path
+) -> None:
+    """There is nothing to save yet."""
+    moments = {
+        "train.sbatch": (is_running, starts, starts_ranks),
+        "single_gpu.sbatch": (is_running, starts),
+    }
+    flags = (*FLAGS, *ENDLESS, "--data", str(text))
+    waiting = {}
+    for script, whens in moments.items():
+        for when in whens:
+            job = sbatch(cluster, tmp_path, "--gpus-per-node=0", SLURM / script, *flags)
+            waiting[job] = when
+    jobs = list(waiting)
+
+    def each_is_signalled_at_its_moment() -> bool:
+        for job, when in list(waiting.items()):
+            with contextlib.suppress(psutil.Error):
+                if when(cluster, job):
+                    cluster.run("scancel", "--batch", f"--signal={number}", job)
+                    del waiting[job]
+        return not waiting
+
+    wait_for("the moments of all jobs", each_is_signalled_at_its_moment)
+    for job in jobs:
+        wait_for(f"job {job} to be requeued", lambda job=job: cluster.job(job)["Restarts"] == "1")
+        assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
+        assert not (tmp_path / "runs" / f"slurm-{job}" / "checkpoints").exists()
+        cluster.run("scancel", job)
+
+
+def test_a_killed_rank_is_started_again(cluster: Cluster, text: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, *ENDLESS, "--data", str(text), "--save-every=5")
+    job = sbatch(cluster, tmp_path, "--gpus-per-node=0", SLURM / "train.sbatch", *flags)
+    run = tmp_path / "runs" / f"slurm-{job}"
+    wait_for("a checkpoint", lambda: saved_step(run) > 0)
+    (rank,) = (process for process in processes_of(job) if "RANK" in process.environ())
+    rank.kill()
+    wait_for(
+        "it to go on",
+        lambda: any(event["name"] == "resumed" for event in records(run, "event")),
+    )
+    assert cluster.job(job)["JobState"] == "RUNNING"
 
 
 def test_a_dead_node_brings_the_job_back_and_scancel_leaves_nothing(
