@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_PATIENCE_S = 5.0
-
 import launcher
 from launcher.errors import UserError
+
+_PATIENCE_S = 5.0
 
 
 @contextlib.contextmanager

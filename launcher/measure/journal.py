@@ -262,8 +262,8 @@ class Journal:
             "memory": f"{gib(used)}({percent(used, memory.capacity_bytes)})",
             "tps": f"{tokens_per_s:,.0f}",
         }
+        flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
         if self._world.device.type == "cuda":  # of a CPU's peak nothing is known
-            flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
             line["tflops"] = f"{flops_per_s / 1e12:.2f}"
             line["mfu"] = percent(flops_per_s, self._peak_flops)
         if straggler:
