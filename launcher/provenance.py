@@ -25,9 +25,20 @@ CHANGES_THE_FUNCTION = (
 )
 SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
 SAID_OF_THE_RUN = (
-    *("data", "seq_len", "global_batch", "steps", "seed"),
+    *("data", "data_field", "data_stream", "seq_len", "global_batch", "steps", "seed"),
     *("precision", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
-    *("lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas", "eps", "momentum", "clip"),
+    *(
+        "lr",
+        "schedule",
+        "decay_steps",
+        "min_lr_ratio",
+        "warmup_steps",
+        "weight_decay",
+        "betas",
+        "eps",
+        "momentum",
+        "clip",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import write_shards
-from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint, RankFile
+from launcher.checkpoint.index import CHUNK_ELEMENTS, Checkpoint, DamagedCheckpoint, RankFile
 from launcher.checkpoint.ranks import Ranks
 from launcher.checkpoint.store import CheckpointFolder
 from launcher.errors import Failure
@@ -95,7 +95,8 @@ def _write_part(snapshot: Snapshot, temporary: Path, rank: int) -> RankFile | Sa
 def _finite(snapshot: Snapshot) -> Iterator[Shard]:
     """The shards; weights that are no numbers must not take the place of good ones."""
     for shard in snapshot.shards:
-        if shard.kind == PARAM and not bool(torch.isfinite(shard.data).all()):
+        pieces = shard.data.split(CHUNK_ELEMENTS) if shard.kind == PARAM else ()
+        if not all(bool(torch.isfinite(piece).all()) for piece in pieces):
             raise _error(snapshot, f"{shard.name} has weights that are not finite")
         yield shard
 

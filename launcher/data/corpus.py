@@ -111,10 +111,9 @@ def open_corpus(
     meta = read_meta(directory)
     assert meta is not None
     check_vocabulary(tokenizer, meta.vocab_size, vocab_size)
-    splits = {name: _open_split(directory, name, meta, data, seq_len) for name in SPLITS}
     path = directory / TOKENIZER_FILE
     return Corpus(
-        **splits,
+        **{name: _open_split(directory, name, meta, data, seq_len) for name in SPLITS},
         vocab_size=meta.vocab_size,
         fingerprint=meta.fingerprint,
         description=_describe(data, tokenizer, meta),

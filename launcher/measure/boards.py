@@ -112,8 +112,8 @@ class MLflow:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now_ms = int(time.time() * 1000)
-        metrics = [Metric(tag, value, now_ms, step) for tag, value in values.items()]
+        unix_ms = int(time.time() * 1000)
+        metrics = [Metric(tag, value, unix_ms, step) for tag, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:

@@ -49,10 +49,9 @@ class Session:
         self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
         self.folder, self._origin = open_folder(prepared, world)
         self.clock = PhaseClock(world.device)
-        measure = self._config.measure
+        loop, measure = self._config.loop, self._config.measure
         self.memory = memory_meter(world.device, trace=measure.memory_trace)
         self.record = run_record(prepared, world, self.folder.path.name)
-        loop = self._config.loop
         self.agreement = Agreement(
             world,
             log_every=measure.log_every,

@@ -220,7 +220,7 @@ CASES = {
     "unreadable parquet": case("--data a.parquet", "a.parquet", "again", a_parquet=b"PAR1?PAR1"),
     "text that is not UTF-8": case("--data a.txt", "0xff", "iconv", a_txt=b"\xff\xfe\0a" * 99),
     "JSON lines without text": case(
-        "--data a.jsonl", "line 1", "'text'", "rename", a_jsonl='{"body": "x"}\n'
+        "--data a.jsonl", "line 1", "'text'", "--data-field", a_jsonl='{"body": "x"}\n'
     ),
     "token id beyond the vocabulary": case(
         f"--data a.txt {BYTES} --vocab-size 200",

@@ -131,7 +131,9 @@ def refusal(checkpoint: Path) -> str | None:
         Checkpoint.open(checkpoint)
     except DamagedCheckpoint as error:
         said = str(error)
-        assert said.startswith(f"checkpoint {checkpoint} is damaged: {INDEX} ")
+        # A long path is shortened where the sentence would be.
+        assert said.startswith("checkpoint ")
+        assert f" is damaged: {INDEX} " in said
         assert said.isprintable(), said
         assert len(said.replace(str(checkpoint), "")) < 300, said
         return said
@@ -192,8 +194,7 @@ def test_every_missing_or_additional_field_is_refused(saved: Path) -> None:
         is_object = isinstance(at[-1], str) and content_at_is_object(content, at)
         if is_object and not is_open(at) and refusal(saved) is None:
             accepted.append(("additional", at))
-    # The optimizer of the run that goes on says which counters there must be.
-    assert accepted == [("missing", ("counters", "step")), ("missing", ("extra", "loss_scale"))]
+    assert accepted == [("missing", ("extra", "loss_scale"))]
 
 
 def content_at_is_object(content: Any, at: Path_) -> bool:

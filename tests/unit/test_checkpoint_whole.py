@@ -17,6 +17,7 @@ from launcher.optim import OPTIMIZERS, build_optimizer
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native import NativeEngine
 
+MODEL = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
 CHOICES: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
     "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0},
@@ -25,13 +26,13 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 def new_engine(config: RunConfig, kind: type[NativeEngine] = NativeEngine) -> NativeEngine:
     torch.manual_seed(0)
-    module: nn.Module = GPT(ModelConfig(vocab_size=50, context=8, layers=1, heads=2, d_model=16))
+    module: nn.Module = GPT(ModelConfig(**MODEL))
     optimizer = build_optimizer(module, config.optim)
     return kind(module, optimizer, accumulation=1, clip=0.0, device=torch.device("cpu"))
 
 
 def extra(config: RunConfig) -> dict[str, Any]:
-    return {"config": config.flat()}
+    return {"config": config.replace(**MODEL).flat()}
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -281,7 +281,7 @@ def test_places_where_nothing_can_be_made(tmp_path: Path) -> None:
         "--out pipe": "already exists",
         "--resume pipe": "pipe",
         "--resume empty": "empty",
-        "--deepspeed pipe": "is a pipe or a device",
+        "--deepspeed pipe": "not a regular file",
         "--deepspeed empty": "Is a directory",
         "--tokenizer pipe": "no tokenizer",
     }
