@@ -417,5 +417,5 @@ def test_one_wrong_value_anywhere_breaks_no_report(
     (whole,) = [row for row in shown if row["run"] == "whole"]
     assert whole["notes"] == []
     assert whole["steps"] == 4
-    noted = [row for row in shown if any("unreadable" in note for note in row["notes"])]
+    noted = [row for row in shown if any("damaged" in note for note in row["notes"])]
     assert len(noted) > 100
