@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim import parameter_groups
+from launcher.optim.registry import parameter_groups
 
 Step = Callable[[Tensor, Tensor], None]
 
@@ -72,7 +72,7 @@ def deepspeed_engine(
 ) -> Any:
     """Buckets of one block, as the launcher has them; DeepSpeed's default of 5e8 elements would
     take 2 GB for a model of any size."""
-    from launcher.strategies.zero import import_deepspeed
+    from launcher.strategies.zero.engine import import_deepspeed
 
     deepspeed = import_deepspeed(torch.device(setting.device_type))
     bucket = setting.model.block_parameter_count

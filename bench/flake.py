@@ -2,7 +2,7 @@
 
     python bench/flake.py [--runs 30] [--output bench/results/flake.json]
 
-Plain interpreter exit after gloo training aborts now and then; see launcher/world.py.
+Plain interpreter exit after gloo training aborts now and then; see launcher/parallel/world.py.
 """
 
 import argparse

@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
 from launcher.errors import ExitCode
 from launcher.plan.need import Room, needed_bytes
-from launcher.resolve import resolve
 
 ROOT = Path(__file__).parents[1]
 EDGE = 0.25

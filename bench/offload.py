@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from runs import Run, refuse_existing, table, train, write_stdlib
 
-from launcher.strategies.nvme_build import is_built
+from launcher.strategies.zero.nvme_build import is_built
 
 GIB = 2**30
 PLACES = ("device", "host", "disk")

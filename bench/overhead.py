@@ -22,10 +22,10 @@ import torch.distributed as dist
 from bare_loops import Setting, Step, step_function
 
 from launcher.data import GlobalBatches
-from launcher.measure.session import Session
-from launcher.preflight import Prepared, prepare
+from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.run.preflight import Prepared, prepare
+from launcher.run.session import Session
 from launcher.train import train
-from launcher.world import World, leave, ranks_from_environment, start
 
 WARMUP_STEPS = 10
 CASES = {

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from launcher.data import GlobalBatches
 from launcher.measure.memory import MemoryMeter, TracedMemory, memory_meter
-from launcher.measure.session import Session
-from launcher.preflight import Prepared, prepare
+from launcher.parallel.world import World, leave, start
+from launcher.run.preflight import Prepared, prepare
+from launcher.run.session import Session
 from launcher.train import to_device, train
-from launcher.world import World, leave, start
 
 WARMUP_STEPS = 5
 MEMORY_STEPS = 3

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from runs import ROOT, Run, refuse_existing, table, train, write_stdlib
 
-from launcher.preflight import prepare
+from launcher.run.preflight import prepare
 
 VARIANTS = {
     "fp32": ("--precision=fp32",),
@@ -98,9 +98,9 @@ def emulated(flags: list[str], out: Path) -> Run:
 
 def emulate_fp8(flags: list[str]) -> None:
     """What the launcher does, past its refusal of fp8 on a CPU."""
-    from launcher.measure.session import Session
+    from launcher.parallel.world import leave, start
+    from launcher.run.session import Session
     from launcher.train import train as train_here
-    from launcher.world import leave, start
 
     prepared = prepare(
         [*flags, "--no-tensorboard", "--no-save-last"], world_size=1, ranks_per_node=1

@@ -20,14 +20,14 @@ import torch.distributed as dist
 from prediction_cases import Case, cases_for
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
 from launcher.measure.memory import TracedMemory, memory_meter
-from launcher.optim import learning_rate
-from launcher.plan.allocator import replay
+from launcher.memory.allocator import replay
+from launcher.optim.schedule import learning_rate
+from launcher.parallel.world import World, leave, start
 from launcher.plan.predict import Prediction, predict
-from launcher.resolve import Resolved, resolve
 from launcher.train import build_engine, to_device
-from launcher.world import World, leave, start
 
 STEPS = 3
 

@@ -16,10 +16,10 @@ from overhead import summarize
 
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.sampler import Sampler
-from launcher.measure.session import Session
-from launcher.preflight import prepare
+from launcher.parallel.world import leave, start
+from launcher.run.preflight import prepare
+from launcher.run.session import Session
 from launcher.train import train
-from launcher.world import leave, start
 
 
 class BlockSession(Session):

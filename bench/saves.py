@@ -77,10 +77,10 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def measure_on_this_rank(task: dict[str, Any]) -> None:
     from launcher.checkpoint import Checkpointer
-    from launcher.preflight import prepare
+    from launcher.parallel.world import leave, start
+    from launcher.run.preflight import prepare
     from launcher.strategies.engine import Engine
     from launcher.train import build_engine, to_device
-    from launcher.world import leave, start
 
     folder = Path(task["folder"])
     world = start("cpu", timeout_s=600, needs_group=True)

@@ -21,7 +21,7 @@ import contextlib, gc, sys, time
 import launcher.startup
 if sys.argv[1] == "collecting":
     launcher.startup.importing = contextlib.nullcontext
-import launcher.train, launcher.strategies.zero, torch
+import launcher.train, launcher.strategies.zero.engine, torch
 with launcher.startup.importing():
     import torch._dynamo
 launcher.strategies.zero.import_deepspeed(torch.device("cpu"))

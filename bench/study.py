@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from runs import PHASES, Run, refuse_existing, sweep, table, write_stdlib
 
-from launcher.compare.grid_source import read_grid_file
+from launcher.compare.sweep.grid_source import read_grid_file
 
 GIB, MIB = 2**30, 2**20
 Values = dict[str, Any]

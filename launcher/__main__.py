@@ -23,7 +23,7 @@ def main() -> None:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         sys.exit(2)
     if verb == "train":
-        importlib.import_module("launcher.arguments").print_help_if_asked(arguments)
+        importlib.import_module("launcher.config.arguments").print_help_if_asked(arguments)
     with reader_may_leave():
         with importing():
             module = importlib.import_module(VERBS[verb][0])

@@ -53,7 +53,7 @@ def _flags_of(verb: str) -> Flags:
     try:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             if verb == "train":
-                importlib.import_module("launcher.arguments").parse_run_config(["--help"])
+                importlib.import_module("launcher.config.arguments").parse_run_config(["--help"])
             else:
                 importlib.import_module(VERBS[verb][0]).main(["--help"])
     finally:

@@ -10,14 +10,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.enough_memory import TooLarge
 from launcher.errors import ExitCode, UserError
 from launcher.measure.limit import is_out_of_memory
-from launcher.measure.session import Session
-from launcher.origin import Origin
-from launcher.preflight import Prepared, prepare
+from launcher.parallel.world import leave, ranks_from_environment, start
+from launcher.run.enough_memory import TooLarge
+from launcher.run.origin import Origin
+from launcher.run.preflight import Prepared, prepare
+from launcher.run.session import Session
 from launcher.train import take_steps
-from launcher.world import leave, ranks_from_environment, start
 
 STEPS = 2  # the optimizer's states are born in the first, and stay in the second
 

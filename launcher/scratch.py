@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.measure.folder_lock import FolderLock
+from launcher.folder_lock import FolderLock
 
 PREFIX = "shardscale-"
 

@@ -18,14 +18,20 @@ from launcher.errors import ExitCode, UserError
 from launcher.startup import importing, outlive_readers, require_own_package
 
 with importing():
-    from launcher.meeting import BACKEND, LOOPBACK, endpoint_of, offer_rendezvous, require_free
-    from launcher.oom_killer import Kills
+    from launcher.measure.oom_killer import Kills
     from launcher.orphans import for_children
-    from launcher.stopping import ASKS, LEFT_TO_TORCH, StopRequests
-    from launcher.world import OWN_AGENT
+    from launcher.parallel.meeting import (
+        BACKEND,
+        LOOPBACK,
+        endpoint_of,
+        offer_rendezvous,
+        require_free,
+    )
+    from launcher.parallel.world import OWN_AGENT
+    from launcher.run.stopping import ASKS, LEFT_TO_TORCH, StopRequests
 
 if TYPE_CHECKING:
-    from launcher.preflight import Prepared
+    from launcher.run.preflight import Prepared
 
 OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
@@ -134,7 +140,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
         UserError: whatever the user can fix.
         Stopped: a signal has ended the search for a micro-batch.
     """
-    from launcher.preflight import default_run_folder
+    from launcher.run.preflight import default_run_folder
 
     prepared = _prepared(args, nodes, ranks_per_node)
     folder: Path | None = prepared.resolved.config.loop.out
@@ -187,7 +193,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
 
 def _reported(folder: Path | None) -> dict[str, Any]:
     """What ranks have said in status.json."""
-    from launcher.measure.folder import RunFolder
+    from launcher.run.folder import RunFolder
 
     return {} if folder is None else RunFolder(folder).read_status() or {}
 
@@ -223,9 +229,9 @@ def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
         UserError: whatever the user can fix.
         Stopped: a signal has ended the search.
     """
-    from launcher.config import AutoMicroBatch
+    from launcher.config.schema import AutoMicroBatch
     from launcher.plan.micro_batch import find_micro_batch
-    from launcher.preflight import prepare
+    from launcher.run.preflight import prepare
 
     sizes = {"world_size": nodes * ranks_per_node, "ranks_per_node": ranks_per_node}
     prepared = prepare(args.training_script_args, **sizes)
@@ -269,7 +275,7 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
-    from launcher.measure.folder import RunFolder
+    from launcher.run.folder import RunFolder
 
     if folder is None or not folder.exists() or RunFolder(folder).is_anothers:
         print(f"shardscale: {seen}", file=sys.stderr)

@@ -11,9 +11,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from launcher.config.resolve import check_writable
 from launcher.errors import UserError
 from launcher.flags import MOST_RANKS, usable_path
-from launcher.resolve import check_writable
 
 LONGEST_INTERVAL_S = 3600
 

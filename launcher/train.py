@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from launcher.arguments import print_help_if_asked
+from launcher.config.arguments import print_help_if_asked
 from launcher.startup import importing, outlive_readers
 
 if __name__ == "__main__":
@@ -20,22 +20,23 @@ with importing():
     from torch import Tensor
 
     import launcher.strategies
-    from launcher.config import AutoMicroBatch
+    from launcher.config.resolve import Resolved
+    from launcher.config.schema import AutoMicroBatch
     from launcher.data import GlobalBatches
     from launcher.errors import ExitCode, UserError
-    from launcher.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
-    from launcher.lifecycle import ending, refuse
     from launcher.measure.records import EvalRecord
-    from launcher.measure.session import Session
     from launcher.model.gpt import GPT, initial_value
-    from launcher.optim import build_optimizer, learning_rate
-    from launcher.origin import ended_out_of_memory
+    from launcher.optim.registry import build_optimizer
+    from launcher.optim.schedule import learning_rate
+    from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.plan.micro_batch import find_micro_batch
     from launcher.plan.trials import Stopped
-    from launcher.preflight import Prepared, prepare
-    from launcher.resolve import Resolved
+    from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
+    from launcher.run.lifecycle import ending, refuse
+    from launcher.run.origin import ended_out_of_memory
+    from launcher.run.preflight import Prepared, prepare
+    from launcher.run.session import Session
     from launcher.strategies.engine import Engine, Recipe
-    from launcher.world import World, leave, ranks_from_environment, start
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,16 +7,10 @@ from typing import Any
 
 import yaml
 
-from launcher.config import RunConfig
-from launcher.measure.records import (
-    GpuRecord,
-    Ledger,
-    LedgerLines,
-    PhaseRecord,
-    Record,
-    RunRecord,
-    StepRecord,
-)
+from launcher.config.schema import RunConfig
+from launcher.measure.records import GpuRecord, PhaseRecord, RunRecord, StepRecord
+from launcher.memory.ledger import Ledger, LedgerLines
+from launcher.record import Record
 
 GIB = 2**30
 LABELS = {"ddp": "ZeRO-0", "fsdp": "ZeRO-3", "single": "one device", "zero2": "FSDP shard grad op"}

@@ -8,7 +8,7 @@ from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from launcher.checkpoint.schema import Count
-from launcher.config import ModelChoice, field_types
+from launcher.config.schema import ModelChoice, field_types
 from launcher.model.config import ModelConfig
 from launcher.strategies.engine import LossScale
 

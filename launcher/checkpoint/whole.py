@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed
-from launcher.optim_choice import OptimChoice
 from launcher.strategies.flat_shards import PARAM, OwnShapes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.doctor.finding import Finding, fail, ok, warn
 from launcher.extras import SOURCE, how_to_install
 from launcher.orphans import for_children
-from launcher.strategies import nvme_build
+from launcher.strategies.zero import nvme_build
 from launcher.version import version_of
 
 OLDEST_PYTHON = (3, 11)

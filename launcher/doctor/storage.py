@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.data.cache import default_cache_dir
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.sizes import gib
-from launcher.strategies.nvme_folder import file_system
+from launcher.strategies.zero.nvme_folder import file_system
 
 GIB = 2**30
 LITTLE_DISK_BYTES = 5 * GIB

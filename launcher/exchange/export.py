@@ -13,11 +13,11 @@ import torch
 import tyro
 from torch import Tensor
 
-from launcher.arguments import one_sentence
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.extra import saved_model
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
+from launcher.config.arguments import one_sentence
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.errors import ExitCode, UserError

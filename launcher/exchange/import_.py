@@ -15,11 +15,11 @@ import torch
 import tyro
 import yaml
 
-from launcher.arguments import one_sentence
 from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import RankFile
+from launcher.config.arguments import one_sentence
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import load_encoder, tokenizer_fingerprint
 from launcher.errors import ExitCode, UserError

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.config.resolve import check_run_folder
 from launcher.errors import UserError
-from launcher.resolve import check_run_folder
 
 
 @contextlib.contextmanager

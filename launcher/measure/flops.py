@@ -1,6 +1,6 @@
 """Peak dense matmul rates of known GPUs, for MFU. An unknown GPU has none, and no MFU."""
 
-from launcher.plan.hardware import find_gpu
+from launcher.measure.hardware import find_gpu
 
 
 def peak_flops_per_s(device_name: str | None) -> float | None:

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from launcher.measure.live_trace import LiveTrace
-from launcher.measure.records import Ledger, LedgerLines
+from launcher.memory.ledger import Ledger, LedgerLines
+from launcher.memory.live_trace import LiveTrace
+from launcher.memory.storages import StorageCount
+from launcher.parallel.world import World
 from launcher.strategies.engine import Engine
-from launcher.strategies.storages import StorageCount
-from launcher.world import World
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
 

@@ -5,37 +5,13 @@ could not be measured is `None`, never 0. A field whose default is None is left 
 it has no value, so a reader takes a missing field for None.
 """
 
-import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from launcher.record import Record
+
 SCHEMA_VERSION = 1
 WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """Base of all records; `kind` names the subclass in the file."""
-
-    kind: ClassVar[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
-        return {"kind": self.kind} | _plain(self)
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for known in dataclasses.fields(record):
-        value = getattr(record, known.name)
-        if isinstance(value, LedgerLines):
-            value = _plain(value)
-        if isinstance(value, float) and not math.isfinite(value):
-            value = None
-        if value is not None or known.default is not None:
-            values[known.name] = value
-    return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,47 +128,3 @@ class GpuRecord(Record):
     pcie_tx_bytes_per_s: float | None = None
     pcie_rx_bytes_per_s: float | None = None
     host_rss_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerLines:
-    """Bytes in one place (device, host or disk), each storage counted once.
-
-    `master_bytes` are fp32 master weights where an engine keeps them beside the parameters it
-    computes with (DeepSpeed does, in fp32 too); `buffers_bytes` are communication buffers that
-    stay. Lines that nobody measured are None.
-    """
-
-    params_bytes: int = 0
-    master_bytes: int = 0
-    grads_bytes: int = 0
-    optimizer_bytes: int = 0
-    buffers_bytes: int = 0
-    activations_bytes: int | None = None
-    temporary_bytes: int | None = None
-    allocator_slack_bytes: int | None = None
-    context_bytes: int | None = None
-    unexplained_bytes: int | None = None
-    used_bytes: int | None = None
-
-    @property
-    def states_bytes(self) -> int:
-        """What can live between steps: weights, gradients, optimizer states, buffers."""
-        weights = self.params_bytes + self.master_bytes
-        return weights + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger(Record):
-    """Where one rank's bytes are at one moment.
-
-    `held` (between steps), `peak` (of `step`, reached in `phase`), `oom` or `predicted`.
-    """
-
-    kind: ClassVar[str] = "ledger"
-    moment: str
-    step: int | None = None
-    phase: str | None = None
-    device: LedgerLines
-    host: LedgerLines
-    disk: LedgerLines

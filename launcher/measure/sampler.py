@@ -17,7 +17,8 @@ from typing import Any, Literal
 import psutil
 
 from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
-from launcher.measure.records import EventRecord, GpuRecord, Record
+from launcher.measure.records import EventRecord, GpuRecord
+from launcher.record import Record
 
 MOST = ("memory_used_bytes", "host_rss_bytes")  # of all since the last record; the rest: the newest
 STOP_WAIT_S = 1.0  # an NVML call that hangs for longer is left behind

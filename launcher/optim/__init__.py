@@ -1,6 +1,1 @@
-"""Optimizers, parameter groups and the learning-rate schedule."""
-
-from launcher.optim.registry import OPTIMIZERS, build_optimizer, parameter_groups
-from launcher.optim.schedule import learning_rate
-
-__all__ = ["OPTIMIZERS", "build_optimizer", "learning_rate", "parameter_groups"]
+"""Optimizers, each with what it keeps and where it runs; precisions; the learning-rate schedule."""

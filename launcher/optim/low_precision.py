@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
+from launcher.optim.choice import Moments
 from launcher.optim.dtensor import local_part
-from launcher.optim_choice import Moments
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 SMALLEST_QUANTIZED: Final = 4096

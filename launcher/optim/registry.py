@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.optim_choice import Moments, OptimChoice, OptimizerName
+from launcher.optim.choice import Moments, OptimChoice, OptimizerName
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 import math
 
-from launcher.optim_choice import OptimChoice
+from launcher.optim.choice import OptimChoice
 
 DECAY_SHARE = 0.2
 """Of a warm-up-stable-decay schedule."""

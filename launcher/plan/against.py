@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from launcher.config.resolve import Resolved
 from launcher.errors import UserError
+from launcher.measure.hardware import find_gpu
 from launcher.measure.limit import lift_limit
 from launcher.measure.phases import PhaseTimes
-from launcher.measure.records import WARMUP_STEPS, Ledger
+from launcher.measure.records import WARMUP_STEPS
+from launcher.memory.ledger import CATEGORIES, Ledger
+from launcher.parallel.world import World
 from launcher.plan.calibration import Calibration
-from launcher.plan.hardware import find_gpu
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
 from launcher.plan.timing import step_seconds
-from launcher.resolve import Resolved
 from launcher.sizes import gib
-from launcher.world import World
-
-CATEGORIES = ("params", "master", "grads", "optimizer", "activations", "temporary", "buffers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 
-from launcher.measure.records import Ledger
+from launcher.config.resolve import Resolved
+from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
+from launcher.memory.allocator import AllocatorUse, replay
+from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.orphans import die_with
-from launcher.plan.allocator import AllocatorUse, replay
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice
-from launcher.plan.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
-from launcher.resolve import Resolved
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -94,15 +94,7 @@ class Assessment:
         """Where it is highest and what takes most there."""
         (period, phase), _ = max(self.prediction.peaks.items(), key=lambda item: item[1])
         ledger = self.highest
-        lines = Counter(
-            {
-                name.removesuffix("_bytes"): getattr(ledger.device, name) or 0
-                for name in (
-                    *("params_bytes", "master_bytes", "grads_bytes", "optimizer_bytes"),
-                    *("buffers_bytes", "activations_bytes", "temporary_bytes"),
-                )
-            }
-        )
+        lines = Counter({name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES})
         ((name, size_bytes),) = lines.most_common(1)
         share = size_bytes / max(1, sum(lines.values()))
         when = {"steady": "later steps"}.get(period, period.replace("_", " "))

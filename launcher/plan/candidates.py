@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.config import AutoMicroBatch, RunConfig
+from launcher.config.deepspeed_file import adopted_fields
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
-from launcher.resolve import Resolved, resolve
-from launcher.strategies.deepspeed_file import adopted_fields
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 PRECISIONS: Final = ("bf16", "fp32")

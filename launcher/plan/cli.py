@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import yaml
 
-from launcher.arguments import parse_run_config, with_micro_batch
-from launcher.config import RunConfig
+from launcher.config.arguments import parse_run_config, with_micro_batch
+from launcher.config.schema import RunConfig
 from launcher.errors import ExitCode, UserError
+from launcher.measure.hardware import GPUS, Gpu
 from launcher.model.config import NAMED
 from launcher.plan.assess import Assessment, Place, assess_all, fixed_bytes, gpu_name, ranked
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import PRECISIONS, choices, given_fields
-from launcher.plan.hardware import GPUS, Gpu
 from launcher.plan.machine import Machine
 from launcher.plan.options import parse_options
 from launcher.plan.table import (

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.plan.machine import Collective, Machine
 from launcher.plan.work import block_input_bytes
-from launcher.resolve import Resolved
 
 DDP_BUCKET_BYTES = 25 * 2**20
 """bucket_cap_mb of DistributedDataParallel."""

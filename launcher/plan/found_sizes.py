@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import psutil
 import torch
 
-from launcher.config import RunConfig
+from launcher.config.schema import RunConfig
 from launcher.data.cache import default_cache_dir, write_atomically
 from launcher.errors import UserError
 from launcher.version import version_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import UserError
-from launcher.plan.hardware import gpu_named
+from launcher.measure.hardware import gpu_named
 
 SCHEMA_VERSION = 1
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]

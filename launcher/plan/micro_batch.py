@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from launcher.arguments import parse_run_config, with_micro_batch
-from launcher.config import RunConfig
+from launcher.config.arguments import parse_run_config, with_micro_batch
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+from launcher.measure.hardware import MIB
 from launcher.plan.found_sizes import FoundSizes, Hardware
-from launcher.plan.hardware import MIB
 from launcher.plan.need import Room, needed_bytes
 from launcher.plan.trials import Trials
-from launcher.resolve import Resolved, resolve
+from launcher.run.offload_check import available_host_bytes
 from launcher.sizes import gib, parse_bytes
-from launcher.strategies.offload_check import available_host_bytes
 
 LARGEST: Final = 2**17
 GROWTH: Final = 1.25

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.plan.allocator import replay
+from launcher.config.resolve import Resolved
+from launcher.measure.hardware import CONTEXT_BYTES, MIB, NCCL_GROUP_BYTES, find_gpu
+from launcher.memory.allocator import replay
 from launcher.plan.calibration import Calibration
-from launcher.plan.hardware import CONTEXT_BYTES, MIB, NCCL_GROUP_BYTES, find_gpu
 from launcher.plan.predict import predict
-from launcher.resolve import Resolved
 
 # On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
 # Measured, less the predicted live tensors, in short runs of every strategy (predictions of 17 to

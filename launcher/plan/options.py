@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 from launcher.flags import OptionParser, split_options
-from launcher.plan.hardware import GPUS
+from launcher.measure.hardware import GPUS
 from launcher.sizes import parse_bytes
 
 GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")

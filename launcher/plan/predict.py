@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from launcher.measure.records import Ledger
+from launcher.config.resolve import Resolved
+from launcher.memory.ledger import Ledger
+from launcher.memory.offloaded_activations import on_host
+from launcher.memory.timeline import LargeTensor, Tag, Timeline
+from launcher.memory.trace import trace_micro_batch
+from launcher.memory.trace_events import Born, Freed, Gradient, MicroBatch, Module, Segment
 from launcher.optim.registry import checkpointed
-from launcher.plan.buffers import Buffers, Ddp, Whole
-from launcher.plan.fsdp_buffers import Fsdp
-from launcher.plan.offloaded_activations import on_host
-from launcher.plan.run import FP32, Rank
-from launcher.plan.timeline import LargeTensor, Tag, Timeline
-from launcher.plan.trace import trace_micro_batch
-from launcher.plan.trace_events import Born, Freed, Gradient, MicroBatch, Module, Segment
-from launcher.plan.zero_buffers import zero_buffers
-from launcher.resolve import Resolved
+from launcher.strategies.buffers import Buffers, Ddp, Whole
+from launcher.strategies.fsdp.memory import Fsdp
 from launcher.strategies.offload_sizes import offload_sizes
+from launcher.strategies.rank import FP32, Rank
+from launcher.strategies.zero.memory import zero_buffers
 
 INT64 = 8
 # Micro-batches that are followed: the first, the last and, in a first step, one between, in which

@@ -25,13 +25,13 @@ import torch.distributed as dist
 
 from launcher.errors import ExitCode, UserError
 from launcher.flags import MOST_RANKS, OptionParser, require_range
-from launcher.meeting import stay_on_this_node
+from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.model.config import ModelConfig, named
 from launcher.orphans import die_with
+from launcher.parallel.meeting import stay_on_this_node
+from launcher.parallel.world import choose_device
 from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
-from launcher.world import choose_device
 
 
 class RankFailed(Exception):
@@ -229,7 +229,7 @@ def _rank(
     if nproc > 1:
         dist.barrier()  # nobody may leave while another still communicates
     pipe.send(found)
-    # As in launcher.world.leave: gloo's threads may abort an interpreter that is being torn down.
+    # As in launcher.parallel.world.leave: gloo's threads may abort an interpreter's teardown.
     os._exit(0)
 
 

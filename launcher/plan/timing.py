@@ -6,6 +6,7 @@ device does at the same time.
 
 from dataclasses import dataclass
 
+from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.plan.collectives import (
     Transfer,
@@ -14,7 +15,6 @@ from launcher.plan.collectives import (
 )
 from launcher.plan.machine import Machine
 from launcher.plan.work import Work, backward_work, forward_work
-from launcher.resolve import Resolved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

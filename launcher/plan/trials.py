@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from launcher.arguments import with_micro_batch
+from launcher.config.arguments import with_micro_batch
 from launcher.errors import ExitCode, UserError
-from launcher.meeting import LOOPBACK, listening_store
 from launcher.orphans import for_children
+from launcher.parallel.meeting import LOOPBACK, listening_store
 from launcher.scratch import scratch_folder
 
 WORKER: Final = "launcher.probe"

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
 from launcher.model.cost import flops_per_token
 from launcher.model.loss import automatic_chunk_rows
-from launcher.resolve import Resolved
 
 # Operators per block that torch dispatches in fp32, views included: forward, backward, and what
 # recomputation adds to the backward. Counted with a TorchDispatchMode around model.gpt.

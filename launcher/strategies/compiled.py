@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from launcher.config import RunConfig
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 
 

@@ -2,10 +2,10 @@
 
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.memory.materialize import materialize_whole
+from launcher.optim.dtypes import dtypes
 from launcher.strategies.compiled import compile_whole
-from launcher.strategies.dtypes import dtypes
 from launcher.strategies.engine import Engine, Recipe
-from launcher.strategies.materialize import materialize_whole
 from launcher.strategies.native import NativeEngine
 
 

@@ -8,13 +8,13 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from launcher.config import RunConfig
-from launcher.measure.records import Ledger
+from launcher.config.schema import RunConfig
+from launcher.memory.ledger import Ledger
+from launcher.memory.storages import StorageCount
 from launcher.model.config import ModelConfig
+from launcher.parallel.world import World
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.fp8 import to_fp8
-from launcher.strategies.storages import StorageCount
-from launcher.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

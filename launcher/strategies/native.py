@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from launcher.measure.records import Ledger
+from launcher.memory.ledger import Ledger
+from launcher.memory.storages import StorageCount, optimizer_tensors
 from launcher.optim.dtensor import is_dtensor
 from launcher.strategies.engine import LossScale, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native_shards import NativeState
-from launcher.strategies.storages import StorageCount, optimizer_tensors
 
 
 class NativeEngine:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from launcher.config import RunConfig
+from launcher.config.offload import OffloadChoice
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
-from launcher.offload_choice import OffloadChoice
 from launcher.sizes import parse_bytes
 
 FP32_BYTES = 4

@@ -1,10 +1,10 @@
 """One process, one device, everything on it."""
 
+from launcher.memory.materialize import materialize_whole
+from launcher.optim.dtypes import dtypes
 from launcher.strategies.compiled import compile_whole
-from launcher.strategies.dtypes import dtypes
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.in_backward import InBackwardEngine
-from launcher.strategies.materialize import materialize_whole
 from launcher.strategies.native import NativeEngine
 
 

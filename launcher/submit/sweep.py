@@ -2,9 +2,9 @@
 
 import shutil
 
-from launcher.arguments import parse_run_config
-from launcher.compare.grid_source import flags_of
-from launcher.compare.sweep_array import Prepared, prepare
+from launcher.compare.sweep.array import Prepared, prepare
+from launcher.compare.sweep.grid_source import flags_of
+from launcher.config.arguments import parse_run_config
 from launcher.errors import UserError
 from launcher.submit.job import Job, fill, sbatch
 

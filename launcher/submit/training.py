@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import check_run_folder, resolve
 from launcher.data import sources
-from launcher.resolve import check_run_folder, resolve
 from launcher.submit.job import Job, fill, sbatch
 
 OUTPUT = "slurm-%j.out"

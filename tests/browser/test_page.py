@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report_folder import GIB, write_run
 
-from launcher.compare.report import main
+from launcher.compare.report.cli import main
 from launcher.page import page_html
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")

@@ -24,10 +24,10 @@ from checkpoint_cases import AFTER, BEFORE, BY_NAME, CASES, Case
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.preflight import Prepared, prepare
+from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine
-from launcher.world import World, leave, ranks_from_environment, start
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from harness import MODEL_FLAGS
 from rank_loop import freeze_imports, release, steps
 
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.run.preflight import prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import element_count
 from launcher.train import build_engine
-from launcher.world import World, leave, ranks_from_environment, start
 
 
 def main() -> None:

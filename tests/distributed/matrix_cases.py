@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.compare.grid import expand_strategy
-from launcher.compare.matrix import STRATEGIES, TECHNIQUES, cell
-from launcher.config import RunConfig
+from launcher.compare.sweep.grid import expand_strategy
+from launcher.compare.sweep.matrix import STRATEGIES, TECHNIQUES, cell
+from launcher.config.schema import RunConfig
 
 STEPS = 4
 GLOBAL_BATCH = 8

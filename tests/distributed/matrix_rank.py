@@ -21,13 +21,13 @@ from matrix_cases import BY_RUN, Case
 from rank_loop import freeze_imports, release, steps
 from torch._dynamo.utils import counters
 
+from launcher.config.resolve import resolve
 from launcher.data import Corpus, open_corpus
 from launcher.measure.memory import TracedMemory
-from launcher.resolve import resolve
+from launcher.parallel.world import World, leave, start
+from launcher.run.offload_check import check_offload
 from launcher.strategies.engine import LossScale
-from launcher.strategies.offload_check import check_offload
 from launcher.train import build_engine
-from launcher.world import World, leave, start
 
 
 def main() -> None:

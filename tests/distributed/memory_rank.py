@@ -23,10 +23,10 @@ from rank_loop import release
 from torch.distributed.tensor import DTensor
 
 from launcher.data import GlobalBatches
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, start
+from launcher.run.preflight import prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine, to_device
-from launcher.world import World, leave, start
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from harness import MODEL_FLAGS
 from rank_loop import release
 
 from launcher.data import GlobalBatches
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.run.preflight import prepare
 from launcher.train import build_engine, to_device
-from launcher.world import World, leave, ranks_from_environment, start
 
 CASES = {
     "ddp": "--strategy=ddp",

@@ -18,7 +18,7 @@ from checkpoint_rank import built, figures
 from offload_cases import BY_NAME
 
 from launcher.checkpoint import Checkpointer
-from launcher.world import World, leave, start
+from launcher.parallel.world import World, leave, start
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.preflight import Prepared, prepare
+from launcher.parallel.world import World, leave, start
+from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
 from launcher.train import build_engine
-from launcher.world import World, leave, start
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from harness import MODEL_FLAGS
 from parity_cases import CASES, Case, references
 from rank_loop import freeze_imports, release, steps
 
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.run.preflight import prepare
 from launcher.train import build_engine
-from launcher.world import World, leave, ranks_from_environment, start
 
 
 def main() -> None:

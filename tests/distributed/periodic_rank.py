@@ -30,10 +30,10 @@ from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer, CheckpointFolder
 from launcher.measure.records import EvalRecord
-from launcher.measure.session import Session
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, start
+from launcher.run.preflight import prepare
+from launcher.run.session import Session
 from launcher.train import build_engine, take_steps
-from launcher.world import World, leave, start
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ from plan_cases import CASES
 from rank_loop import freeze_imports, release
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
 from launcher.measure.memory import TracedMemory
+from launcher.parallel.world import World
 from launcher.plan.predict import predict
-from launcher.resolve import resolve
 from launcher.train import build_engine
-from launcher.world import World
 
 MICRO_BATCH, ACCUMULATION = 4, 2
 

@@ -5,13 +5,13 @@ import gc
 import torch
 import torch.distributed as dist
 
+from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
-from launcher.optim import learning_rate
-from launcher.resolve import Resolved
+from launcher.optim.schedule import learning_rate
+from launcher.parallel.world import World
 from launcher.strategies.engine import Engine
-from launcher.strategies.zero import import_deepspeed
+from launcher.strategies.zero.engine import import_deepspeed
 from launcher.train import to_device
-from launcher.world import World
 
 
 def freeze_imports() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from harness import HERE, torchrun, write_text
 
-from launcher.arguments import parse_run_config
-from launcher.config import RunConfig
+from launcher.config.arguments import parse_run_config
+from launcher.config.deepspeed_file.table import ZERO
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.flags import flag
-from launcher.strategies.deepspeed_file.table import ZERO
 
 REAL = sorted((HERE.parent / "deepspeed_files").glob("*.json"))
 RANKS = 2

@@ -19,7 +19,7 @@ from harness import HERE, TORCHRUN, environment, python, torchrun, write_text
 from harness import MODEL_FLAGS as SMALL_FLAGS
 from offload_cases import CASES, OPTIMIZER, PAIRS, PARAM, RANKS, Case
 
-from launcher.strategies import nvme_build
+from launcher.strategies.zero import nvme_build
 
 ASKED_FOR = "SHARDSCALE_TEST_NVME" in os.environ
 nvme_build.use_own_ninja()

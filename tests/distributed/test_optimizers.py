@@ -19,10 +19,9 @@ from rank_loop import steps
 from launcher.checkpoint import Checkpointer
 from launcher.errors import UserError
 from launcher.model.gpt import GPT
-from launcher.optim import OPTIMIZERS
-from launcher.optim.registry import moments_type
-from launcher.preflight import Prepared
-from launcher.world import World
+from launcher.optim.registry import OPTIMIZERS, moments_type
+from launcher.parallel.world import World
+from launcher.run.preflight import Prepared
 
 SINGLE = ("--strategy=single",)
 ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))

@@ -25,8 +25,8 @@ from periodic_cases import (
 )
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
-from launcher.optim_choice import OptimChoice
 from launcher.strategies.flat_shards import PARAM
 
 RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]

@@ -10,12 +10,12 @@ from harness import write_text
 from optimizer_cases import MODEL_FLAGS
 from rank_loop import steps
 
-from launcher.optim import parameter_groups
-from launcher.preflight import Prepared, prepare
+from launcher.optim.registry import parameter_groups
+from launcher.parallel.world import World
+from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
 from launcher.strategies.native import NativeEngine
 from launcher.train import build_engine
-from launcher.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 STEPS = 60

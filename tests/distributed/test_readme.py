@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.arguments import parse_run_config
-from launcher.resolve import resolve
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
 from launcher.torchrun import split_command
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from harness import TIMEOUT_S, environment, python, write_text
 
-from launcher.compare.cell_process import run_to_end
-from launcher.compare.sweep import main
-from launcher.compare.sweep_rows import read_sweep
+from launcher.compare.report.sweep_rows import read_sweep
+from launcher.compare.sweep.cell_process import run_to_end
+from launcher.compare.sweep.cli import main
 
-SWEEP = "import sys; from launcher.compare.sweep import main; sys.exit(main(sys.argv[1:]))"
+SWEEP = "import sys; from launcher.compare.sweep.cli import main; sys.exit(main(sys.argv[1:]))"
 ENDLESS = 10_000_000
 
 

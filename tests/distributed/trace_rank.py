@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from launcher.data import GlobalBatches
 from launcher.measure.memory import TracedMemory
-from launcher.preflight import prepare
+from launcher.parallel.world import World, leave, start
+from launcher.run.preflight import prepare
 from launcher.train import build_engine, to_device
-from launcher.world import World, leave, start
 
 STRATEGIES = {
     "ddp": ["--strategy=ddp"],

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from launcher.plan.allocator import replay
+from launcher.memory.allocator import replay
 
 pytestmark = [
     pytest.mark.gpu,

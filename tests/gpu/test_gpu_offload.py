@@ -7,7 +7,7 @@ import torch
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.strategies import nvme_build
+from launcher.strategies.zero import nvme_build
 
 pytestmark = pytest.mark.gpu
 

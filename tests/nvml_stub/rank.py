@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from launcher.measure.records import Record
 from launcher.measure.sampler import Sampler
+from launcher.record import Record
 
 PATIENCE_S = 60.0  # only a broken sampler makes a run last that long
 
@@ -49,7 +49,7 @@ def main(out: Path, uuids: list[str]) -> None:
     }
     (out / f"rank{rank}.json").write_text(json.dumps(result))
     dist.barrier()
-    os._exit(0)  # gloo may abort in interpreter teardown; see launcher/world.py
+    os._exit(0)  # gloo may abort in interpreter teardown; see launcher/parallel/world.py
 
 
 if __name__ == "__main__":

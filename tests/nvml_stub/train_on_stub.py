@@ -9,7 +9,7 @@ import os
 import torch
 
 from launcher import train
-from launcher.measure import session
+from launcher.run import session
 
 
 def gpu_of_this_rank(_: torch.device) -> str | None:

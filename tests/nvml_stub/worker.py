@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure import nvml
-from launcher.measure.records import Record
 from launcher.measure.sampler import Sampler
+from launcher.record import Record
 
 PATIENCE_S = 20.0  # only a broken sampler makes a job last that long
 

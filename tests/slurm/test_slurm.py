@@ -15,7 +15,7 @@ import yaml
 from cluster import Cluster, wait_for, why_not
 from distributed.harness import MODEL_FLAGS, torchrun, write_text
 
-from launcher.compare.sweep_rows import read_sweep
+from launcher.compare.report.sweep_rows import read_sweep
 
 pytestmark = pytest.mark.slurm
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from launcher.measure import agreement as module
-from launcher.measure.agreement import Agreement
-from launcher.world import World
+from launcher.parallel.world import World
+from launcher.run import agreement as module
+from launcher.run.agreement import Agreement
 
 
 def rank(number: int, size: int = 2, **options: float) -> Agreement:

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed.run
 import yaml
 
-from launcher.arguments import parse_run_config
-from launcher.config import RunConfig, field_types
+from launcher.config.arguments import parse_run_config
+from launcher.config.schema import RunConfig, field_types
 from launcher.flags import flag
 
 NOT_DEFAULT: dict[str, str] = {

@@ -18,7 +18,7 @@ import torch
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError
 from launcher.checkpoint import saving as saving_module
 from launcher.errors import UserError
-from launcher.measure.live_trace import LiveTrace
+from launcher.memory.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine

@@ -15,9 +15,9 @@ import torch
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import digest
 from launcher.model.gpt import GPT
-from launcher.optim import build_optimizer
-from launcher.preflight import prepare
-from launcher.provenance import meaning
+from launcher.optim.registry import build_optimizer
+from launcher.run.preflight import prepare
+from launcher.run.provenance import meaning
 from launcher.strategies.engine import LossScale
 from launcher.strategies.native import NativeEngine
 

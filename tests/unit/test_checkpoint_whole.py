@@ -10,10 +10,10 @@ from torch import nn
 
 from launcher.checkpoint import Checkpointer, DamagedCheckpoint, SaveError
 from launcher.checkpoint.document import digest as _digest
-from launcher.config import RunConfig
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim import OPTIMIZERS, build_optimizer
+from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native import NativeEngine
 

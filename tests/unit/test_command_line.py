@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import completion
-from launcher.measure.console import LEVELS, RunConsole
+from launcher.run.console import LEVELS, RunConsole
 from launcher.startup import libraries_say
 from launcher.torchrun import main as torchrun
 from launcher.verbs import VERBS
@@ -48,7 +48,7 @@ def flags() -> dict[str, completion.Flags]:
 
 
 def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) -> None:
-    from launcher.config import field_types
+    from launcher.config.schema import field_types
     from launcher.flags import flag
 
     assert set(flags["train"]) > {flag(name) for name in field_types()}

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from launcher.config import RunConfig
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
-from launcher.optim import learning_rate
-from launcher.preflight import prepare
-from launcher.resolve import resolve
+from launcher.optim.schedule import learning_rate
+from launcher.parallel.world import start
+from launcher.run.preflight import prepare
 from launcher.strategies.compiled import require_compilers
 from launcher.train import build_engine
-from launcher.world import start
 
 FLAGS = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --heads 2"
 FLAGS += " --context 32 --micro-batch 2 --window 9 --loss-chunk 40"

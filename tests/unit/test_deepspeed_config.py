@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from launcher.arguments import parse_run_config
-from launcher.config import RunConfig, ShardingChoice
-from launcher.resolve import Resolved, resolve
-from launcher.strategies.deepspeed_config import build_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig, ShardingChoice
+from launcher.strategies.zero.config import build_config
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
 OURS = sorted(DS_CONFIGS.glob("*.json"))

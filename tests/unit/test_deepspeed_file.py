@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from launcher.arguments import parse_run_config
-from launcher.config import AutoMicroBatch, RunConfig
+from launcher.config.arguments import parse_run_config
+from launcher.config.deepspeed_file import adopt, opening_lines, read_file
+from launcher.config.deepspeed_file.key import KINDS
+from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
+from launcher.config.resolve import resolve
+from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
-from launcher.resolve import resolve
-from launcher.strategies.deepspeed_config import build_config
-from launcher.strategies.deepspeed_file import adopt, opening_lines, read_file
-from launcher.strategies.deepspeed_file.key import KINDS
-from launcher.strategies.deepspeed_file.table import KEYS, RENAMED, SECTIONS
+from launcher.strategies.zero.config import build_config
 
 FILES = sorted((Path(__file__).parents[1] / "deepspeed_files").glob("*.json"))
 MOST_CHARACTERS = 300 - len("shardscale: ")

@@ -21,7 +21,7 @@ from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
 from launcher.exchange import export, import_
-from launcher.measure.live_trace import LiveTrace
+from launcher.memory.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine

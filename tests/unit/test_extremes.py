@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from launcher.config import field_types
+from launcher.config.schema import field_types
 from launcher.flags import flag
 
 ACCEPTED, REFUSED = 0, 2

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.arguments import parse_run_config
-from launcher.compare import grid
-from launcher.compare.grid import Cell, cells_of, expand_strategy, flags_given, label
-from launcher.compare.grid_source import SHIPPED, Grid, flags_of, parse_axes, read_grid_file
-from launcher.compare.sweep_options import parse_options
+from launcher.compare.sweep import grid
+from launcher.compare.sweep.grid import Cell, cells_of, expand_strategy, flags_given, label
+from launcher.compare.sweep.grid_source import SHIPPED, Grid, flags_of, parse_axes, read_grid_file
+from launcher.compare.sweep.options import parse_options
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
 from launcher.errors import UserError
-from launcher.resolve import resolve
 
 
 def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[Cell]:

@@ -30,32 +30,37 @@ LAYERS = (
         "launcher.version",
     ),
     ("launcher.flags", "launcher.sizes", "launcher.tables"),
-    ("launcher.yaml_file",),
+    ("launcher.config.yaml_file",),
     (
-        "launcher.meeting",
-        "launcher.model_choice",
-        "launcher.offload_choice",
-        "launcher.oom_killer",
-        "launcher.optim_choice",
+        "launcher.parallel.meeting",
+        "launcher.config.model",
+        "launcher.config.offload",
+        "launcher.measure.oom_killer",
+        "launcher.optim.choice",
     ),
-    ("launcher.config", "launcher.world"),
+    ("launcher.config.schema", "launcher.parallel.world"),
     (
-        "launcher.arguments",
+        "launcher.config.arguments",
         "launcher.checkpoint",
         "launcher.data",
         "launcher.measure",
         "launcher.optim",
-        "launcher.plan.hardware",
+        "launcher.measure.hardware",
         "launcher.scratch",
         "launcher.strategies",
     ),
-    ("launcher.stopping",),
-    ("launcher.evaluation", "launcher.plan", "launcher.resolve"),
-    ("launcher.enough_memory", "launcher.origin", "launcher.provenance", "launcher.saves"),
-    ("launcher.preflight", "launcher.torchrun_options"),
-    ("launcher.measure.opening", "launcher.measure.session", "launcher.torchrun"),
+    ("launcher.run.stopping",),
+    ("launcher.run.evaluation", "launcher.plan", "launcher.config.resolve"),
+    (
+        "launcher.run.enough_memory",
+        "launcher.run.origin",
+        "launcher.run.provenance",
+        "launcher.run.saves",
+    ),
+    ("launcher.run.preflight", "launcher.torchrun_options"),
+    ("launcher.run.opening", "launcher.run.session", "launcher.torchrun"),
     ("launcher.doctor", "launcher.exchange"),
-    ("launcher.lifecycle",),
+    ("launcher.run.lifecycle",),
     ("launcher.train",),
     ("launcher.probe",),
     ("launcher.compare",),
@@ -104,9 +109,11 @@ def layer(module: str) -> int:
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"launcher.train", "launcher.strategies.zero", "launcher.model.gpt"} <= set(MODULES)
-    assert "launcher.preflight" in IMPORTS["launcher.train"]
-    assert "launcher.strategies.compiled" in IMPORTS["launcher.resolve"]
+    assert {"launcher.train", "launcher.strategies.zero.engine", "launcher.model.gpt"} <= set(
+        MODULES
+    )
+    assert "launcher.run.preflight" in IMPORTS["launcher.train"]
+    assert "launcher.strategies.compiled" in IMPORTS["launcher.config.resolve"]
     assert sum(map(len, IMPORTS.values())) > 50
 
 
@@ -154,7 +161,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
                 *("torch._dynamo", "torch.distributed.tensor", "sympy"),
             ),
         ),
-        ("import launcher.model.config, launcher.config", ("torch", "yaml", "tyro")),
+        ("import launcher.model.config, launcher.config.schema", ("torch", "yaml", "tyro")),
     ],
     ids=[
         "shardscale --help",

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import RunConfig
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
-from launcher.optim import build_optimizer
+from launcher.optim.registry import build_optimizer
+from launcher.parallel.world import World
 from launcher.strategies import build
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.in_backward import InBackwardEngine
-from launcher.world import World
 
 MODEL = ModelConfig(vocab_size=50, context=8, layers=2, heads=2, d_model=16)
 

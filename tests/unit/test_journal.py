@@ -16,19 +16,19 @@ import pytest
 import torch
 import yaml
 
-from launcher.config import RunConfig
+from launcher.config.schema import RunConfig
 from launcher.errors import Failure, UserError
-from launcher.measure import record_file
-from launcher.measure.agreement import Agreement
 from launcher.measure.boards import Boards
-from launcher.measure.console import RunConsole
-from launcher.measure.folder import RunFolder
-from launcher.measure.journal import Journal
 from launcher.measure.phases import PHASES, PhaseClock
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord
-from launcher.measure.rewind import rank_files, rewind
-from launcher.measure.skips import Diverged, SkippedSteps
-from launcher.world import World
+from launcher.parallel.world import World
+from launcher.run import record_file
+from launcher.run.agreement import Agreement
+from launcher.run.console import RunConsole
+from launcher.run.folder import RunFolder
+from launcher.run.journal import Journal
+from launcher.run.rewind import rank_files, rewind
+from launcher.run.skips import Diverged, SkippedSteps
 
 CPU = torch.device("cpu")
 STEPS = 5

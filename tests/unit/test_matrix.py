@@ -6,11 +6,11 @@ from typing import get_args
 import pytest
 
 from launcher.__main__ import VERBS
-from launcher.compare import matrix
-from launcher.compare.matrix import BEGIN, END, STRATEGIES, TECHNIQUES, Cell, cell, merged
-from launcher.config import ModelChoice, Offload
+from launcher.compare.sweep import matrix
+from launcher.compare.sweep.matrix import BEGIN, END, STRATEGIES, TECHNIQUES, Cell, cell, merged
+from launcher.config.schema import ModelChoice, Offload
 from launcher.errors import ExitCode
-from launcher.optim_choice import OptimizerName, Precision
+from launcher.optim.choice import OptimizerName, Precision
 
 README = Path(__file__).parents[2] / "README.md"
 

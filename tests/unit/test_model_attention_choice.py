@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import RunConfig
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.model.attention import Choice, choose, flash, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
-from launcher.resolve import Resolved, resolve
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 

@@ -10,18 +10,19 @@ import psutil
 import pytest
 import torch
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
 from launcher.model.config import NAMED, ModelConfig
 from launcher.model.gpt import GPT
-from launcher.resolve import Resolved, resolve
-from launcher.strategies import nvme_build, offload_check
-from launcher.strategies.nvme_folder import SwapFolder, check_folder, remove_abandoned
+from launcher.run import offload_check
 from launcher.strategies.offload_sizes import (
     OffloadSizes,
     largest_parameter_count,
     offload_sizes,
 )
+from launcher.strategies.zero import nvme_build
+from launcher.strategies.zero.nvme_folder import SwapFolder, check_folder, remove_abandoned
 
 GIB = 2**30
 ON_DISK = "--zero 3 --precision bf16 --offload-optimizer nvme --offload-param nvme --nvme-path {}"
@@ -100,7 +101,7 @@ def test_a_control_group_limits_host_memory(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from launcher.strategies.nvme_folder import SwapFolder
+from launcher.strategies.zero.nvme_folder import SwapFolder
 print(SwapFolder(Path(sys.argv[1])).path, flush=True)
 time.sleep(600)
 """

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.config import OptimChoice, RunConfig
+from launcher.config.resolve import resolve
+from launcher.config.schema import OptimChoice, RunConfig
 from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim import build_optimizer, learning_rate, parameter_groups
-from launcher.optim_choice import Schedule
-from launcher.resolve import resolve
+from launcher.optim.choice import Schedule
+from launcher.optim.registry import build_optimizer, parameter_groups
+from launcher.optim.schedule import learning_rate
 
 
 def test_schedule_at_its_edges() -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.config import OptimChoice
-from launcher.optim import OPTIMIZERS, build_optimizer
+from launcher.config.schema import OptimChoice
+from launcher.memory.storages import optimizer_tensors
 from launcher.optim.adafactor import Adafactor
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize
 from launcher.optim.low_precision import SMALLEST_QUANTIZED, LowPrecisionAdamW
+from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.flat_shards import counters, create_states, state_kinds
-from launcher.strategies.storages import optimizer_tensors
 
 CHOICES = {
     "adamw": OptimChoice(),

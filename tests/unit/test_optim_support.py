@@ -5,12 +5,12 @@ from typing import Any, get_args
 
 import pytest
 
-from launcher.config import RunConfig
+from launcher.config.resolve import resolve
+from launcher.config.rules import Setting, check, refusal
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
-from launcher.optim import OPTIMIZERS
-from launcher.optim.support import Setting, check, refusal
-from launcher.optim_choice import OptimizerName, Precision
-from launcher.resolve import resolve
+from launcher.optim.choice import OptimizerName, Precision
+from launcher.optim.registry import OPTIMIZERS
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single"},

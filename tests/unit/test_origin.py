@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config import LoopChoice
+from launcher.config.schema import LoopChoice
 from launcher.errors import UserError
-from launcher.measure.folder import RunFolder
-from launcher.origin import AUTO, Origin, ended_out_of_memory, find_origin
+from launcher.run.folder import RunFolder
+from launcher.run.origin import AUTO, Origin, ended_out_of_memory, find_origin
 
 RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
 

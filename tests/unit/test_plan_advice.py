@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.arguments import parse_run_config
-from launcher.plan.advice import SAFE, Advice, advise
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
 from launcher.plan.need import Room, needed_bytes
-from launcher.resolve import Resolved, resolve
+from launcher.run.advice import SAFE, Advice, advise
 
 MODEL = (
     "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.arguments import parse_run_config
-from launcher.measure.records import Ledger, LedgerLines
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.memory.ledger import Ledger, LedgerLines
+from launcher.parallel.world import World
 from launcher.plan import against
 from launcher.plan.against import Against, NotPredicted, against_run, as_record
-from launcher.resolve import resolve
-from launcher.world import World
 
 FLAGS = [
     *("--layers=2", "--d-model=64", "--heads=4", "--context=32", "--vocab-size=260"),

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from launcher.plan.allocator import AllocatorUse, CachingAllocator, replay
-from launcher.plan.allocator_blocks import rounded_bytes, segment_bytes
+from launcher.memory.allocator import AllocatorUse, CachingAllocator, replay
+from launcher.memory.allocator_blocks import rounded_bytes, segment_bytes
 
 MIB = 2**20
 

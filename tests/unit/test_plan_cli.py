@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.arguments import parse_run_config
+from launcher.config.arguments import parse_run_config
+from launcher.measure.hardware import MIB
 from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import choices, given_fields
 from launcher.plan.cli import find_place, main, plan
-from launcher.plan.hardware import MIB
 from launcher.plan.machine import Machine
 from launcher.plan.options import parse_options
 from launcher.plan.waiting import Waiting

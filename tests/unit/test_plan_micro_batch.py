@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.arguments import parse_run_config, with_micro_batch
-from launcher.config import AutoMicroBatch, RunConfig
+from launcher.config.arguments import parse_run_config, with_micro_batch
+from launcher.config.resolve import resolve
+from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.plan.found_sizes import FoundSizes, Hardware
 from launcher.plan.micro_batch import largest, sizes_of
 from launcher.plan.need import Room, needed_bytes
-from launcher.resolve import resolve
 
 CPU = Hardware(gpu=None, free_bytes=None)
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import RunConfig
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
 from launcher.measure.memory import TracedMemory
+from launcher.parallel.world import World
 from launcher.plan.predict import Prediction, predict
-from launcher.resolve import Resolved, resolve
 from launcher.train import build_engine
-from launcher.world import World
 
 SMALL = {"layers": 3, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 260}
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -9,10 +9,10 @@ import torch
 
 from launcher.__main__ import VERBS
 from launcher.errors import UserError
+from launcher.measure.hardware import GPUS, find_gpu, gpu_named
 from launcher.model.config import ModelConfig
 from launcher.plan import profile
 from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.hardware import GPUS, find_gpu, gpu_named
 from launcher.plan.link_benchmarks import fit_rate
 from launcher.plan.machine import Machine
 

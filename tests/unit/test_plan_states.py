@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.config import RunConfig
-from launcher.measure.live_trace import LiveTrace
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.memory.live_trace import LiveTrace
+from launcher.memory.parameters import COUNTER_BYTES, parameters_of, row_shard
+from launcher.memory.storages import optimizer_tensors
 from launcher.model.config import named
 from launcher.model.gpt import GPT
-from launcher.optim import build_optimizer
-from launcher.optim.registry import OPTIMIZERS
-from launcher.plan.run import Rank
-from launcher.plan.states import COUNTER_BYTES, parameters_of, row_shard
-from launcher.plan.zero_groups import Groups
-from launcher.resolve import resolve
-from launcher.strategies.storages import optimizer_tensors
+from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.strategies.rank import Rank
+from launcher.strategies.zero.groups import Groups
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from launcher.config import RunConfig
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.model.cost import flops_per_token
 from launcher.plan.collectives import (
@@ -19,7 +20,6 @@ from launcher.plan.collectives import (
 from launcher.plan.machine import COLLECTIVES, Machine, Rate
 from launcher.plan.timing import StepTime, exposed_s, optimizer_s, step_seconds
 from launcher.plan.work import attention_flops, backward_work, forward_work
-from launcher.resolve import Resolved, resolve
 
 LINK = Rate(start_s=0.0, hop_s=0.0, bytes_per_s=1e9)
 # Computing and copying take next to no time here, so that links are what is seen.

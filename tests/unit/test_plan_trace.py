@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from launcher.memory.trace import _deepened, trace_micro_batch
+from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch
+from launcher.memory.trace_record import record_trace
 from launcher.model.config import ActivationCheckpointing, ModelConfig, named
 from launcher.model.gpt import GPT
-from launcher.plan.trace import _deepened, trace_micro_batch
-from launcher.plan.trace_events import Born, Compute, Freed, Gradient, MicroBatch
-from launcher.plan.trace_record import record_trace
 
 COMPUTES = {
     "fp32": Compute(),

@@ -8,12 +8,13 @@ import pytest
 
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.document import digest
-from launcher.config import field_types
+from launcher.config.schema import field_types
 from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
 from launcher.errors import UserError
 from launcher.model.config import ModelConfig
-from launcher.preflight import Prepared, prepare
-from launcher.provenance import (
+from launcher.parallel.world import start
+from launcher.run.preflight import Prepared, prepare
+from launcher.run.provenance import (
     CHANGES_THE_FUNCTION,
     SAID_OF_THE_MODEL,
     SAID_OF_THE_RUN,
@@ -22,7 +23,6 @@ from launcher.provenance import (
     meaning,
 )
 from launcher.train import build_engine
-from launcher.world import start
 
 # Where, how long, how fast and on what: no number that training computes changes.
 SAYS_NOTHING = (

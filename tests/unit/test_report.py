@@ -13,12 +13,12 @@ import pytest
 import yaml
 from report_folder import GIB, write_run
 
-from launcher.compare.page import report_page
-from launcher.compare.report import main
-from launcher.compare.report_build import Report
-from launcher.compare.report_find import find_runs
-from launcher.compare.report_runs import load_run
-from launcher.compare.report_text import escaped, markdown_text
+from launcher.compare.report.build import Report
+from launcher.compare.report.cli import main
+from launcher.compare.report.find import find_runs
+from launcher.compare.report.page import report_page
+from launcher.compare.report.runs import load_run
+from launcher.compare.report.text import escaped, markdown_text
 from launcher.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]

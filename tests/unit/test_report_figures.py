@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from report_folder import steps
 
-from launcher.compare.report_analysis import pareto
-from launcher.compare.report_columns import printable, shown
-from launcher.compare.report_steps import read_steps, thin
-from launcher.compare.report_timeline import BUCKETS, timeline
+from launcher.compare.report.analysis import pareto
+from launcher.compare.report.columns import printable, shown
+from launcher.compare.report.steps import read_steps, thin
+from launcher.compare.report.timeline import BUCKETS, timeline
 from launcher.sizes import GIB
 
 

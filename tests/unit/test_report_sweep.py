@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from report_folder import write_run
 
-from launcher.compare.grid import Cell
-from launcher.compare.report import main, report_sweep
-from launcher.compare.sweep_folder import Row, SweepFolder
+from launcher.compare.report.cli import main, report_sweep
+from launcher.compare.sweep.folder import Row, SweepFolder
+from launcher.compare.sweep.grid import Cell
 from launcher.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]

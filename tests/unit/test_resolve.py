@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from launcher.config import DEFAULT_STEPS, RunConfig
-from launcher.errors import UserError
-from launcher.resolve import (
+from launcher.config.resolve import (
     ALSO_CALLED,
     Resolved,
     check_run_folder,
     resolve,
     steps_of_epochs,
 )
+from launcher.config.schema import DEFAULT_STEPS, RunConfig
+from launcher.errors import UserError
 
 
 def resolved(world_size: int = 1, device_type: str = "cpu", **changes: Any) -> Resolved:

@@ -14,8 +14,9 @@ from stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, run_jobs, s
 
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
-from launcher.measure.records import GpuRecord, Record
+from launcher.measure.records import GpuRecord
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
+from launcher.record import Record
 
 A = UUIDS[0]
 MS = 10**6

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.arguments import parse_run_config
-from launcher.compare.grid_source import read_grid_file
+from launcher.compare.sweep.grid_source import read_grid_file
+from launcher.config.arguments import parse_run_config
+from launcher.config.yaml_file import read_yaml
 from launcher.errors import UserError
-from launcher.yaml_file import read_yaml
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)

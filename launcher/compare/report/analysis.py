@@ -1,0 +1,218 @@
+"""What follows from the runs taken together: differences of losses, the Pareto front, the best."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.compare.report.runs import Run
+from launcher.config.schema import ModelChoice, OptimChoice
+from launcher.errors import UserError
+from launcher.measure.flops import peak_flops_per_s
+
+MEMORY_KINDS = {
+    "allocated_peak_bytes": "allocated peak",
+    "reserved_peak_bytes": "reserved peak",
+    "device_used_bytes": "device used",
+    "tracked_live_bytes": "tracked live peak",
+    "resident_set_bytes": "resident set",
+}
+# These change how the same numbers are computed, not which numbers they are.
+_SAME_MATHS = {"attention", "activation_checkpointing", "loss_chunk", "precision"}
+_MODEL = [f.name for f in dataclasses.fields(ModelChoice) if f.name not in _SAME_MATHS]
+_SAME_LOSSES = [
+    *_MODEL,
+    *("data", "tokenizer", "seq_len", "global_batch", "seed", "steps"),
+    *(f.name for f in dataclasses.fields(OptimChoice) if f.name not in _SAME_MATHS),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """One run's headline figures. Memory is the worst rank's; the kinds are never mixed."""
+
+    tokens_per_s: float | None
+    tokens_per_s_per_rank: float | None
+    step_time_s: float | None
+    flops_per_s_per_rank: float | None
+    mfu: float | None
+    memory: Mapping[str, int | None]
+    test_loss: float | None
+    perplexity: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossDifference:
+    """The largest |loss - reference loss| over all steps that both runs have.
+
+    `gap_steps` and `gaps` are |difference| per step, for a chart. `not_finite` counts the steps
+    where just one of the two losses is a number.
+    """
+
+    reference: str
+    largest: float
+    at_step: int
+    steps: int
+    not_finite: int
+    gap_steps: NDArray[np.int64]
+    gaps: NDArray[np.float64]
+
+
+def figures(run: Run) -> Figures:
+    """The figures of one run, from its summary where there is one, else from its steps."""
+    record, summary, steps = run.record, run.summary, run.steps
+    rate = summary.get("tokens_per_s") or (steps.tokens_per_s if steps else None)
+    ranks = record.get("world_size") or summary.get("world_size")
+    per_rank = rate / ranks if rate and ranks else None
+    flops_per_token = record.get("flops_per_token")
+    flops = per_rank * flops_per_token if per_rank and flops_per_token else None
+    peak_flops = peak_flops_per_s(record.get("device_name"))
+    return Figures(
+        tokens_per_s=rate,
+        tokens_per_s_per_rank=per_rank,
+        step_time_s=steps.step_time_s if steps else None,
+        flops_per_s_per_rank=flops,
+        mfu=flops / peak_flops if flops and peak_flops else None,
+        memory=_memory(run),
+        test_loss=summary.get("test_loss"),
+        perplexity=summary.get("perplexity"),
+    )
+
+
+def _memory(run: Run) -> dict[str, int | None]:
+    steps, of_summary = run.steps, run.summary.get("peak_bytes")
+    kind = str(run.summary.get("peak_kind", ""))
+    by_phase = [record.get("peak_bytes") for _, record in run.phases]
+    sampled = {
+        name: [int(t.peaks[name]) for t in run.timelines if name in t.peaks]
+        for name in ("memory_used_bytes", "host_rss_bytes")
+    }
+    memory: dict[str, int | None] = dict.fromkeys(MEMORY_KINDS)
+    if run.on_gpu:
+        allocated = [of_summary] if kind.startswith("allocated") else []
+        memory["allocated_peak_bytes"] = _most(
+            [*allocated, *by_phase, steps.allocated_peak_bytes if steps else None]
+        )
+        memory["reserved_peak_bytes"] = steps.reserved_peak_bytes if steps else None
+        memory["device_used_bytes"] = _most(
+            [*sampled["memory_used_bytes"], steps.device_used_bytes if steps else None]
+        )
+    else:
+        # On a CPU the steps' figure and the summary's are the process's resident set.
+        resident = [of_summary] if kind.startswith("resident") else []
+        memory["resident_set_bytes"] = _most(
+            [*resident, *sampled["host_rss_bytes"], steps.device_used_bytes if steps else None]
+        )
+        in_ledgers = [
+            ledger["device"].get("used_bytes")
+            for _, ledger in run.ledgers
+            if ledger.get("moment") == "peak"
+        ]
+        memory["tracked_live_bytes"] = _most([*by_phase, *in_ledgers])
+    return memory
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def differing_settings(run: Run, reference: Run) -> list[str]:
+    """Config fields that make two loss curves different by intent."""
+    return [name for name in _SAME_LOSSES if run.config.get(name) != reference.config.get(name)]
+
+
+def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
+    """For each run the one its losses are held against: the named one, or the first single (else
+    ddp) run of equal settings; fp32 before others.
+
+    Raises:
+        UserError: no run of that name, or one without steps.
+    """
+    with_steps = [run for run in runs if run.steps is not None]
+    if named is not None:
+        chosen = next((run for run in with_steps if run.name == named), None)
+        if chosen is None:
+            names = ", ".join(run.name for run in with_steps) or "none"
+            raise UserError(f"--reference {named}: no run with steps has this name: {names}")
+        return {run.name: chosen for run in runs}
+    order = {"single": 0, "ddp": 1, "zero0": 2}
+    candidates = sorted(
+        (run for run in with_steps if run.record.get("strategy") in order),
+        key=lambda run: (
+            not run.completed,
+            order[str(run.record["strategy"])],
+            run.record.get("precision") != "fp32",
+        ),
+    )
+    kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}
+    references = {}
+    for run in runs:
+        alone = sum(settings == kept[run.name] for settings in kept.values()) == 1
+        equal = [c for c in candidates if kept[c.name] == kept[run.name] and not alone]
+        if candidates:
+            references[run.name] = (equal or candidates)[0]
+    return references
+
+
+def loss_difference(run: Run, reference: Run) -> LossDifference | None:
+    """Compare all steps of two runs; None when they have no step in common."""
+    assert run.steps and reference.steps
+    steps, mine, theirs = np.intersect1d(
+        run.steps.step, reference.steps.step, assume_unique=True, return_indices=True
+    )
+    a, b = run.steps.loss[mine], reference.steps.loss[theirs]
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not finite.any():
+        return None
+    gaps = np.abs(a - b)
+    worst = int(np.nanargmax(np.where(finite, gaps, np.nan)))
+    return LossDifference(
+        reference=reference.name,
+        largest=float(gaps[worst]),
+        at_step=int(steps[worst]),
+        steps=len(steps),
+        not_finite=int(np.sum(np.isfinite(a) != np.isfinite(b))),
+        gap_steps=steps,
+        gaps=gaps,
+    )
+
+
+def setting(run: Run) -> str:
+    """What two runs must share for their speed and memory to be compared, in words."""
+    record = run.record
+    shape = {name: run.config[name] for name in _MODEL if name in run.config and name != "model"}
+    dimensions = "".join(f", {name} {value}" for name, value in shape.items() if name != "dropout")
+    place = record.get("device_name") or ("GPU" if run.on_gpu else "CPU")
+    return f"{record.get('model')}{dimensions}, sequences of {record.get('seq_len')}, {place}"
+
+
+def memory_kind(runs: Sequence[Run], known: Mapping[str, Figures], order: Sequence[str]) -> str:
+    """The first kind of `order` that most of the runs have."""
+    return max(
+        order, key=lambda kind: sum(known[run.name].memory[kind] is not None for run in runs)
+    )
+
+
+def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
+    """Names of the (memory, throughput) points that no other beats in one without losing in the
+    other."""
+    front, best = set(), (0.0, float("-inf"))
+    for name, point in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
+        if point[1] > best[1] or point == best:
+            front.add(name)
+            best = point
+    return front
+
+
+def pareto_points(
+    runs: Sequence[Run], known: Mapping[str, Figures], kind: str
+) -> dict[str, tuple[float, float]]:
+    """(memory, tokens/s) of the completed runs that have both."""
+    points = {}
+    for run in runs:
+        memory, rate = known[run.name].memory[kind], known[run.name].tokens_per_s
+        if run.completed and memory is not None and rate is not None:
+            points[run.name] = (float(memory), float(rate))
+    return points

@@ -1,0 +1,279 @@
+"""Runs -> one plain structure that every output is written from."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from launcher.compare.report import analysis
+from launcher.compare.report.columns import COLUMNS, printable
+from launcher.compare.report.find import telling_tails
+from launcher.compare.report.goals import best_by_goal
+from launcher.compare.report.runs import Run
+from launcher.compare.report.study import study_beside
+
+REPORT_VERSION = 1
+# The moments that tell most about a rank, before any other.
+_MOMENTS = ("oom", "peak")
+# Not what a comparison is about, or shown in a column of its own.
+_NOT_A_SETTING = {
+    *(
+        "out",
+        "log_every",
+        "board",
+        "log_level",
+        "quiet",
+        "tensorboard",
+        "collective_timeout_s",
+        "max_minutes",
+        "eval_every",
+    ),
+    *("sample_every_s", "memory_trace", "memory_snapshot", "device", "resume", "save_every"),
+    *("test_batches", "save_last"),
+    *("strategy", "zero", "reshard_after_forward", "replicate", "precision"),
+    *("micro_batch", "global_batch"),
+}
+_UNSAID = (None, False, "none", "auto")  # a setting that is off goes without saying
+_QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
+_OF_RECORD = (
+    *("strategy", "strategy_also_called", "precision", "world_size", "micro_batch"),
+    *("accumulation", "global_batch", "seq_len", "model", "parameters", "device_name"),
+)
+
+
+class Report:
+    """The comparison: `data` is what JSON output holds; runs and curves are for the charts."""
+
+    def __init__(
+        self, runs: Sequence[Run], *, reference: str | None, memory_budget_bytes: int
+    ) -> None:
+        self.figures = {run.name: analysis.figures(run) for run in runs}
+        self.references = analysis.choose_references(runs, reference)
+        self.differences = _differences(runs, self.references)
+        # A run that says nothing about itself (a cell that never started) competes with nobody.
+        settings = {run.name: analysis.setting(run) for run in runs if run.record.get("model")}
+        order = list(dict.fromkeys(settings.values()))
+        self.runs = sorted(
+            runs,
+            key=lambda run: (
+                order.index(settings[run.name]) if run.name in settings else len(order),
+                not run.completed,
+                -(self.figures[run.name].tokens_per_s or 0),
+            ),
+        )
+        self.groups = {
+            setting: [run for run in self.runs if settings.get(run.name) == setting]
+            for setting in order
+        }
+        self.ungrouped = [run for run in self.runs if run.name not in settings]
+        self.data = clean(self._data(memory_budget_bytes))
+
+    def _data(self, budget_bytes: int) -> dict[str, Any]:
+        differs = differing(self.runs)
+        fronts = {
+            kind: set().union(
+                *(
+                    analysis.pareto(analysis.pareto_points(group, self.figures, kind))
+                    for group in self.groups.values()
+                )
+            )
+            for kind in analysis.MEMORY_KINDS
+        }
+        rows = []
+        for setting, group in [*self.groups.items(), (None, self.ungrouped)]:
+            for position, run in enumerate(group, start=1):
+                row = self._row(run, position if setting and run.completed else None)
+                row["setting"] = setting
+                row |= differs[run.name]
+                row["pareto"] = [kind for kind, names in fronts.items() if run.name in names]
+                rows.append(row)
+        keys = [c.key for c in COLUMNS if c.always or any(r[c.key] is not None for r in rows)]
+        if len(self.groups) == 1 and "setting" in keys:
+            keys.remove("setting")
+        return {
+            "report_version": REPORT_VERSION,
+            "made_unix_s": time.time(),
+            "columns": keys,
+            "settings": [
+                {
+                    "setting": setting,
+                    "goals": [
+                        {**dataclasses.asdict(goal), "text": goal.text}
+                        for goal in best_by_goal(group, self.figures, budget_bytes)
+                    ],
+                }
+                for setting, group in self.groups.items()
+            ],
+            "runs": rows,
+            "environments": environments(self.runs),
+            "study": study_beside(self.runs, self.figures),
+        }
+
+    def _row(self, run: Run, position: int | None) -> dict[str, Any]:
+        record, known, steps = run.record, self.figures[run.name], run.steps
+        difference = self.differences.get(run.name)
+        flops = known.flops_per_s_per_rank
+        return {
+            "position": position,
+            "run": run.name,
+            "path": None if run.path is None else str(run.path),
+            **{name: record.get(name) for name in _OF_RECORD},
+            "state": run.state,
+            "tokens_per_s": known.tokens_per_s,
+            **dict(zip(_QUARTILES, (steps and steps.rate_quartiles) or (None,) * 3, strict=True)),
+            "steady_steps": steps.steady_steps if steps else None,
+            "tokens_per_s_per_rank": known.tokens_per_s_per_rank,
+            "step_time_s": known.step_time_s,
+            "tflops_per_rank": flops / 1e12 if flops else None,
+            "mfu": known.mfu,
+            **known.memory,
+            "perplexity": known.perplexity,
+            "test_loss": known.test_loss,
+            "loss_difference": difference.largest if difference else None,
+            "loss_difference_step": difference.at_step if difference else None,
+            "reference": difference.reference if difference else None,
+            "loss_note": self._loss_note(run),
+            "steps": len(steps.step) if steps else None if run.path is None else 0,
+            "first_step_s": steps.first_step_s if steps else None,
+            "duration_s": run.summary.get("duration_s"),
+            "where": _where(run),
+            "reason": run.reason,
+            "phases_s": dict(steps.phases_s) if steps and steps.phases_s else None,
+            "peaks_by_phase": [{"rank": rank, **record} for rank, record in run.phases],
+            "ledgers": _ledgers(run),
+            "notes": list(run.notes),
+        }
+
+    def _loss_note(self, run: Run) -> str | None:
+        """Why the losses of this run are held against nothing, or what to know about it."""
+        reference, difference = self.references.get(run.name), self.differences.get(run.name)
+        if run.steps is None:
+            return "no step was finished"
+        if reference is None:
+            return "no single or ddp run to hold it against (--reference NAME chooses one)"
+        if run is reference:
+            return "reference"
+        if difference is None:
+            names = analysis.differing_settings(run, reference)
+            return f"differs from {reference.name} in {', '.join(names) or 'its steps'}"
+        if difference.not_finite:
+            return f"at {difference.not_finite} step(s) only one of the two losses is a number"
+        return None
+
+
+def _differences(
+    runs: Sequence[Run], references: Mapping[str, Run]
+) -> dict[str, analysis.LossDifference]:
+    differences = {}
+    for run in runs:
+        reference = references.get(run.name)
+        if reference is None or reference is run or run.steps is None:
+            continue
+        if analysis.differing_settings(run, reference):
+            continue
+        difference = analysis.loss_difference(run, reference)
+        if difference is not None:
+            differences[run.name] = difference
+    return differences
+
+
+def differing(runs: Sequence[Run]) -> dict[str, dict[str, str | None]]:
+    """For each run the settings in which not all runs agree, as `lr 0.001, window 64`.
+
+    `differs` has them as they are, `differs_brief` has paths cut down to what tells them apart.
+    """
+    known = [run for run in runs if run.config]
+    keys = dict.fromkeys(key for run in known for key in run.config if key not in _NOT_A_SETTING)
+    told: dict[str, list[tuple[str, str]]] = {run.name: [] for run in runs}
+    for key in keys:
+        values = {run.name: run.config.get(key) for run in known}
+        if len(set(map(str, values.values()))) == 1:
+            continue
+        paths = {Path(value) for value in values.values() if _is_path(value)}
+        tails = telling_tails(paths)
+        for name, value in values.items():
+            if value not in _UNSAID:
+                brief = tails[Path(value)] if _is_path(value) else value
+                told[name].append((f"{key} {value}", f"{key} {brief}"))
+    return {
+        name: {
+            "differs": ", ".join(whole for whole, _ in parts) or None,
+            "differs_brief": ", ".join(brief for _, brief in parts) or None,
+        }
+        for name, parts in told.items()
+    }
+
+
+def _is_path(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and "/" in value and not value.startswith("hf:")
+
+
+def environments(runs: Sequence[Run]) -> list[str]:
+    """What the runs were made with, each combination once."""
+    told = []
+    for run in runs:
+        known = run.environment
+        packages = known.get("packages")
+        names = ("torch", "deepspeed")
+        versions = [
+            f"{n} {packages[n]}" for n in names if isinstance(packages, dict) and n in packages
+        ]
+        parts = [*versions, f"Python {known.get('python')}", f"revision {known.get('git')}"]
+        if known:
+            told.append(", ".join(part for part in parts if not part.endswith(" None")))
+    return list(dict.fromkeys(told))
+
+
+def _where(run: Run) -> str | None:
+    if run.completed or run.phase is None:
+        return None
+    return run.phase if run.failed_rank is None else f"{run.phase}, rank {run.failed_rank}"
+
+
+def _ledgers(run: Run) -> list[dict[str, Any]]:
+    """For each rank its most telling ledger, and the predicted one, one entry per place."""
+    chosen: dict[tuple[int, bool], Mapping[str, Any]] = {}
+    for rank, ledger in run.ledgers:
+        key = (rank, ledger.get("moment") == "predicted")
+        before = chosen.get(key)
+        if before is None or _worth(ledger) >= _worth(before):
+            chosen[key] = ledger
+    entries = []
+    for (rank, _), ledger in sorted(chosen.items(), key=lambda item: item[0]):
+        for place in ("device", "host", "disk"):
+            lines = ledger.get(place) or {}
+            kept = {name: size for name, size in lines.items() if size is not None}
+            if any(kept.values()):
+                entries.append(
+                    {
+                        "rank": rank,
+                        "place": place,
+                        "moment": ledger.get("moment"),
+                        "step": ledger.get("step"),
+                        "phase": ledger.get("phase"),
+                        "lines": kept,
+                    }
+                )
+    return entries
+
+
+def _worth(ledger: Mapping[str, Any]) -> tuple[int, float]:
+    moment = str(ledger.get("moment"))
+    order = _MOMENTS.index(moment) if moment in _MOMENTS else len(_MOMENTS)
+    return -order, ledger["device"].get("used_bytes") or 0
+
+
+def clean(value: Any) -> Any:
+    """The same structure with nothing that JSON or a terminal could choke on: NaN and infinity
+    become None, text becomes printable."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Sequence):
+        return [clean(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,120 @@
+"""Finds what a report is about: run folders, and a sweep's cells with a folder or without."""
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.compare.report.sweep_rows import SWEEP_FILE, read_sweep
+from launcher.errors import UserError
+
+MARKS = ("config.yaml", "status.json", "rank0.jsonl")
+_ATTEMPT = re.compile(r"(?<=.)\.attempt\d+$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCell:
+    """How a cell stands in its sweep's own file."""
+
+    state: str
+    reason: str | None
+
+    def overrules(self, state: str) -> bool:
+        """Whether the sweep knows better than the run, whose status.json says `state`."""
+        # A run that is killed cannot write how it ended.
+        return (
+            self.state in ("timeout", "interrupted")
+            or state == "unknown"
+            or (state == "running" and self.state not in ("running", "pending"))
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundRun:
+    """A run folder (there may be none where a sweep has the cell), and what to say of it."""
+
+    path: Path
+    cell: SweepCell | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def find_runs(patterns: Sequence[str]) -> dict[str, FoundRun]:
+    """Runs by a unique name: given folders, those inside given folders, those a glob matches.
+
+    Raises:
+        UserError: nothing there, or no run in it.
+    """
+    found: dict[Path, FoundRun] = {}
+    for pattern in patterns:
+        matched = [Path(pattern)] if os.path.exists(pattern) else _glob(pattern)
+        inside = [run for path in matched for run in _found_in(path)]
+        if not inside:
+            raise UserError(
+                f"{pattern}: no run in it (a run folder holds {MARKS[0]} and {MARKS[2]}): give a "
+                "run folder or a folder of run folders"
+            )
+        for run in inside:
+            path = run.path.resolve()
+            if path not in found or run.cell is not None:
+                found[path] = FoundRun(path=path, cell=run.cell, notes=run.notes)
+    names = telling_tails(found)
+    return {names[path]: run for path, run in found.items()}
+
+
+def _glob(pattern: str) -> list[Path]:
+    matched = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not matched:
+        raise UserError(f"{pattern}: there is no such folder; give run folders, or check the path")
+    return matched
+
+
+def _found_in(path: Path) -> list[FoundRun]:
+    found: dict[Path, FoundRun] = {}
+    damaged: set[Path] = set()
+    for name, inside, files in os.walk(path):
+        inside.sort()
+        folder = Path(name)
+        if any(mark in files for mark in MARKS):
+            inside.clear()  # what a run keeps inside (checkpoints) is not another run
+            cell = folder.with_name(_ATTEMPT.sub("", folder.name)) if folder.name else folder
+            if cell not in found:
+                notes = [f"{SWEEP_FILE}: damaged, left out"] * (
+                    not damaged.isdisjoint(cell.parents)
+                )
+                found[folder] = FoundRun(path=folder, notes=notes)
+            elif cell != folder:
+                found[cell].notes.append(f"{folder.name} holds an earlier attempt, not shown here")
+        elif SWEEP_FILE in files:
+            cells = _cells(folder)
+            found |= cells or {}
+            if cells is None:
+                damaged.add(folder)
+    return list(found.values())
+
+
+def _cells(sweep: Path) -> dict[Path, FoundRun] | None:
+    """The cells of a sweep by their run folders; None when the file cannot be understood."""
+    try:
+        rows = read_sweep(sweep)["cells"]
+        return {
+            path: FoundRun(path=path, cell=SweepCell(state=str(row["state"]), reason=row["reason"]))
+            for row in rows
+            for path in [sweep / row["folder"]]
+        }
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def telling_tails(paths: Iterable[Path]) -> dict[Path, str]:
+    """The shortest tail of each path that tells it from the others."""
+    paths = list(paths)
+    tails: dict[Path, str] = {}
+    for path in paths:
+        for length in range(1, len(path.parts) + 1):
+            tail = path.parts[-length:]
+            if sum(other.parts[-length:] == tail for other in paths) == 1:
+                break
+        tails[path] = "/".join(tail)
+    return tails

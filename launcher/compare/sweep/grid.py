@@ -1,0 +1,224 @@
+"""The cells of a sweep: every combination of a grid's values, named, and checked in advance."""
+
+import itertools
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from launcher.compare.sweep.grid_source import OURS, Grid, Values, flags_of
+from launcher.config.arguments import SUPERSEDES, parse_run_config
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig, field_types
+from launcher.errors import UserError
+from launcher.flags import fields_of, flag
+from launcher.parallel.world import choose_device
+from launcher.run.preflight import prepare
+
+# Sharded parameters can leave the device together with the optimizer.
+SHARDS_PARAMETERS = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero3")
+HYBRID_GROUPS = 2
+ABBREVIATIONS = {
+    **{"micro_batch": "mb", "global_batch": "gb", "seq_len": "seq"},
+    **{"strategy": "", "precision": "", "model": "", "data": ""},
+}
+
+MOST_CELLS = 100_000
+SILENT_CELLS = 100
+SAY_EVERY_S = 10.0
+
+T = TypeVar("T")
+ChooseDevice = Callable[[str, int], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One run of a sweep. `flags` holds what differs from RunConfig's defaults, by flat name.
+
+    With a `state`, the cell cannot run, and `reason` says why: `refused` because its choices do
+    not go together, `unavailable` because its grid file says so.
+    """
+
+    name: str
+    flags: Values
+    state: Literal["refused", "unavailable"] | None = None
+    reason: str | None = None
+
+    def command(self) -> list[str]:
+        """The flags of its training: a comparison keeps no model, unless it asks for saves."""
+        saves = bool({"save_every", "save_minutes"} & self.flags.keys())
+        return flags_of({"save_last": saves, **self.flags})
+
+
+def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
+    """Training flags -> (what is typed, what a `--config` file adds to it), as flat values.
+
+    Raises:
+        UserError: from the parser of `launcher.train`.
+    """
+    config = parse_run_config(tokens, prog="launcher sweep")
+    names = fields_of(tokens)
+    flat = config.flat()
+    # What is typed counts even where it is the default: it may go against a grid file's base.
+    typed = {key: flat.get(key) for key in field_types() if key in names and key not in OURS}
+    return typed, {k: v for k, v in not_default(config).items() if k not in typed}
+
+
+def cells_of(
+    grid: Grid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
+) -> list[Cell]:
+    """The sweep's cells, in order; those that cannot run have a state and a reason.
+
+    `choose_device` is asked which device a cell's `--device` will mean on the machine it runs on.
+
+    Raises:
+        UserError: a typed flag and the grid set the same thing, or no cell can run.
+    """
+    varied = {key for row in grid.rows for key in row} | grid.axes.keys()
+    varied |= {other for key in varied for other in SUPERSEDES.get(key, ())}
+    for key in sorted(varied & typed.keys()):
+        raise UserError(f"{flag(key)} {typed[key]} is also set by the grid: leave one of them out")
+    base = {**_without_superseded(grid.base, typed), **typed}
+    count = max(1, len(grid.rows)) * math.prod(map(len, grid.axes.values()))
+    if count > MOST_CELLS:
+        raise UserError(
+            f"this grid has {count:,} cells, and there can be {MOST_CELLS:,}: leave values out"
+        )
+    cells = [
+        _cell(name, values, base, nproc, choose_device)
+        for name, values in _told(_combinations(grid), count, "checking")
+    ]
+    runnable = [cell for cell in cells if cell.state is None]
+    first = next((cell for cell in cells if cell.state == "refused"), None)
+    if first and not runnable:
+        raise UserError(f"no cell of this sweep can run; {first.name}: {first.reason}")
+    return cells
+
+
+def open_corpora(cells: Sequence[Cell], *, nproc: int) -> list[Cell]:
+    """Do now, once, what each cell's torchrun would do first: reading and tokenising the data.
+
+    So a missing file is known before the first cell, and no cell's time-out pays for it.
+
+    Raises:
+        UserError: no cell can run.
+    """
+    checked = []
+    for cell in _told(cells, len(cells), "reading the data of"):
+        if cell.state is None:
+            try:
+                prepare(cell.command(), world_size=nproc, ranks_per_node=nproc)
+            except UserError as error:
+                cell = Cell(name=cell.name, flags=cell.flags, state="refused", reason=str(error))
+        checked.append(cell)
+    broken = next((cell for cell in checked if cell.state == "refused"), None)
+    if broken and all(cell.state for cell in checked):
+        raise UserError(str(broken.reason))
+    return checked
+
+
+def _told(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
+    """The items; where there are many, stderr says how far one is."""
+    said_s = -math.inf
+    for number, item in enumerate(items):
+        if count > SILENT_CELLS and time.monotonic() - said_s >= SAY_EVERY_S:
+            said_s = time.monotonic()
+            so_far = f", {number:,} done" if number else ""
+            print(f"sweep: {doing} {count:,} cells{so_far}", file=sys.stderr, flush=True)
+        yield item
+
+
+def not_default(config: RunConfig) -> Values:
+    """The flat values that differ from RunConfig's defaults."""
+    defaults = RunConfig().flat()
+    return {k: v for k, v in config.flat().items() if k not in OURS and defaults.get(k) != v}
+
+
+def expand_strategy(choice: str, values: Mapping[str, Any]) -> Values:
+    """`zero3+cpu` -> the flags it stands for. `values` may bring `replicate` for fsdp-hybrid."""
+    name, _, target = choice.partition("+")
+    flags: Values = {"strategy": name}
+    if name.startswith("zero") and name != "zero":
+        flags = {"strategy": "zero", "zero": int(name[-1])}
+    elif name.startswith("fsdp-"):
+        flags = {"strategy": "fsdp"}
+        if name == "fsdp-grad-op":
+            flags["reshard_after_forward"] = False
+        else:
+            flags["replicate"] = values.get("replicate", HYBRID_GROUPS)
+    if target:
+        flags["offload_optimizer"] = target
+        if name in SHARDS_PARAMETERS:
+            flags["offload_param"] = target
+    return flags
+
+
+def label(key: str, value: Any) -> str:
+    """How a value appears in a cell's name: `mb8`, `zero2`, `bf16`, `nockpt`."""
+    if key == "activation_checkpointing":
+        return "nockpt" if value == "none" else str(value)
+    word = key.replace("_", "-")
+    if str(value) in ("True", "False"):
+        return word if str(value) == "True" else f"no-{word}"
+    prefix = ABBREVIATIONS.get(key, word if _is_number(value) else word + "-")
+    text = Path(str(value)).name if key in ("data", "tokenizer", "deepspeed") else str(value)
+    return prefix + _safe(text)
+
+
+def _combinations(grid: Grid) -> Iterator[tuple[str, Values]]:
+    """(name, values) of each cell; names are kept apart by a number where they would be equal."""
+    used: set[str] = set()
+    for row, combination in itertools.product(
+        grid.rows or [{}], itertools.product(*grid.axes.values())
+    ):
+        values = {k: v for k, v in row.items() if k != "name"}
+        axes = dict(zip(grid.axes, combination, strict=True))
+        own = [_safe(str(row["name"]))] if "name" in row else [label(*i) for i in values.items()]
+        stem = "-".join([*own, *(label(*item) for item in axes.items())]) or "run"
+        name = next(n for i in itertools.count(1) if (n := stem + (f"-{i}" * (i > 1))) not in used)
+        used.add(name)
+        yield name, {**values, **axes}
+
+
+def _without_superseded(base: Values, newer: Values) -> Values:
+    """`base` without what contradicts `newer`: its stage where `newer` names a strategy."""
+    gone = {other for key in newer for other in SUPERSEDES.get(key, ())} - newer.keys()
+    return {key: value for key, value in base.items() if key not in gone}
+
+
+def _cell(name: str, values: Values, base: Values, nproc: int, choose_device: ChooseDevice) -> Cell:
+    unavailable = values.pop("unavailable", None)
+    flags = {**_without_superseded(base, values), **values}
+    if unavailable is not None:
+        return Cell(name=name, flags=flags, state="unavailable", reason=str(unavailable))
+    choice = str(flags.get("strategy", ""))
+    meant = expand_strategy(choice, flags) if choice else {}
+    try:
+        for key in meant.keys() & flags.keys() - {"strategy"}:
+            if str(flags[key]) != str(meant[key]):
+                raise UserError(f"{choice} means {flag(key)} {meant[key]}, not {flags[key]}")
+        flags |= meant
+        config = parse_run_config(flags_of(flags), world_size=nproc)
+        device_type = choose_device(config.loop.device, nproc)
+        resolve(config, world_size=nproc, device_type=device_type)
+        if choice.startswith("fsdp-hybrid") and config.sharding.replicate == nproc:
+            raise UserError(
+                f"fsdp-hybrid with --replicate {nproc} on {nproc} processes leaves one process in "
+                "each group, so that nothing is sharded: use more processes"
+            )
+    except UserError as error:
+        return Cell(name=name, flags=flags, state="refused", reason=str(error))
+    return Cell(name=name, flags=not_default(config))
+
+
+def _is_number(value: Any) -> bool:
+    return re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(value)) is not None
+
+
+def _safe(text: str) -> str:
+    """Nothing that a folder's name cannot hold."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")

@@ -1,0 +1,250 @@
+"""`shardscale matrix`: which technique goes with which strategy, and why the rest is refused.
+
+There is no table to keep: each cell asks `resolve`, as every run does before it starts. The
+README holds what this prints, and a test trains each pair that it marks as running on a CPU.
+"""
+
+import itertools
+import operator
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from launcher import tables
+from launcher.compare.sweep.grid import expand_strategy
+from launcher.config.resolve import ALSO_CALLED, resolve
+from launcher.config.schema import RunConfig
+from launcher.errors import ExitCode, NotInstalled, UserError
+from launcher.flags import OptionParser
+
+STRATEGIES: Final = tuple(ALSO_CALLED)
+RANKS: Final = 2
+"""Of every strategy but `single`."""
+BEGIN: Final = "<!-- shardscale matrix: begin -->\n"
+FLAGS_WIDTH: Final = 26
+CELL_WIDTH: Final = len("GPU (a)")
+END: Final = "<!-- shardscale matrix: end -->\n"
+
+_Note = tuple[list[str], list[str]]  # its words, and the sentences that it stands for
+_BF16: Final = {"precision": "bf16"}
+_DISK: Final = {"nvme_path": Path("DIR")}
+_ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
+
+# How a technique is written -> what is set for it. Rows of one group that say the same are shown
+# as one.
+GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
+    {
+        "--attention eager": {"attention": "eager"},
+        "--attention sdpa": {"attention": "sdpa"},
+        "--window W": {"window": 8},
+        "--loss-chunk 0": {"loss_chunk": 0},
+        "--loss-chunk N": {"loss_chunk": 24},
+        "--attention flash": {"attention": "flash", **_BF16},
+        "--attention flex": {"attention": "flex"},
+    },
+    {"--compile": {"compile": True}},
+    {
+        "--precision fp32": {"precision": "fp32"},
+        "--precision bf16": {"precision": "bf16"},
+        "--precision bf16-pure": {"precision": "bf16-pure"},
+        "--precision fp16": {"precision": "fp16"},
+        "--precision fp8": {"precision": "fp8"},
+        "--grad-accum-dtype bf16": {"grad_accum_dtype": "bf16", **_BF16, **_ACCUMULATED},
+        "--tf32": {"tf32": True},
+    },
+    {
+        "--optimizer adamw": {"optimizer": "adamw"},
+        "--optimizer adam": {"optimizer": "adam"},
+        "--optimizer sgd": {"optimizer": "sgd"},
+        "--optimizer adamw8bit": {"optimizer": "adamw8bit"},
+        "--moments-dtype bf16": {"moments_dtype": "bf16"},
+        "--clip C": {"clip": 1.0},
+        "--optimizer adafactor": {"optimizer": "adafactor"},
+        "--optimizer-in-backward": {"optimizer_in_backward": True, "clip": 0.0},
+    },
+    {
+        "--activation-checkpointing selective": {"activation_checkpointing": "selective"},
+        "--activation-checkpointing full": {"activation_checkpointing": "full"},
+        "--global-batch (accumulation)": _ACCUMULATED,
+        "--activation-checkpointing offload": {"activation_checkpointing": "offload"},
+        "--reduce-each-micro-batch": {"reduce_each_micro_batch": True, **_ACCUMULATED},
+    },
+    {
+        "--offload-optimizer cpu": {"offload_optimizer": "cpu"},
+        "--offload-param cpu": {"offload_param": "cpu"},
+        "--offload-optimizer nvme": {"offload_optimizer": "nvme", **_DISK},
+        "--offload-param nvme": {"offload_param": "nvme", **_BF16, **_DISK},
+    },
+    {"--memory-trace": {"memory_trace": True}},
+)
+TECHNIQUES: Final = {name: changes for group in GROUPS for name, changes in group.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """What a run of a technique under a strategy is refused with on each device; None: it runs."""
+
+    cpu: str | None
+    cuda: str | None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or write it between its markers in a file."""
+    parser = OptionParser(
+        prog="shardscale matrix",
+        description="Which technique goes with which strategy, and why the rest is refused.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="write it between its markers in this Markdown file"
+    )
+    parser.add_argument("--markdown", action="store_true", help="on a terminal too")
+    try:
+        options = parser.parse_args(argv)
+        file = options.file
+        width = tables.terminal_width()
+        if file is None:
+            if options.markdown or width is None:
+                print(markdown(), end="")
+            else:
+                show(width)
+        else:
+            file.write_text(with_matrix(_read(file)), encoding="utf-8")
+    except UserError as error:
+        print(f"shardscale: {error}", file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.DONE
+
+
+def with_matrix(text: str) -> str:
+    """A Markdown text with today's table between its markers.
+
+    Raises:
+        UserError: it does not have them.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise UserError(
+            f"shardscale matrix: the file needs the lines {BEGIN.strip()} {END.strip()}"
+        )
+    return before + begin + markdown() + end + after
+
+
+def config_of(technique: str, strategy: str) -> RunConfig:
+    """A default run of a technique under a strategy, both by their names in the table."""
+    return RunConfig().replace(**expand_strategy(strategy, {}), **TECHNIQUES[technique])
+
+
+def refusal(config: RunConfig, *, device_type: str) -> str | None:
+    """What a run is refused with on `RANKS` ranks (one for `single`), or None.
+
+    A package that is not installed here is not held against it.
+    """
+    world_size = 1 if config.sharding.strategy == "single" else RANKS
+    try:
+        resolve(config, world_size=world_size, device_type=device_type)
+    except NotInstalled:
+        return None
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def cell(technique: str, strategy: str) -> Cell:
+    """Ask for both devices."""
+    config = config_of(technique, strategy)
+    return Cell(cpu=refusal(config, device_type="cpu"), cuda=refusal(config, device_type="cuda"))
+
+
+def markdown() -> str:
+    """The table, and below it the sentences that its letters stand for."""
+    rows, notes = _asked()
+    lines = [f"| | {' | '.join(STRATEGIES)} |", "|---" * (1 + len(STRATEGIES)) + "|"]
+    for names, cells in rows:
+        spelled = ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
+        lines.append(f"| {spelled} | {' | '.join(cells)} |")
+    lines += ["", "<details><summary>What the letters stand for</summary>", ""]
+    lines += [f"- **{letter}**: {note}" for letter, note in notes.items()]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def show(width: int) -> None:
+    """The same on a terminal, in parts where it is narrow."""
+    rows, notes = _asked()
+    first = tables.Column(title="", rank=tables.MUST, folds=FLAGS_WIDTH)
+    beside = max(1, (width - FLAGS_WIDTH - tables.GAP) // (CELL_WIDTH + tables.GAP))
+    for start in range(0, len(STRATEGIES), beside):
+        part = slice(start, start + beside)
+        titles = [name.replace("-", tables.SHY) for name in STRATEGIES[part]]
+        columns = [tables.Column(title=title, rank=tables.MUST) for title in titles]
+        cells = [["\n".join(names), *each[part]] for names, each in rows]
+        tables.print_table([first, *columns], cells, otherwise="")
+        print()
+    for letter, note in notes.items():
+        tables.say(f"{letter}: {note}")
+
+
+def _asked() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
+    """The rows, each with the techniques that it is for, and the sentences of the letters."""
+    cells = {name: [cell(name, strategy) for strategy in STRATEGIES] for name in TECHNIQUES}
+    everything = (each for row in cells.values() for each in row)
+    notes = merged(text for each in everything for text in (each.cpu, each.cuda) if text)
+    letters = {
+        text: letter
+        for letter, texts in zip("abcdefghijklmnopqrstuvwxyz", notes.values(), strict=False)
+        for text in texts
+    }
+    rows: list[tuple[list[str], list[str]]] = []
+    for group in GROUPS:
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name in group:
+            alike.setdefault(tuple(_shown(each, letters) for each in cells[name]), []).append(name)
+        rows += [(_named(names), list(row)) for row, names in alike.items()]
+    return rows, {letters[texts[0]]: note for note, texts in notes.items()}
+
+
+def merged(sentences: Iterable[str]) -> dict[str, list[str]]:
+    """Sentences that differ in one word as one, with `this/that` -> those that it stands for."""
+    notes = [(re.findall(r"[\w-]+|[^\w-]+", s), [s]) for s in dict.fromkeys(sentences)]
+    while pair := next(filter(_differ_in_one_word, itertools.combinations(notes, 2)), None):
+        (words, texts), (others, more) = pair
+        words[:] = [a if a == b else f"{a}/{b}" for a, b in zip(words, others, strict=True)]
+        texts += more
+        notes.remove(pair[1])
+    return {"".join(words): texts for words, texts in notes}
+
+
+def _differ_in_one_word(notes: tuple[_Note, _Note]) -> bool:
+    words, others = (note[0] for note in notes)
+    return len(words) == len(others) and sum(map(operator.ne, words, others)) == 1
+
+
+def _shown(found: Cell, letters: Mapping[str, str]) -> str:
+    on_cpu, on_gpu = (text and letters[text] for text in (found.cpu, found.cuda))
+    if on_cpu == on_gpu:
+        return on_cpu or "✓"
+    if on_cpu and on_gpu:
+        return f"{on_cpu}, {on_gpu}"
+    return f"GPU ({on_cpu})" if on_cpu else f"CPU ({on_gpu})"
+
+
+def _named(names: Iterable[str]) -> list[str]:
+    """`--flag this|that`, `--another`."""
+    values: dict[str, list[str]] = {}
+    for name in names:
+        flag, _, value = name.partition(" ")
+        values.setdefault(flag, []).append(value)
+    return [f"{flag} {'|'.join(each)}".strip() for flag, each in values.items()]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"shardscale matrix {file}: cannot be read ({error}); give a text file"
+        ) from None

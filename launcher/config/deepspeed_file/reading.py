@@ -1,0 +1,218 @@
+"""A DeepSpeed file read by the table: what it says of our fields, and what DeepSpeed gets of it."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.config.deepspeed_file.key import AUTO, KINDS
+from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
+from launcher.config.deepspeed_file.text import JsonObject, brief, read_json
+
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
+OFFLOADED = ("offload_optimizer", "offload_param")
+END_OF_RATE: Mapping[str, float | None] = {
+    "WarmupLR": 1.0,
+    "WarmupCosineLR": 0.0001,
+    "WarmupDecayLR": None,
+}
+"""Schedules -> the ratio of the rate at their end, unless they say one; None: not a cosine's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What the file says of one field of RunConfig."""
+
+    key: str
+    shown: str
+    """As it stands in the file."""
+    value: Any
+    also: tuple[Any, ...] = ()
+    """Other values of the field that do not contradict it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DeepSpeedFile:
+    """A file that has been read; `problems` are phrases, each with its way out."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Place in the table -> value, where it is neither auto nor null."""
+    spelled: dict[str, str] = field(default_factory=dict)
+    """Place in the table -> the name that the file uses."""
+    fields: dict[str, Said] = field(default_factory=dict)
+    passed: JsonObject = field(default_factory=dict)
+    idle: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def say(
+        self, name: str, place: str, value: Any, shown: str = "", also: tuple[Any, ...] = ()
+    ) -> None:
+        """The file asks for `value` of the field `name`."""
+        key = self.spelled.get(place, place)
+        said = Said(key=key, shown=shown or brief(self.values[place]), value=value, also=also)
+        before = self.fields.setdefault(name, said)
+        if before.value != value:
+            self.problems.append(
+                f"{before.key} {before.shown} and {key} {said.shown} differ: here they are one"
+            )
+
+    def renamed(self) -> list[str]:
+        """`old is new` for what goes by another name today."""
+        pairs = [(old, place) for place, old in self.spelled.items() if old != place]
+        return [f"{old} is {new}".replace("zero_optimization.", "") for old, new in pairs]
+
+
+def read_file(path: Path) -> DeepSpeedFile:
+    """Read a file and sort what it says.
+
+    Raises:
+        UserError: it cannot be read, or is no JSON object.
+    """
+    file = DeepSpeedFile()
+    _collect(file, read_json(path), "", "")
+    for place, value in tuple(file.values.items()):
+        _sort(file, place, value)
+    _precision(file)
+    _optimizer(file)
+    _schedule(file)
+    devices = {file.values.get(f"zero_optimization.{name}.device") for name in OFFLOADED}
+    if "nvme" in devices and "zero_optimization.sub_group_size" in file.values:
+        file.idle.append("zero_optimization.sub_group_size (--nvme-buffer)")
+    file.problems += file.unknown
+    return file
+
+
+def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str) -> None:
+    for key, value in section.items():
+        if key.startswith("_"):
+            continue  # people's comments
+        name = spelled + key
+        where = RENAMED.get(place + key, place + key)
+        if where in SECTIONS:
+            if isinstance(value, dict):
+                _collect(file, value, f"{where}.", f"{name}.")
+            elif value not in (None, AUTO):
+                file.problems.append(f"{_plain(name)} is {brief(value)}, but must be a JSON object")
+        elif where not in KEYS:
+            file.unknown.append(_unknown(name, place))
+        elif value not in (None, AUTO):
+            if place + key != where and isinstance(value, bool) and where.endswith(".device"):
+                value = "cpu" if value else "none"
+            if file.values.setdefault(where, value) != value:
+                file.problems.append(f"{name} and {file.spelled[where]} differ: remove one")
+            file.spelled.setdefault(where, name)
+
+
+def _unknown(name: str, place: str) -> str:
+    known = [key.removeprefix(place) for key in KEYS if key.startswith(place)]
+    close = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
+    return f"unknown key {_plain(name)}" + (f" (did you mean {close[0]}?)" if close else "")
+
+
+def _plain(name: str) -> str:
+    return brief(name, 60)[1:-1]
+
+
+def _sort(file: DeepSpeedFile, place: str, value: Any) -> None:
+    key, name = KEYS[place], file.spelled[place]
+    fits, words = KINDS[key.kind]
+    if not fits(value):
+        file.problems.append(f"{name} is {brief(value)}, but must be {words}")
+        del file.values[place]
+        return
+    if key.kind in ("count", "even", "size", "power"):
+        value = int(value)  # people write 5e8
+    if key.fate == "adopted" and key.field:
+        file.say(key.field, place, _ours(key.field, value))
+    elif key.fate == "passed":
+        *sections, last = place.split(".")
+        target = file.passed
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = value
+    elif key.fate in ("idle", "refused") and not key.is_harmless(value):
+        if key.fate == "refused":
+            file.problems.append(f"{name} {brief(value)}: {key.why}")
+        else:
+            file.idle.append(f"{name} ({key.why})" if key.why else name)
+
+
+def _ours(name: str, value: Any) -> Any:
+    """A JSON value as the field `name` of RunConfig has it."""
+    if name == "betas":
+        return tuple(map(float, value))
+    if name == "nvme_path":
+        return Path(value)
+    if name == "nvme_block":
+        return str(value)
+    return float(value) if name in ("clip", "lr", "eps", "weight_decay", "momentum") else value
+
+
+def _precision(file: DeepSpeedFile) -> None:
+    values = file.values
+    names = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
+    pure = [values.get(name) for name in names]
+    if values.get("bf16.enabled") and values.get("fp16.enabled"):
+        file.problems.append("bf16.enabled and fp16.enabled are both true: keep one")
+    elif values.get("bf16.enabled"):
+        if bool(pure[0]) != bool(pure[1]):
+            file.problems.append(f"{names[0]} and {names[1]} go together here: set both")
+        also = ("bf16-pure",) if pure == [None, None] else ()
+        file.say("precision", "bf16.enabled", "bf16-pure" if all(pure) else "bf16", also=also)
+    elif values.get("fp16.enabled"):
+        file.say("precision", "fp16.enabled", "fp16")
+
+
+def _optimizer(file: DeepSpeedFile) -> None:
+    kind = file.values.get("optimizer.type")
+    if kind is None:
+        return
+    name = kind.lower()
+    coupled = file.values.get("optimizer.params.adam_w_mode") is False
+    if name not in OPTIMIZERS:
+        file.unknown = [text for text in file.unknown if "optimizer.params." not in text]
+        file.problems.append(
+            f"optimizer.type {brief(kind)}: here it is Adam, AdamW or SGD, or remove it"
+        )
+    elif name == "adam" and not coupled:
+        # DeepSpeed's "Adam" decays as AdamW does, unless told otherwise.
+        file.say("optimizer", "optimizer.type", "adamw", f"{brief(kind)} (decaying as AdamW)")
+    else:
+        file.say("optimizer", "optimizer.type", name)
+        if name != "adam" and coupled:
+            file.idle.append("optimizer.params.adam_w_mode (for Adam only)")
+
+
+def _schedule(file: DeepSpeedFile) -> None:
+    kind = file.values.get("scheduler.type")
+    said = {
+        name.rpartition(".")[2]: value
+        for name, value in file.values.items()
+        if name.startswith("scheduler.params.")
+    }
+    if kind is None:
+        return
+    if kind not in END_OF_RATE:
+        file.unknown = [text for text in file.unknown if "scheduler.params." not in text]
+        file.problems.append(
+            f"scheduler.type {brief(kind)}: here it is WarmupCosineLR or WarmupLR, or remove it"
+        )
+        return
+    if not said.keys() & {"warmup_num_steps", "total_num_steps", "cos_min_ratio"}:
+        file.idle.append(f"scheduler {kind} (--warmup-steps, --min-lr-ratio)")
+        return
+    end = END_OF_RATE[kind]
+    if end is None:
+        file.problems.append(
+            f"scheduler.type {brief(kind)}: the rate falls along a cosine here: write "
+            "WarmupCosineLR"
+        )
+        return
+    if "warmup_num_steps" in said and said.get("warmup_type", "log") != "linear":
+        file.problems.append('scheduler.params.warmup_type "log" (or none): write "linear"')
+    if "total_num_steps" in said:
+        file.say("steps", "scheduler.params.total_num_steps", int(said["total_num_steps"]))
+    ratio = float(said.get("cos_min_ratio", end))
+    file.say("min_lr_ratio", "scheduler.type", ratio, f"{brief(kind)} (to {ratio:g} of the rate)")

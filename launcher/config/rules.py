@@ -1,0 +1,191 @@
+"""Which optimizer and precision runs where. What does not is refused from here, in one sentence.
+
+Each rule is one condition and one sentence; `refusal` gives the first that applies. The matrix in
+the README asks the same function.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from launcher.config.schema import RunConfig
+from launcher.errors import UserError
+from launcher.extras import how_to_install
+from launcher.optim.registry import OPTIMIZERS, moments_type
+
+SMALLEST_CHANGE_BF16 = 2**-8
+"""A bf16 number moves only when it changes by about this, relative to itself."""
+FP8_MULTIPLE = 16
+"""Every dimension of an fp8 matmul is a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What the rules look at: a config whose strategy is chosen, and what follows from it."""
+
+    config: RunConfig
+    accumulation: int = 1
+    device_type: str = "cpu"
+
+    @property
+    def stage(self) -> int | None:
+        """ZeRO stage, None for other strategies."""
+        return self.config.sharding.zero if self.config.sharding.strategy == "zero" else None
+
+
+def check(setting: Setting) -> None:
+    """Refuse what does not run.
+
+    Raises:
+        UserError: optimizer, precision and strategy do not go together.
+    """
+    sentence = refusal(setting)
+    if sentence is not None:
+        raise UserError(sentence)
+
+
+def refusal(setting: Setting) -> str | None:
+    """Why a setting cannot run, or None."""
+    rules: tuple[Callable[[Setting], Iterator[str]], ...] = (
+        *(_optimizer, _moments, _in_backward),
+        *(_bf16_pure, _fp16, _fp8, _tf32, _schedule),
+    )
+    return next((sentence for rule in rules for sentence in rule(setting)), None)
+
+
+def missing_package(config: RunConfig) -> str | None:
+    """What a setting that runs needs and is not installed here, with the fix, or None."""
+    if config.optim.precision == "fp8" and find_spec("torchao") is None:
+        return f"--precision fp8 needs torchao: {how_to_install('gpu')}"
+    return None
+
+
+def _optimizer(setting: Setting) -> Iterator[str]:
+    optim, stage = setting.config.optim, setting.stage
+    name = optim.optimizer
+    if stage and not OPTIMIZERS[name].elementwise:
+        yield (
+            f"--optimizer {name} keeps a factor for each row and column, but --zero {stage} cuts "
+            "parameters into flat pieces: use --strategy fsdp, or --optimizer adamw8bit"
+        )
+    if setting.config.sharding.offload_optimizer == "nvme" and (
+        name not in ("adamw", "adam") or moments_type(optim) != "fp32"
+    ):
+        yield (
+            "--offload-optimizer nvme swaps two moments in fp32: use --optimizer adamw or adam, "
+            f"not {name} with {moments_type(optim)} states"
+        )
+
+
+def _moments(setting: Setting) -> Iterator[str]:
+    optim = setting.config.optim
+    if optim.moments_dtype is not None and optim.optimizer != "adamw":
+        yield (
+            f"--moments-dtype {optim.moments_dtype} belongs to --optimizer adamw, not "
+            f"{optim.optimizer}: "
+            "leave one of them out"
+        )
+    if moments_type(optim) == "bf16" and 1 - optim.betas[1] < SMALLEST_CHANGE_BF16:
+        yield (
+            f"--betas {optim.betas[0]} {optim.betas[1]}: a second moment in bf16 would round such "
+            f"small changes away: use at most {1 - SMALLEST_CHANGE_BF16}, or --optimizer adamw8bit"
+        )
+
+
+def _in_backward(setting: Setting) -> Iterator[str]:
+    optim, strategy = setting.config.optim, setting.config.sharding.strategy
+    flag = "--optimizer-in-backward"
+    if not optim.optimizer_in_backward:
+        return
+    if strategy == "ddp":
+        yield (
+            f"{flag} frees nothing under --strategy ddp, whose buckets hold all gradients until "
+            "they are reduced: use --strategy fsdp, or leave it out"
+        )
+    if strategy == "zero":
+        yield f"{flag} is not possible where DeepSpeed does the steps: use --strategy fsdp"
+    if setting.accumulation > 1:
+        yield (
+            f"{flag} cannot accumulate {setting.accumulation} micro-batches, since the first one "
+            "already updates the parameters: give a --global-batch of micro-batch x ranks"
+        )
+    if optim.clip > 0:
+        yield (
+            f"{flag} updates before the norm of all gradients is known, so it cannot clip to "
+            f"{optim.clip}: give --clip 0"
+        )
+    if optim.precision == "fp16":
+        yield (
+            f"{flag} updates before it is known whether fp16 has overflown: use --precision bf16"
+        )
+
+
+def _bf16_pure(setting: Setting) -> Iterator[str]:
+    optim, sharding = setting.config.optim, setting.config.sharding
+    if optim.precision != "bf16-pure":
+        return
+    if optim.optimizer not in ("adamw", "adamw8bit"):
+        yield (
+            f"--precision bf16-pure needs an optimizer that keeps what rounding cuts off, which "
+            f"{optim.optimizer} does not: use --optimizer adamw or adamw8bit, or --precision bf16"
+        )
+    if setting.stage == 0:
+        yield "--precision bf16-pure with --zero 0: use --strategy ddp, which is the same"
+    if setting.stage and sharding.offload_optimizer != "none":
+        yield (
+            f"--offload-optimizer {sharding.offload_optimizer}: DeepSpeed offloads fp32 weights "
+            "only, not those of --precision bf16-pure: use --precision bf16, or --strategy fsdp"
+        )
+
+
+def _fp16(setting: Setting) -> Iterator[str]:
+    if setting.config.optim.precision != "fp16":
+        return
+    if setting.stage == 0:
+        yield "--precision fp16 with --zero 0: use --strategy ddp, which is the same"
+    if setting.stage and setting.device_type == "cpu":
+        yield (
+            f"--precision fp16 with --zero {setting.stage}: DeepSpeed trains in fp16 on GPUs "
+            "only: use --precision bf16, or --strategy ddp or fsdp"
+        )
+
+
+def _fp8(setting: Setting) -> Iterator[str]:
+    config = setting.config
+    if config.optim.precision != "fp8":
+        return
+    if config.sharding.strategy == "zero":
+        yield "--precision fp8 is not for DeepSpeed's engine: use --strategy ddp or fsdp"
+    if setting.device_type != "cuda":
+        yield (
+            "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "
+            "newer), not a CPU: use --precision bf16"
+        )
+    model = config.model.build()
+    for what, size in (
+        ("d_model", model.d_model),
+        ("d_ff", model.ffn_dim),
+        ("micro-batch x tokens", config.data.micro_batch * (config.data.seq_len or model.context)),
+    ):
+        if size % FP8_MULTIPLE:
+            yield (
+                f"--precision fp8 multiplies matrices in pieces of {FP8_MULTIPLE}, and {what} is "
+                f"{size}: make it a multiple, or use --precision bf16"
+            )
+
+
+def _tf32(setting: Setting) -> Iterator[str]:
+    optim = setting.config.optim
+    if optim.tf32 and setting.device_type != "cuda":
+        yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
+    if optim.tf32 and optim.precision != "fp32":
+        yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
+
+
+def _schedule(setting: Setting) -> Iterator[str]:
+    optim = setting.config.optim
+    if optim.decay_steps is not None and optim.schedule != "wsd":
+        yield (
+            f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
+            "leave it out, or give --schedule wsd"
+        )

@@ -1,0 +1,280 @@
+"""RunConfig: one tree of frozen dataclasses, filled from defaults, a YAML file and flags.
+
+Every field has one name, used everywhere: `micro_batch` in the file and in a sweep's grid is
+`--micro-batch` on the command line. Flags beat the file, the file beats the defaults.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self, get_type_hints
+
+from launcher.config.model import ModelChoice as ModelChoice
+from launcher.config.offload import OffloadChoice
+from launcher.errors import UserError
+from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most
+from launcher.flags import require_positive as _positive
+from launcher.optim.choice import OptimChoice as OptimChoice
+from launcher.sizes import parse_bytes
+
+Strategy = Literal["single", "ddp", "fsdp", "zero"]
+Offload = Literal["none", "cpu", "nvme"]
+BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+DEFAULT_STEPS = 300
+SHORTEST_TIMEOUT_S = 0.1
+MOST_OFTEN_S = 0.001
+
+
+class AutoMicroBatch(int):
+    """`--micro-batch auto`, until the largest is found: counts as 1, the smallest there is, so
+    that whatever can be refused is refused before that."""
+
+    def __new__(cls) -> Self:
+        """Always 1."""
+        return super().__new__(cls, 1)
+
+    def __str__(self) -> str:
+        return "auto"
+
+    __repr__ = __str__
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataChoice:
+    """What is read, and how much of it at a time."""
+
+    data: str = "stdlib"
+    """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
+    or hf:NAME[:CONFIG][@SPLIT]."""
+    data_field: str = "text"
+    """Where the text is: the field of .jsonl lines, the column of .parquet files and hf: datasets.
+    """
+    data_stream: str | None = None
+    """hf: read only the first so much of the text, for example 2GB, without downloading the rest.
+    """
+    tokenizer: str = "bpe"
+    """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
+    seq_len: int | None = None
+    """Tokens per sequence (the model's context when not given)."""
+    micro_batch: int = 8
+    """Sequences per rank in one forward and backward. auto: the largest that the memory there is
+    has room for, found with a few real steps before training starts (one node)."""
+    global_batch: int | None = None
+    """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
+    micro_batch x ranks does not cover is accumulated."""
+
+    @property
+    def stream_bytes(self) -> int | None:
+        """How much of the text is read, where it is not all of it."""
+        return None if self.data_stream is None else parse_bytes(self.data_stream, "--data-stream")
+
+    def __post_init__(self) -> None:
+        _positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
+        if self.data_stream is not None:
+            parse_bytes(self.data_stream, "--data-stream")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingChoice:
+    """Who holds what. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 = optimizer only,
+    ZeRO-0 = DDP."""
+
+    strategy: Strategy | None = None
+    """single, ddp, fsdp or zero (DeepSpeed); not given: ddp on several processes, else single."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """ZeRO stage; implies --strategy zero."""
+    reshard_after_forward: bool = True
+    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3); without it they
+    stay until the backward (shard grad op = ZeRO-2)."""
+    replicate: int = 1
+    """FSDP: shard within groups of ranks/replicate and replicate across them (hybrid)."""
+    reduce_each_micro_batch: bool = False
+    """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
+    price of communicating in each micro-batch rather than once per step."""
+    grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
+    """ZeRO in bf16: type in which gradients are accumulated."""
+    offload_optimizer: Offload = "none"
+    """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
+    disk (nvme; zero 3)."""
+    offload_param: Offload = "none"
+    """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
+    a disk (nvme; zero 3 in bf16)."""
+    bucket: int | None = None
+    """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "replicate", "bucket", most=MOST_ITEMS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopChoice:
+    """How long, where to, and what is shown."""
+
+    steps: int | None = None
+    """Optimizer steps; the schedule's length (300 when neither steps nor epochs is given)."""
+    epochs: float | None = None
+    """The schedule's length in passes over the training split, instead of --steps."""
+    max_minutes: float | None = None
+    """Stop training after this long, whatever the schedule says; what then comes (the last save
+    and the test split) may take a tenth of it more."""
+    eval_every: int | None = None
+    """Validation loss every so many steps (over the same 256 sequences each time, on any number of
+    ranks)."""
+    test_batches: int | Literal["all"] = 50
+    """How much of the test split is read at the end, in batches of 8 sequences whatever the
+    micro-batch is (so that runs can be compared): a number, all, or 0 for no test loss."""
+    save_every: int | None = None
+    """Write a checkpoint every so many steps."""
+    save_last: bool = True
+    """Write a checkpoint of the last step, before the test split is read."""
+    save_minutes: float | None = None
+    """Write a checkpoint this long after the last one."""
+    keep: int | None = None
+    """How many checkpoints stay (all when not given)."""
+    stop_after: int | None = None
+    """End after this step; --steps stays the schedule's length."""
+    resume: Path | None = None
+    """Go on from a checkpoint, or from a run folder's newest intact one; any strategy and any
+    number of processes goes on from any other. auto: go on in the run folder --out itself, or
+    start there when it does not exist."""
+    seed: int = 0
+    """Seed of initial weights, data order and dropout."""
+    out: Path | None = None
+    """Run folder (runs/TIME-MODEL-STRATEGY when not given); must not exist yet, except with
+    --resume auto."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train: GPUs when there are any (auto)."""
+    log_level: LogLevel = "info"
+    """What is said while it runs: debug adds what torch, DeepSpeed and the Hugging Face libraries
+    log; warning leaves warnings, errors and the end; error leaves errors and the end."""
+    quiet: bool = False
+    """The same as --log-level warning."""
+    compile: bool = False
+    """Compile with torch.compile: the whole model (single, ddp), or each block (fsdp, zero)."""
+    collective_timeout_s: float = 600.0
+    """A collective that waits longer than this ends the run."""
+    max_skipped_steps: int = 20
+    """A step whose gradients are NaN or infinite is skipped; so many in a row that are skipped, or
+    whose loss is NaN or infinite, end the run."""
+
+    @property
+    def says(self) -> LogLevel:
+        """From which level on something is said."""
+        return "warning" if self.quiet and self.log_level != "error" else self.log_level
+
+    def __post_init__(self) -> None:
+        _positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
+        _positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
+        _positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
+        _positive(self, "collective_timeout_s", most=YEAR_S)
+        if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
+            raise UserError(
+                f"--collective-timeout-s {self.collective_timeout_s} is shorter than a collective "
+                f"takes: give at least {SHORTEST_TIMEOUT_S}"
+            )
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"--steps {self.steps} and --epochs {self.epochs} both set the schedule: give one"
+            )
+        if self.test_batches != "all" and self.test_batches < 0:
+            raise UserError(
+                f"--test-batches {self.test_batches} must be 0 or more, or all (the whole split)"
+            )
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureChoice:
+    """What is measured beside training."""
+
+    log_every: int = 10
+    """Steps between console lines; every step is recorded all the same."""
+    board: str = "tensorboard"
+    """Where figures are shown while training: tensorboard (in the run folder), wandb, mlflow, with
+    commas between several. $WANDB_MODE and $MLFLOW_TRACKING_URI say where the others go."""
+    tensorboard: bool = True
+    """--no-tensorboard takes TensorBoard out of --board."""
+    sample_every_s: float = 1.0
+    """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
+    where there is none), each with the most memory seen since the one before; 0 = no samples."""
+    memory_trace: bool = False
+    """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
+    speed. GPUs have these figures anyway."""
+    memory_snapshot: bool = False
+    """GPU: record the allocator's history and keep it for torch's memory viewer."""
+    memory_limit: str | None = None
+    """Pretend to have this little memory, for example 24GiB: a cap of the GPU's allocator, or of
+    the process on a CPU."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "log_every", most=MOST_STEPS)
+        if self.memory_limit is not None:
+            parse_bytes(self.memory_limit, "--memory-limit")
+        if not (self.sample_every_s == 0 or MOST_OFTEN_S <= self.sample_every_s < math.inf):
+            raise UserError(
+                f"--sample-every-s {self.sample_every_s} must be {MOST_OFTEN_S} or more, or 0 for "
+                "no samples"
+            )
+        require_at_most(self, "sample_every_s", most=YEAR_S)
+        unknown = [name for name in self.boards if name not in BOARD_NAMES]
+        if unknown:
+            raise UserError(
+                f"--board {unknown[0]!r:.40} must be one of {', '.join(BOARD_NAMES)}, or several "
+                "with commas between them"
+            )
+
+    @property
+    def boards(self) -> tuple[str, ...]:
+        """Names of the boards, each once."""
+        names = dict.fromkeys(name.strip() for name in self.board.split(","))
+        return tuple(name for name in names if name != "tensorboard" or self.tensorboard)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything a run depends on."""
+
+    model: ModelChoice = field(default_factory=ModelChoice)
+    data: DataChoice = field(default_factory=DataChoice)
+    sharding: ShardingChoice = field(default_factory=ShardingChoice)
+    offload: OffloadChoice = field(default_factory=OffloadChoice)
+    optim: OptimChoice = field(default_factory=OptimChoice)
+    loop: LoopChoice = field(default_factory=LoopChoice)
+    measure: MeasureChoice = field(default_factory=MeasureChoice)
+
+    def flat(self) -> dict[str, Any]:
+        """The tree as one level of plain values, ready for YAML; `None`s are left out."""
+        values: dict[str, Any] = {}
+        for section in dataclasses.fields(self):
+            for key, value in dataclasses.asdict(getattr(self, section.name)).items():
+                if isinstance(value, Path | AutoMicroBatch):
+                    value = str(value)
+                if value is not None:
+                    values[key] = list(value) if isinstance(value, tuple) else value
+        return values
+
+    def replace(self, **changes: Any) -> "RunConfig":
+        """A copy with fields changed by their (unique) flat names."""
+        sections = {}
+        for section in dataclasses.fields(self):
+            current = getattr(self, section.name)
+            names = {f.name for f in dataclasses.fields(current)} & changes.keys()
+            sections[section.name] = dataclasses.replace(current, **{n: changes[n] for n in names})
+        return RunConfig(**sections)
+
+
+def field_types() -> Mapping[str, Any]:
+    """Flat field name -> annotated type, for the flags and the YAML reader."""
+    sections = get_type_hints(RunConfig).values()
+    return {f.name: f.type for section in sections for f in dataclasses.fields(section)}

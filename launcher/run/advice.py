@@ -1,0 +1,204 @@
+"""After out of memory: the cheapest changes that would have fitted, as flags to paste."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+import torch
+
+from launcher.config.resolve import Resolved, resolve
+from launcher.errors import UserError
+from launcher.flags import flag
+from launcher.measure.hardware import find_gpu
+from launcher.plan.machine import Machine
+from launcher.plan.need import Room, needed_bytes
+from launcher.plan.timing import step_seconds
+from launcher.sizes import gib, parse_bytes
+
+MOST: Final = 3
+PATIENCE_S: Final = 8.0
+"""CPU time that is spent on advice (the clock's may be longer on a busy host): what has been found
+by then is said."""
+SAFE: Final = 0.97
+"""Share of the memory up to which a prediction is trusted to fit."""
+
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One change, or two, that would have fitted."""
+
+    flags: str
+    needed_bytes: int
+    memory_bytes: int
+    slower: float | None
+    """Predicted step seconds over those of the run that failed, less 1; None where nothing is
+    known of the machine's speed."""
+
+    def line(self) -> str:
+        """Ready to paste."""
+        room = f"{gib(self.needed_bytes)} of {gib(self.memory_bytes)}"
+        cost = ""
+        if self.slower is not None:
+            change = "slower" if self.slower >= 0 else "faster"
+            cost = f", about {abs(self.slower):.0%} {change}"
+        return f"would fit: {self.flags} ({room}{cost})"
+
+
+def advise(failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int) -> list[Advice]:
+    """The cheapest changes first: single ones, and pairs where those are few; at most three."""
+    search = _Search(failed, room, world_size, ranks_per_node)
+    kinds = list(_kinds(failed, world_size, room))
+    found: list[Advice] = []
+    for kind in kinds:
+        found += search.first_that_fits(kind)
+    # Known costs decide; unknown ones keep the order of the kinds, which is that of habit.
+    found.sort(key=lambda advice: advice.slower or 0.0)
+    if len(found) >= MOST:
+        return found[:MOST]
+    pairs: list[Advice] = []
+    for one, other in itertools.combinations(kinds, 2):
+        if len(found) + len(pairs) >= MOST:
+            break
+        pairs += search.first_that_fits([a | b for a in one for b in other])
+    pairs.sort(key=lambda advice: advice.slower or 0.0)
+    return [*found, *pairs][:MOST]
+
+
+class _Search:
+    def __init__(self, failed: Resolved, room: Room, world_size: int, ranks_per_node: int) -> None:
+        self._failed = failed
+        self._room = room
+        self._world_size = world_size
+        self._ranks_per_node = ranks_per_node
+        self._machine = _machine(room, ranks_per_node)
+        # It needed more than there was: a prediction below that is too low for its like as well.
+        needed = needed_bytes(failed, room, world_size=world_size)
+        self._correction = max(1.0, room.size_bytes / needed)
+        self._fitting: set[frozenset[str]] = set()
+        self._deadline_s = time.thread_time() + PATIENCE_S
+
+    def first_that_fits(self, alternatives: Sequence[Changes]) -> list[Advice]:
+        """The first of them, if any; not one that a smaller change has made needless."""
+        for changes in alternatives:
+            if time.thread_time() > self._deadline_s:
+                break
+            if any(fitting <= _items(changes) for fitting in self._fitting):
+                break
+            advice = self._try(changes)
+            if advice is not None:
+                self._fitting.add(_items(changes))
+                return [advice]
+        return []
+
+    def _try(self, changes: Changes) -> Advice | None:
+        try:
+            run = self._resolved(changes)
+        except UserError:  # does not go together with the rest of the run
+            return None
+        needed = self._correction * needed_bytes(run, self._room, world_size=self._world_size)
+        if needed > SAFE * self._room.size_bytes:
+            return None
+        slower = None
+        if self._machine is not None:
+            slower = self._step_s(run) / self._step_s(self._failed) - 1
+        return Advice(
+            flags=" ".join(
+                flag(name) if value is True else f"{flag(name)} {value}"
+                for name, value in changes.items()
+            ),
+            needed_bytes=int(needed),
+            memory_bytes=self._room.size_bytes,
+            slower=slower,
+        )
+
+    def _resolved(self, changes: Changes) -> Resolved:
+        return resolve(
+            self._failed.config.replace(**changes),
+            world_size=self._world_size,
+            device_type=self._room.device_type,
+        )
+
+    def _step_s(self, run: Resolved) -> float:
+        assert self._machine is not None
+        return step_seconds(
+            run,
+            world_size=self._world_size,
+            gpus_per_node=self._ranks_per_node,
+            machine=self._machine,
+        ).total_s
+
+
+def _items(changes: Changes) -> frozenset[str]:
+    return frozenset(f"{name}={value}" for name, value in changes.items())
+
+
+def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Changes]]:
+    """What can be changed, from the least to the most intrusive; in each kind, mildest first."""
+    config = failed.config
+    size, total = config.data.micro_batch, failed.global_batch
+    share = total // world_size
+    halves = [size >> n for n in range(1, size.bit_length())]
+    yield [{"micro_batch": n, "global_batch": total} for n in halves if share % n == 0]
+    modes = ("none", "selective", "full")
+    if config.model.activation_checkpointing in modes:
+        further = modes[modes.index(config.model.activation_checkpointing) + 1 :]
+        yield [{"activation_checkpointing": mode} for mode in further]
+    if config.optim.precision == "fp32":
+        yield [{"precision": "bf16"}]
+    if world_size > 1:
+        yield list(_shardings(failed))
+    if room.gpu is not None:  # on a CPU the host is the device
+        yield list(_offloads(failed))
+
+
+def _shardings(failed: Resolved) -> Iterator[Changes]:
+    """What shards more than the run did. A flag cannot be taken back by another one, so that after
+    --zero only --zero can follow."""
+    sharding = failed.config.sharding
+    level = {"single": 0, "ddp": 0, "zero": sharding.zero or 0, "fsdp": 3}[str(sharding.strategy)]
+    if sharding.strategy == "fsdp" and not sharding.reshard_after_forward:
+        yield {"reshard_after_forward": True}
+    for stage in range(level + 1, 4):
+        yield {"strategy": "zero", "zero": stage}
+    if level == 0 and sharding.zero is None:
+        yield {"strategy": "fsdp"}
+
+
+def _offloads(failed: Resolved) -> Iterator[Changes]:
+    sharding = failed.config.sharding
+    if sharding.strategy == "fsdp":
+        yield {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    elif sharding.strategy == "zero" and sharding.zero:
+        yield {"offload_optimizer": "cpu"}
+        if sharding.zero == 3:
+            yield {"offload_optimizer": "cpu", "offload_param": "cpu"}
+
+
+def room_there_was(failed: Resolved, device: torch.device, *, ranks_per_node: int) -> Room:
+    """The memory that the run had: --memory-limit, the GPU's, or a rank's share of the host's."""
+    on_gpu = device.type == "cuda"
+    gpu = torch.cuda.get_device_name(device) if on_gpu else None
+    limit = failed.config.measure.memory_limit
+    if limit is not None:
+        size_bytes = parse_bytes(limit, "--memory-limit")
+    elif on_gpu:
+        size_bytes = torch.cuda.get_device_properties(device).total_memory
+    else:
+        size_bytes = psutil.virtual_memory().total // ranks_per_node
+    return Room(size_bytes=size_bytes, gpu=gpu, capped=limit is not None)
+
+
+def _machine(room: Room, ranks_per_node: int) -> Machine | None:
+    gpu = find_gpu(room.gpu)
+    return None if gpu is None else Machine.of_gpu(gpu.name, ranks_per_node=ranks_per_node)
+
+
+def as_records(advice: Sequence[Advice]) -> list[dict[str, Any]]:
+    """For `status.json`."""
+    return [dataclasses.asdict(one) for one in advice]

@@ -1,0 +1,85 @@
+"""Loss and perplexity over a split, every token read once, spread over the ranks."""
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from launcher.data import IGNORED_TARGET, Split, evaluation_batches
+from launcher.measure.records import EvalRecord
+from launcher.parallel.world import World
+from launcher.run.skips import MOST_LOSS, REMEDY, Diverged
+from launcher.strategies.engine import Engine
+
+TEST_SEQUENCES = 8
+"""One batch of `--test-batches`."""
+VALIDATION_SEQUENCES = 256
+"""What one point of the validation curve reads: the same on any number of ranks, in batches of any
+size, so that the curves of two runs can be compared."""
+
+
+def evaluate(
+    engine: Engine,
+    split: Split,
+    world: World,
+    *,
+    name: str,
+    step: int,
+    seq_len: int,
+    batch: int,
+    max_sequences: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    ends_after: Callable[[int], bool] = lambda batch: False,
+) -> EvalRecord:
+    """Mean loss per token of `split`, or of its first `max_sequences` over all ranks.
+
+    `ends_after` is asked by all ranks after each batch, and ends the reading there.
+    """
+    started = time.perf_counter()
+    batches = evaluation_batches(
+        split,
+        seq_len=seq_len,
+        batch=batch,
+        rank=world.rank,
+        world_size=world.size,
+        sequences=max_sequences,
+    )
+    # Sums run into the tens of millions: fp32 would drop digits.
+    sums = torch.zeros(2, dtype=torch.float64)
+    for done, (tokens, targets) in enumerate(batches, start=1):
+        count = int((targets != IGNORED_TARGET).sum())
+        x = torch.from_numpy(tokens).to(world.device)
+        y = torch.from_numpy(targets).to(world.device)
+        loss = float(engine.evaluate(x, y))
+        if count:
+            sums += torch.tensor([loss * count, count], dtype=torch.float64)
+        progress(done, len(batches))
+        if done < len(batches) and ends_after(done):
+            break
+    if world.size > 1:
+        dist.all_reduce(sums)
+    loss_sum, tokens_read = sums.tolist()
+    mean = loss_sum / tokens_read
+    return EvalRecord(
+        step=step,
+        split=name,
+        loss=mean,
+        perplexity=math.exp(min(mean, MOST_LOSS)),
+        tokens=int(tokens_read),
+        duration_s=time.perf_counter() - started,
+    )
+
+
+def refuse_diverged(test: EvalRecord) -> None:
+    """A run whose weights predict nothing is no success.
+
+    Raises:
+        Diverged: the loss is no number, or its perplexity none.
+    """
+    if not test.loss < MOST_LOSS:
+        raise Diverged(
+            f"training has diverged: after step {test.step} the test loss is {test.loss:.4g}: "
+            f"{REMEDY}"
+        )

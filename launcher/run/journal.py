@@ -1,0 +1,297 @@
+"""Writes the records of a run and shows its progress.
+
+Steps are kept on the device until a logged step, so training never waits for a number nobody has
+asked for; then one small all-reduce makes the losses global and everything is written.
+"""
+
+import collections
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.measure import scalars as tags
+from launcher.measure.boards import Boards
+from launcher.measure.device_memory import MemoryReading, read_memory
+from launcher.measure.flops import peak_flops_per_s
+from launcher.measure.phases import PhaseClock, PhaseTimes
+from launcher.measure.records import (
+    WARMUP_STEPS,
+    EvalRecord,
+    EventRecord,
+    GpuRecord,
+    RunRecord,
+    StepRecord,
+)
+from launcher.measure.stragglers import RankFigures
+from launcher.parallel.world import World
+from launcher.record import Record
+from launcher.run.agreement import WISHES, Agreement
+from launcher.run.console import RunConsole, percent, step_line
+from launcher.run.record_file import RecordFile
+from launcher.run.skips import SkippedSteps
+from launcher.sizes import GIB, duration, gib
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pending:
+    step: int
+    loss: Tensor
+    grad_norm: Tensor | float
+    applied: Tensor | bool
+    lr: float
+    peak_bytes: int | None
+
+
+class Journal:
+    """One rank's `rank<N>.jsonl`; on the main rank also console and boards.
+
+    Args:
+        reopens: an earlier life of the run has left a file, and this one goes on in it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: RunRecord,
+        world: World,
+        clock: PhaseClock,
+        console: RunConsole,
+        *,
+        agreement: Agreement,
+        skipped: SkippedSteps,
+        log_every: int,
+        boards: Boards,
+        stops_after: int | None = None,
+        reopens: bool = False,
+    ) -> None:
+        self._run = run
+        self._world = world
+        self._clock = clock
+        self._console = console
+        self._log_every = log_every
+        self._last_step = min(run.steps, stops_after or run.steps)
+        self._started_s = time.monotonic()
+        self._agreement = agreement
+        self._skipped = skipped
+        self._pending: list[_Pending] = []
+        self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
+        self._boards = boards
+        self._peak_flops = peak_flops_per_s(run.device_name)
+        # Appended to by the sampler's thread (deque.append is atomic), written by this one.
+        self._samples: collections.deque[Record] = collections.deque()
+        self._sample: GpuRecord | None = None
+        self.phase_times: list[PhaseTimes] = []
+        self.write(run)
+
+    def step(
+        self,
+        step: int,
+        *,
+        loss: Tensor,
+        grad_norm: Tensor | float,
+        applied: Tensor | bool,
+        lr: float,
+        peak_bytes: int | None = None,
+    ) -> None:
+        """Note an ended step; write and show at logged steps.
+
+        `loss` is this rank's mean over its micro-batches, `peak_bytes` its allocated peak.
+        """
+        self._clock.end_step()
+        self._pending.append(
+            _Pending(
+                step=step,
+                loss=loss,
+                grad_norm=grad_norm,
+                applied=applied,
+                lr=lr,
+                peak_bytes=peak_bytes,
+            )
+        )
+        if not self.phase_times or step % self._log_every == 0 or step == self._run.steps:
+            self.flush()
+        else:
+            self._agreement.between_logged_steps(step)
+        self._console.progress("training", step, self._last_step)
+
+    def flush(self) -> None:
+        """Make pending steps global, write them, and show the last one."""
+        if not self._pending:
+            return
+        times = self._clock.take()
+        memory = read_memory(self._world.device)
+        # What a rank does alone: the rest of a step is spent waiting for the others.
+        alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
+        losses, ranks = self._over_all_ranks(alone_s, memory.used_bytes or 0)
+        for pending, loss, spent in zip(self._pending, losses, times, strict=True):
+            self.write(self._step_record(pending, loss, spent, memory))
+        self.phase_times += times
+        self._write_samples()
+        self._show(self._pending[-1], losses[-1], times, memory, ranks)
+        ended, self._pending = self._pending, []
+        self.file.flush()
+        for pending, loss in zip(ended, losses, strict=True):
+            self._skipped.note(pending.step, applied=bool(pending.applied), loss=loss)
+
+    def secure(self) -> None:
+        """Have on the disk all that was recorded so far: a checkpoint is about to say that its
+        steps are over. All ranks call this after the same step."""
+        self.flush()
+        self._write_samples()
+        self.file.flush(durably=True)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Write and show an evaluation."""
+        self.write(record)
+        self._console.line(
+            step_line(
+                {
+                    "step": str(record.step),
+                    f"{record.split} loss": f"{record.loss:.4f}",
+                    "perplexity": f"{record.perplexity:.2f}",
+                    "tokens": f"{record.tokens:,}",
+                }
+            )
+        )
+        values = {"loss": record.loss, "perplexity": record.perplexity}
+        self._plot({f"{name}/{record.split}": value for name, value in values.items()}, record.step)
+
+    def event(self, name: str, step: int | None = None, **detail: Any) -> None:
+        """Write something that happened once."""
+        self.write(EventRecord(name=name, step=step, unix_s=time.time(), detail=detail))
+        self.file.flush()
+
+    def write(self, record: Record) -> None:
+        """Write any record."""
+        self.file.add(record)
+
+    def from_sampler(self, record: Record) -> None:
+        """Take a record from another thread; it is written with the next flush."""
+        self._samples.append(record)
+
+    def close(self) -> None:
+        """Flush files; the journal takes nothing more."""
+        self._boards.close()
+        self._say_failures_of_boards()
+        self._write_samples()
+        self.file.close()
+
+    def tokens_per_s(self) -> float | None:
+        """Mean global rate after the warm-up steps, None when there are no others."""
+        steady = self.phase_times[WARMUP_STEPS:]
+        if not steady:
+            return None
+        return self._tokens_per_step * len(steady) / sum(times.duration_s for times in steady)
+
+    @property
+    def _tokens_per_step(self) -> int:
+        return self._run.global_batch * self._run.seq_len
+
+    def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], RankFigures]:
+        """Mean losses, and each rank's time and memory, in one all-reduce.
+
+        The same trip settles whether training stops here, which all ranks must agree on.
+        """
+        size, rank = self._world.size, self._world.rank
+        step = self._pending[-1].step
+        losses = torch.stack([p.loss.float() for p in self._pending])
+        rest = losses.new_zeros(WISHES + 2 * size)
+        rest[:WISHES] = torch.tensor(self._agreement.wishes(step))
+        rest[WISHES + rank] = alone_s
+        rest[WISHES + size + rank] = used_bytes / GIB
+        message = torch.cat([losses, rest])
+        if size > 1:
+            dist.all_reduce(message)
+        values = message.tolist()
+        count = len(self._pending)
+        by_rank = values[count + WISHES :]
+        self._agreement.settle(step, values[count : count + WISHES])
+        ranks = RankFigures(alone_s=by_rank[:size], used_gib=by_rank[size:])
+        return [loss / size for loss in values[:count]], ranks
+
+    def _step_record(
+        self, pending: _Pending, loss: float, spent: PhaseTimes, memory: MemoryReading
+    ) -> StepRecord:
+        return StepRecord(
+            step=pending.step,
+            loss=loss,
+            grad_norm=float(pending.grad_norm),
+            lr=pending.lr,
+            tokens=self._tokens_per_step,
+            duration_s=spent.duration_s,
+            applied=bool(pending.applied),
+            data_s=spent.data_s,
+            forward_s=spent.forward_s,
+            backward_s=spent.backward_s,
+            step_s=spent.step_s,
+            allocated_peak_bytes=pending.peak_bytes,
+            reserved_peak_bytes=memory.reserved_peak_bytes,
+            device_used_bytes=memory.used_bytes,
+        )
+
+    def _show(
+        self,
+        last: _Pending,
+        loss: float,
+        times: list[PhaseTimes],
+        memory: MemoryReading,
+        ranks: RankFigures,
+    ) -> None:
+        steady = len(self.phase_times) > WARMUP_STEPS
+        straggler = ranks.straggler() if steady else None
+        if straggler is not None:
+            slower = f"{straggler.times_median:.2f} x the median of data + forward"
+            self.event("straggler", last.step, rank=straggler.rank, slower=slower)
+        if not self._world.is_main:
+            return
+        step_s = sum(t.duration_s for t in times) / len(times)
+        tokens_per_s = self._tokens_per_step / step_s
+        norm = float(last.grad_norm)
+        used = int(max(ranks.used_gib) * GIB)
+        line = {
+            "step": f"{last.step} of {self._run.steps}",
+            "loss": f"{loss:.4f}",
+            "grad_norm": f"{norm:.2f}",
+            "lr": f"{last.lr:.1e}",
+            "memory": f"{gib(used)}({percent(used, memory.capacity_bytes)})",
+            "tps": f"{tokens_per_s:,.0f}",
+        }
+        flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
+        if self._world.device.type == "cuda":  # of a CPU's peak nothing is known
+            line["tflops"] = f"{flops_per_s / 1e12:.2f}"
+            line["mfu"] = percent(flops_per_s, self._peak_flops)
+        if straggler:
+            line["slow"] = f"rank {straggler.rank}"
+        line["elapsed"] = duration(time.monotonic() - self._started_s)
+        if steady and last.step < self._last_step:
+            line["left"] = duration(step_s * (self._last_step - last.step))
+        self._console.line(step_line(line))
+        scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
+        skipped = self._skipped.total + sum(not bool(p.applied) for p in self._pending)
+        scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
+        scalars |= tags.of_time(times) | tags.of_flops(flops_per_s, self._peak_flops)
+        peaks = [p.peak_bytes for p in self._pending]
+        scalars |= tags.of_memory(peaks, memory, used) | tags.of_sample(self._sample)
+        self._plot(scalars, last.step)
+
+    def _plot(self, scalars: Mapping[str, float], step: int) -> None:
+        self._boards.scalars(step, scalars)
+        self._say_failures_of_boards()
+
+    def _say_failures_of_boards(self) -> None:
+        for board, error in self._boards.failures().items():
+            self.event("board_failed", board=board, error=error)
+            self._console.line(f"{board} gets no more figures, training goes on: {error}")
+
+    def _write_samples(self) -> None:
+        while self._samples:
+            record = self._samples.popleft()
+            self.write(record)
+            if isinstance(record, GpuRecord):
+                self._sample = record

@@ -1,0 +1,119 @@
+"""How a session begins: one folder for all ranks, new or reopened, and the record of the run."""
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import torch
+
+from launcher.config.deepspeed_file import opening_lines
+from launcher.errors import UserError
+from launcher.measure.records import RunRecord
+from launcher.model.cost import flops_per_token
+from launcher.parallel.world import World
+from launcher.run.folder import RunFolder
+from launcher.run.origin import Origin
+from launcher.run.preflight import Prepared, default_run_folder
+from launcher.run.rewind import rank_files, rewind
+
+
+def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
+    """Make the run folder or go on in it, as the main rank sees it; all ranks call this.
+
+    Other nodes may see a shared file system a little later, so they take its word.
+
+    Raises:
+        UserError: on all ranks, when the folder is another run's, or cannot be written to.
+    """
+    out = prepared.resolved.config.loop.out or default_run_folder(prepared.resolved)
+    path, origin = world.agreed((out, prepared.origin))
+    folder = RunFolder(path)
+    refusal = world.agreed(_begin(folder, origin, prepared) if world.is_main else None)
+    if refusal is not None:
+        raise refusal
+    return folder, origin
+
+
+def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError | None:
+    begin = folder.reopen if origin.reopens else folder.create
+    try:
+        begin(prepared.resolved.config.flat())
+        deepspeed = prepared.resolved.config.sharding.deepspeed
+        if deepspeed is not None:
+            # What config.yaml has no field for, such as bucket sizes, stands only there.
+            _copy(deepspeed, folder.path / "deepspeed.json")
+        if prepared.corpus.tokenizer_path is not None:
+            # The text it was trained on may change; who exports the model needs this one.
+            shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
+    except FileExistsError:
+        return UserError(
+            f"--out {folder.path}: another run has just taken this folder: choose another one"
+        )
+    except UserError as error:
+        return error
+    except OSError as error:
+        if not origin.reopens:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        return UserError(
+            f"--out {folder.path}: cannot be written to ({error.strerror}): choose another place"
+        )
+    return None
+
+
+def _copy(file: Path, kept: Path) -> None:
+    """The run's own copy; a run that goes on may have been given just that."""
+    if not kept.exists() or not file.samefile(kept):
+        shutil.copyfile(file, kept)
+
+
+def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
+    """Take back the later steps of ranks that only an earlier life of the run had."""
+    if world.is_main:
+        for rank, path in rank_files(folder).items():
+            if rank >= world.size:
+                rewind(path, step)
+
+
+def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[str]:
+    """What the console says first."""
+    ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
+    return [
+        f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
+        f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
+        f"attention: {record.attention}: {prepared.resolved.attention.reason}",
+        *opening_lines(prepared.resolved.config.sharding.deepspeed),
+        f"corpus: {prepared.corpus.description}",
+        f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
+        f"{record.micro_batch} x {record.world_size} ranks x {record.accumulation} accumulated; "
+        f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
+    ]
+
+
+def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
+    """What this rank's file says first."""
+    resolved = prepared.resolved
+    config, model = resolved.config, resolved.model
+    on_gpu = world.device.type == "cuda"
+    return RunRecord(
+        run=name,
+        rank=world.rank,
+        world_size=world.size,
+        hostname=socket.gethostname(),
+        device=str(world.device),
+        device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
+        strategy=resolved.strategy_label,
+        strategy_also_called=resolved.also_called,
+        precision=config.optim.precision,
+        model=config.model.model,
+        attention=str(resolved.attention.on(world.device, seq_len=resolved.seq_len)),
+        parameters=model.parameter_count,
+        matmul_parameters=model.matmul_parameter_count,
+        flops_per_token=flops_per_token(model, resolved.seq_len),
+        micro_batch=config.data.micro_batch,
+        accumulation=resolved.accumulation,
+        global_batch=resolved.global_batch,
+        seq_len=resolved.seq_len,
+        steps=resolved.steps,
+        started_unix_s=time.time(),
+    )

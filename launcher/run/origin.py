@@ -1,0 +1,103 @@
+"""Where a run begins: at step 0, at another run's checkpoint, or where its own earlier life ended.
+
+A run goes on in its own folder with `--resume auto`, and without being asked when torchrun
+restarts its ranks.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.checkpoint.store import CheckpointFolder, candidates
+from launcher.config.schema import LoopChoice
+from launcher.errors import ExitCode, UserError
+from launcher.folder_lock import FolderLock
+from launcher.parallel.world import number_of
+
+AUTO = Path("auto")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """`source` is what to load, None for fresh weights; `reopens`: the run folder is there."""
+
+    source: Path | None
+    reopens: bool
+    over: bool = False
+    """An earlier life has reached the end of the run."""
+
+
+def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
+    """What `--resume` and `--out` come to, given what is on disk.
+
+    Raises:
+        UserError: nothing to go on from, or a folder to go on in that is no run's.
+    """
+    out, resume = loop.out, loop.resume
+    if resume == AUTO and out is None:
+        raise UserError("--resume auto goes on in a run folder: name it with --out")
+    elsewhere = None if resume == AUTO else resume
+    if out is None or not out.exists() or not (resume == AUTO or restarts(environment)):
+        if elsewhere is not None:
+            candidates(elsewhere)  # raises where there is none
+        return Origin(source=elsewhere, reopens=False)
+    _check_run(out)
+    try:
+        saved = CheckpointFolder(out / "checkpoints").list()
+    except OSError as error:
+        what = f"its checkpoints cannot be read ({error.strerror})"
+        raise UserError(f"--out {out}: {what}; repair the folder or choose another") from None
+    source = out if saved else elsewhere or _first_source(out)
+    return Origin(source=source, reopens=True, over=_status(out).get("state") == "completed")
+
+
+def restarts(environment: Mapping[str, str]) -> int:
+    """How often torchrun has restarted these ranks."""
+    return number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
+
+
+def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> bool:
+    """Whether torchrun has restarted a run that would only run out of memory again."""
+    return (
+        restarts(environment) > 0
+        and out is not None
+        and _status(out).get("exit_code") == ExitCode.OUT_OF_MEMORY
+    )
+
+
+def _first_source(out: Path) -> Path | None:
+    """What the run was resumed from in its first life, which has saved nothing of its own."""
+    for path in out.glob("config*.yaml"):
+        resume = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resume")
+        if resume not in (None, str(AUTO)):
+            return Path(resume)
+    return None
+
+
+def _check_run(out: Path) -> None:
+    if not out.is_dir():
+        raise UserError(f"--out {out}: is not a folder, so no run can go on in it")
+    contents = [path for path in out.iterdir() if not path.name.startswith(".")]
+    if contents and not (out / "config.yaml").exists():
+        raise UserError(f"--out {out}: is not a run folder, so no run can go on in it")
+    holder = FolderLock(out).holder()
+    if holder is not None:
+        from launcher.run.folder import in_use
+
+        raise UserError(in_use(out, holder))
+
+
+def _status(out: Path) -> dict[str, Any]:
+    return _read(out / "status.json")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

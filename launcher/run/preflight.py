@@ -1,0 +1,177 @@
+"""Everything that can be refused, refused before anything starts; and what must exist, made once.
+
+The torchrun agent runs this before it starts ranks, so bad input is one sentence and not one
+traceback per rank. Ranks run it again, which is cheap: the corpus is cached by then.
+"""
+
+import dataclasses
+import datetime
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.files import RangeReader
+from launcher.checkpoint.store import candidates
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.data import Corpus, open_corpus
+from launcher.errors import UserError
+from launcher.measure.boards import require_boards
+from launcher.model.gpt import GPT
+from launcher.optim.registry import checkpointed
+from launcher.parallel.world import OWN_AGENT, choose_device
+from launcher.run.enough_memory import refuse_what_cannot_fit
+from launcher.run.offload_check import check_offload
+from launcher.run.origin import Origin, find_origin
+from launcher.run.provenance import check_model, check_tokenizer
+from launcher.sizes import gib
+from launcher.startup import libraries_say
+from launcher.strategies.compiled import require_compilers
+from launcher.strategies.flat_shards import PARAM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run that has nothing left to refuse."""
+
+    resolved: Resolved
+    corpus: Corpus
+    origin: Origin
+
+
+def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Prepared:
+    """Parse, resolve, check the run folder, and open (or build) the tokenised corpus.
+
+    Raises:
+        UserError: whatever the user can fix.
+    """
+    config = parse_run_config(argv, world_size=world_size)
+    libraries_say(config.loop.says)
+    device_type = choose_device(config.loop.device, ranks_per_node)
+    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    config = resolved.config
+    refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
+    if config.loop.compile:
+        require_compilers(config.loop.device)
+    require_boards(config.measure.boards)
+    origin = find_origin(config.loop, os.environ)
+    if not origin.reopens:
+        check_run_folder(config.loop.out or default_run_folder(resolved))
+        _check_room(config.loop.out or default_run_folder(resolved), resolved)
+    checkpoint = None
+    if origin.source is not None:
+        checkpoint = _check_checkpoint(
+            origin, resolved, reads_all=_reads_for_all(world_size, ranks_per_node)
+        )
+    elif origin.over:
+        raise UserError(
+            f"--out {config.loop.out}: this run is completed, and nothing is left to do"
+        )
+    check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
+    corpus = open_corpus(
+        data=config.data.data,
+        field=config.data.data_field,
+        stream_bytes=config.data.stream_bytes,
+        show_progress=config.loop.says in ("debug", "info"),
+        tokenizer=config.data.tokenizer,
+        vocab_size=resolved.model.vocab_size,
+        seq_len=resolved.seq_len,
+    )
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, corpus, config.data.tokenizer)
+    if config.loop.epochs is not None:
+        sequences = corpus.train.sequence_count(resolved.seq_len)
+        steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
+        config = config.replace(steps=steps, epochs=None)
+    return Prepared(
+        resolved=dataclasses.replace(resolved, config=config),
+        corpus=corpus,
+        origin=origin,
+    )
+
+
+def _check_room(out: Path, resolved: Resolved) -> None:
+    """A new run's disk has room for one checkpoint, where it is going to write any."""
+    loop, optim = resolved.config.loop, resolved.config.optim
+    if not (loop.save_last or loop.save_every or loop.save_minutes):
+        return
+    states, _ = checkpointed(optim)
+    if optim.optimizer == "adafactor":
+        states = ()  # factored: next to nothing
+    needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
+    parent = next(path for path in out.absolute().parents if path.exists())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes:
+        raise UserError(
+            f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
+            f"{gib(free_bytes)} free: choose another place, or keep no model with --no-save-last"
+        )
+
+
+def _reads_for_all(world_size: int, ranks_per_node: int) -> bool:
+    """Whether this process reads a whole checkpoint before anything starts, so that ranks need
+    not: torchrun's agent, or a run's only process.
+
+    Not where there are several nodes, each of which would read all of it: there a damaged byte
+    shows when the ranks load what they hold.
+    """
+    rank = os.environ.get("RANK")
+    alone = rank is None or (rank == "0" and OWN_AGENT not in os.environ)
+    return alone and world_size == ranks_per_node
+
+
+def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) -> Checkpoint:
+    """The newest intact one of the origin, which is of this model, and training is not over.
+
+    Raises:
+        DamagedCheckpoint: none is intact.
+        UserError: it cannot be gone on from.
+    """
+    source = origin.source
+    assert source is not None
+    checkpoint = _newest_intact(source, reads_all=reads_all)
+    check_model(checkpoint, resolved.model)
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in GPT(resolved.model).named_parameters()}
+    states, counters = checkpointed(resolved.config.optim)
+    checkpoint.check_model(shapes, (PARAM, *states), counters)
+    steps = resolved.config.loop.steps
+    if steps is not None and checkpoint.step >= steps and (origin.over or not origin.reopens):
+        raise UserError(
+            f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
+            f"{steps}: give more steps"
+        )
+    return checkpoint
+
+
+def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
+    """Loading takes the same one, and says which newer ones it has passed over."""
+    damages = []
+    for path in candidates(source):
+        try:
+            checkpoint = Checkpoint.open(path)
+            if reads_all:
+                with RangeReader(checkpoint) as reader:
+                    reader.check()
+        except DamagedCheckpoint as error:
+            damages.append(error)
+        else:
+            return checkpoint
+    raise damages[0]
+
+
+def default_run_folder(resolved: Resolved) -> Path:
+    """A folder name nobody has used: runs/TIME-MODEL-STRATEGY."""
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    stem = f"{time}-{resolved.config.model.model}-{resolved.strategy_label}"
+    folder = Path("runs") / stem
+    attempt = 2
+    while folder.exists():
+        folder = Path("runs") / f"{stem}-{attempt}"
+        attempt += 1
+    return folder

@@ -1,0 +1,169 @@
+"""What gives a checkpoint's numbers their meaning, and how a run that goes on may differ from it.
+
+The same numbers under another activation, or fed with another tokenizer's ids, are another model:
+refused. Other data or another precision is a choice that somebody makes: said.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint import Checkpoint
+from launcher.checkpoint.extra import Extra, saved_model
+from launcher.config.resolve import Resolved
+from launcher.config.schema import RunConfig
+from launcher.data import Corpus
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.tokenizer import tokenizer_fingerprint
+from launcher.errors import UserError
+from launcher.flags import flag
+from launcher.model.config import ModelConfig
+
+# Every field of RunConfig is in one of these, or changes no number that training computes.
+CHANGES_THE_FUNCTION = (
+    *("vocab_size", "context", "layers", "heads", "d_model", "d_ff"),
+    *("activation", "attention_bias", "mlp_bias", "tied"),
+)
+SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
+SAID_OF_THE_RUN = (
+    *("data", "data_field", "data_stream", "seq_len", "global_batch", "steps", "seed"),
+    *("precision", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
+    *(
+        "lr",
+        "schedule",
+        "decay_steps",
+        "min_lr_ratio",
+        "warmup_steps",
+        "weight_decay",
+        "betas",
+        "eps",
+        "momentum",
+        "clip",
+    ),
+)
+
+
+def meaning(resolved: Resolved, corpus: Corpus) -> Extra:
+    """What a checkpoint says of the run that saves it."""
+    found: Extra = {
+        "config": resolved.config.flat(),
+        "model": resolved.model,
+        "corpus": corpus.fingerprint,
+        "steps": resolved.steps,
+    }
+    if corpus.tokenizer_path is not None:
+        found["tokenizer"] = tokenizer_fingerprint(corpus.tokenizer_path)
+    return found
+
+
+def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
+    """The model computes what the checkpoint's does, if that is known.
+
+    Raises:
+        UserError: it computes something else with the same weights, or has others.
+    """
+    saved = saved_model(checkpoint.extra)
+    if saved is None:
+        return
+    changed = [n for n in CHANGES_THE_FUNCTION if _function(saved, n) != _function(model, n)]
+    if saved.context < model.context:  # what it computes up to there is the same
+        changed.remove("context")
+    if changed:
+        there, here = (
+            " ".join(_as_flag(name, _function(one, name)) for name in changed)
+            for one in (saved, model)
+        )
+        raise UserError(
+            f"checkpoint {checkpoint.path}: holds a model of {there}, and this run's is of {here}: "
+            f"give the same model flags as for the run that saved it, {there}"
+        )
+
+
+def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None:
+    """The run's token ids mean the text that they meant to the checkpoint, if that is known.
+
+    Raises:
+        UserError: they mean something else.
+    """
+    saved = _tokenizer_of(checkpoint)
+    if saved is None or corpus.tokenizer_path is None:
+        return
+    if saved != tokenizer_fingerprint(corpus.tokenizer_path):
+        there = _shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
+        own = _own_tokenizer(checkpoint)
+        fix = own if own.exists() else f"FILE with the {TOKENIZER_FILE} of the run that saved it"
+        what = "trained on this run's data" if choice == "bpe" else "which has other token ids"
+        raise UserError(
+            f"checkpoint {checkpoint.path}: was trained with --tokenizer {there}, and this run has "
+            f"--tokenizer {choice}, {what}: give --tokenizer {fix}"
+        )
+
+
+def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> list[str]:
+    """What a run that goes on does otherwise than the one that saved, as `lr 0.001 -> 0.01`."""
+    saved, model = checkpoint.extra, saved_model(checkpoint.extra)
+    found = []
+    if model is not None:
+        if model.context < resolved.model.context:
+            new = f"positions from {model.context} on are new"
+            found.append(f"{_change('context', model.context, resolved.model.context)} ({new})")
+        pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in SAID_OF_THE_MODEL)
+        # Before 0.2 a checkpoint did not say what the automatic choice of a kernel was.
+        found += [_change(*p) for p in pairs if p[1] != p[2] and p[:2] != ("attention", "auto")]
+    if "steps" not in saved:  # imported: no run has trained it
+        return found
+    # What an older version does not name was then what it is by default now.
+    before = RunConfig().flat() | _plain(saved.get("config", {}))
+    after = _plain(resolved.config.flat())
+    unknown = corpus.tokenizer_path is None or _tokenizer_of(checkpoint) is None
+    found += [
+        _change(name, before.get(name), after.get(name))
+        for name in (*SAID_OF_THE_RUN, *(("tokenizer",) if unknown else ()))
+        if before.get(name) != after.get(name)
+    ]
+    tokens = saved.get("corpus", corpus.fingerprint)
+    if before.get("data") == after.get("data") and tokens != corpus.fingerprint:
+        found.append(f"the text of --data {after['data']}")
+    return found
+
+
+def _function(model: ModelConfig, name: str) -> Any:
+    return model.ffn_dim if name == "d_ff" else getattr(model, name)
+
+
+def _as_flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flag(name if value else f"no_{name}")
+    return f"{flag(name)} {value}"
+
+
+def _tokenizer_of(checkpoint: Checkpoint) -> str | None:
+    """Before 0.2 only the run's own copy tells; a tokenizer without a file has no fingerprint."""
+    saved, own = checkpoint.extra.get("tokenizer"), _own_tokenizer(checkpoint)
+    if saved is not None or not own.is_file():
+        return saved
+    try:
+        return tokenizer_fingerprint(own)
+    except Exception:  # what the library raises for a damaged file
+        return None
+
+
+def _own_tokenizer(checkpoint: Checkpoint) -> Path:
+    return checkpoint.path.absolute().parent.parent / TOKENIZER_FILE
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Values as they compare: a path is text, and a tuple is a list."""
+    found = {
+        name: str(value) if isinstance(value, Path) else value for name, value in config.items()
+    }
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
+
+def _change(name: str, before: Any, after: Any) -> str:
+    return f"{name} {_shown(before)} -> {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    """A value for a sentence; what a checkpoint says may be anybody's text."""
+    text = "not given" if value is None else str(value)
+    return (text if text.isprintable() else ascii(text))[:80]

@@ -1,0 +1,161 @@
+"""When checkpoints are written and read; how is launcher/checkpoint/'s business."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from launcher.checkpoint import Checkpointer, Saved, SaveError
+from launcher.checkpoint.extra import Extra
+from launcher.config.resolve import Resolved
+from launcher.data import Corpus
+from launcher.parallel.world import World
+from launcher.run.agreement import Agreement
+from launcher.run.console import RunConsole
+from launcher.run.journal import Journal
+from launcher.run.origin import Origin
+from launcher.run.provenance import differences, meaning
+from launcher.run.skips import SkippedSteps
+from launcher.sizes import gib
+from launcher.strategies.engine import Engine
+
+
+class Saves:
+    """The checkpoints of one run, `RUN/checkpoints/step-00000100` and so on.
+
+    A save that fails (no room on the disk) is said loudly and training goes on; the checkpoint
+    before it stays. On a GPU writing goes on beside training. `measured` takes the memory peaks of
+    a save or a resume apart from those of training.
+    """
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        corpus: Corpus,
+        world: World,
+        folder: Path,
+        *,
+        journal: Journal,
+        console: RunConsole,
+        agreement: Agreement,
+        skipped: SkippedSteps,
+        measured: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._measured = measured
+        self._resolved, self._corpus = resolved, corpus
+        self._agreement = agreement
+        self._skipped = skipped
+        self._loop = resolved.config.loop
+        self._journal = journal
+        self._console = console
+        self._folder = folder / "checkpoints"
+        # A copy of what is on a disk for lack of memory would not fit into memory.
+        on_disk = resolved.config.sharding.offload_optimizer == "nvme"
+        self._asynchronous = world.device.type == "cuda" and not on_disk
+        self._checkpointer: Checkpointer | None = None
+        self._saved_step: int | None = None
+        self.failure: SaveError | None = None
+        """Why what the run ends with is not on disk."""
+
+    def resume(self, engine: Engine, origin: Origin) -> int:
+        """Fill a fresh engine from where the run begins; the step that it has reached."""
+        if origin.source is None:
+            if origin.reopens:
+                self._console.line("nothing was saved yet: begins again at step 1")
+            return 0
+        with self._measured("resume"):
+            loaded = self._opened().load(origin.source, engine)
+        assert loaded is not None
+        for reason in loaded.passed_over:
+            self._console.line(f"passed over: {reason}", "warning")
+        checkpoint = loaded.checkpoint
+        self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
+        if (scale := checkpoint.extra.get("loss_scale")) is not None:
+            engine.set_loss_scale(scale)
+        changes = differences(checkpoint, self._resolved, self._corpus)
+        self._console.line(f"resumed from {checkpoint.path} after step {checkpoint.step}")
+        if changes:
+            self._console.line(f"other than in the run that saved it: {', '.join(changes)}")
+        self._journal.event(
+            "resumed", checkpoint.step, checkpoint=str(checkpoint.path), changes=changes
+        )
+        if checkpoint.path.parent == self._folder:
+            self._saved_step = checkpoint.step
+        return checkpoint.step
+
+    def after_step(self, step: int, engine: Engine) -> bool:
+        """Save where the schedule of saves says so; whether it did."""
+        if self._checkpointer is not None:
+            self._report(self._checkpointer.poll)
+        every = self._loop.save_every
+        if not self._agreement.save_is_due and (every is None or step % every):
+            return False
+        self._journal.secure()
+        if self._skipped.lost_since is None:
+            self._save(step, engine)
+        else:
+            # The checkpoint before must not go for weights that are lost.
+            self._console.line(f"not saved: diverged since step {self._skipped.lost_since}")
+        self._agreement.saved()
+        return True
+
+    def after_training(self, step: int, engine: Engine, *, preempted: bool) -> None:
+        """Save what training has come to, unless it is on disk already, or nobody wants it.
+
+        Raises:
+            SaveError: of a preempted run, which has nothing to go on from; otherwise it is in
+                `failure`.
+        """
+        self.finish()
+        if self._saved_step != step and (preempted or self._loop.save_last):
+            self._journal.secure()
+            self._save(step, engine)
+            self.finish()
+        if preempted and self.failure is not None:
+            raise self.failure
+
+    def _save(self, step: int, engine: Engine) -> None:
+        """Save now; on a GPU writing goes on in the background."""
+        self.finish()
+        self.failure = None
+        with self._measured("save"):
+            self._report(lambda: self._opened().save(step, engine, self._extra(engine)))
+
+    def finish(self) -> None:
+        """Wait until everything is on disk."""
+        if self._checkpointer is not None:
+            self._report(self._checkpointer.wait)
+
+    def _opened(self) -> Checkpointer:
+        # Opening is collective: it happens where all ranks save or load.
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer(
+                self._folder, keep=self._loop.keep, asynchronous=self._asynchronous
+            )
+        return self._checkpointer
+
+    def _report(self, save: Callable[[], Saved | None]) -> None:
+        try:
+            saved = save()
+        except SaveError as error:
+            self.failure = error
+            self._console.line(f"could not save: {error}", "error")
+            self._journal.event("save_failed", reason=str(error))
+            return
+        self._tell(saved)
+
+    def _extra(self, engine: Engine) -> Extra:
+        return {
+            **meaning(self._resolved, self._corpus),
+            "loss_scale": engine.loss_scale(),
+            "skipped_steps": self._skipped.total,
+        }
+
+    def _tell(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self._saved_step = saved.step
+            self._console.line(
+                f"saved {saved.path} ({gib(saved.size_bytes)} in {saved.duration_s:.1f} s)"
+            )
+            self._journal.event(
+                "saved", saved.step, path=str(saved.path), size_bytes=saved.size_bytes
+            )

@@ -1,0 +1,297 @@
+"""Everything around the loop that measures and writes, so that the loop only trains."""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from launcher.errors import ExitCode
+from launcher.measure.boards import Boards
+from launcher.measure.gpu_readings import EnergyReading
+from launcher.measure.heap import apply_limit
+from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
+from launcher.measure.nvml import resolve_uuid
+from launcher.measure.phases import PhaseClock
+from launcher.measure.records import WARMUP_STEPS, EvalRecord
+from launcher.measure.sampler import Sampler, mean_power_w
+from launcher.memory.ledger import Ledger
+from launcher.parallel.world import OWN_AGENT, World
+from launcher.plan.against import against_run, as_record
+from launcher.run.agreement import Agreement
+from launcher.run.console import RunConsole
+from launcher.run.evaluation import refuse_diverged
+from launcher.run.journal import Journal
+from launcher.run.opening import introduction, open_folder, rewind_absent_ranks, run_record
+from launcher.run.preflight import Prepared
+from launcher.run.saves import Saves
+from launcher.run.skips import SkippedSteps
+from launcher.run.summary import phase_records, summarize
+from launcher.strategies.engine import Engine, StepResult
+
+
+class Session:
+    """One rank's measurements of one run, from an empty folder to the summary."""
+
+    def __init__(self, prepared: Prepared, world: World) -> None:
+        self._prepared = prepared
+        self.resolved = prepared.resolved
+        self._world = world
+        self._config = prepared.resolved.config
+        self._started_s = time.monotonic()
+        self.where = "start"
+        self.preempted = False
+        self.begun = 0  # steps, in this life of the run
+        self.step = 0
+        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
+        self.folder, self._origin = open_folder(prepared, world)
+        self.clock = PhaseClock(world.device)
+        loop, measure = self._config.loop, self._config.measure
+        self.memory = memory_meter(world.device, trace=measure.memory_trace)
+        self.record = run_record(prepared, world, self.folder.path.name)
+        self.agreement = Agreement(
+            world,
+            log_every=measure.log_every,
+            max_seconds=None if loop.max_minutes is None else 60 * loop.max_minutes,
+            save_seconds=None if loop.save_minutes is None else 60 * loop.save_minutes,
+        )
+        self.skipped = SkippedSteps(most_in_a_row=loop.max_skipped_steps)
+        self.journal = Journal(
+            self.folder.path,
+            self.record,
+            world,
+            self.clock,
+            self.console,
+            agreement=self.agreement,
+            skipped=self.skipped,
+            log_every=measure.log_every,
+            boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
+            stops_after=loop.stop_after,
+            reopens=self._origin.reopens,
+        )
+        self.sampler = None
+        if measure.sample_every_s:
+            self.sampler = Sampler(
+                uuid=resolve_uuid(world.device),
+                emit=self.journal.from_sampler,
+                memory_every_s=min(0.1, measure.sample_every_s),
+                rest_every_s=max(1.0, measure.sample_every_s),
+                line_every_s=measure.sample_every_s,
+            )
+        self._engine: Engine | None = None
+        self._peak: Ledger | None = None
+        self._saves = Saves(
+            prepared.resolved,
+            prepared.corpus,
+            world,
+            self.folder.path,
+            journal=self.journal,
+            console=self.console,
+            agreement=self.agreement,
+            skipped=self.skipped,
+            measured=self._checkpointing,
+        )
+        self._energy_before = self._energy_after = self._energy()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        measure = self._config.measure
+        self._stack.enter_context(self.console)
+        if isinstance(self.memory, TracedMemory):
+            self._stack.enter_context(self.memory.trace)
+        if self.sampler is not None:
+            self.sampler.start()
+        if measure.memory_snapshot:
+            torch.cuda.memory._record_memory_history()
+        if measure.memory_limit is not None:
+            apply_limit(measure.memory_limit, self._world.device)
+        for line in introduction(self._prepared, self.record, self.folder.path):
+            self.console.line(line)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.sampler is not None:
+            self.sampler.stop()
+        self._stack.close()
+        self.journal.close()
+
+    def enter(self, part: str) -> None:
+        """The run gets to its next part: build, train, test."""
+        self.where = part
+        if self._world.is_main:
+            self.folder.write_status("running", phase=part)
+
+    def watch(self, engine: Engine) -> None:
+        """The engine is built: give it the state to resume from, and its bytes their names."""
+        self._engine = engine
+        self.memory.watch(engine)
+        self.step = self.resumed_step = self._saves.resume(engine, self._origin)
+        if self._origin.reopens:
+            self.journal.file.rewind(self.step)
+            rewind_absent_ranks(self.folder.path, self.step, self._world)
+
+    def steps(self) -> Iterator[int]:
+        """Count the steps of the schedule until it, the time, or `--stop-after` is reached."""
+        assert self._engine is not None
+        stop = self._config.loop.stop_after or self.record.steps
+        first = self.step + 1
+        for step in range(first, min(stop, self.record.steps) + 1):
+            self.step = step
+            self.begun += 1
+            self.memory.period("first_step" if step == first else "steady")
+            self.memory.begin_step(step - first + 1)
+            if step == first + WARMUP_STEPS:
+                self._energy_before = self._energy()
+            yield step
+            if self._saves.after_step(step, self._engine):
+                self.clock.restart()
+            if self.agreement.time_is_up or self.agreement.preempted:
+                break
+        self.journal.flush()
+        self.skipped.refuse_lost()
+        self._stopped_by = "stop_after" if self.step < self.record.steps else "steps"
+        if self.agreement.time_is_up:
+            self._stopped_by = "max_minutes"
+        self.preempted = self.agreement.preempted
+        self._saves.after_training(self.step, self._engine, preempted=self.preempted)
+        self._energy_after = self._energy()
+        self.memory.period("evaluation")
+        self.journal.write(self._engine.ledger())
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time and memory of what runs inside: data, forward, backward or step."""
+        self.where = f"{name} of step {self.step}"
+        with self.clock.phase(name), self.memory.phase(name):
+            yield
+
+    @contextlib.contextmanager
+    def _checkpointing(self, period: str) -> Iterator[None]:
+        self.memory.period(period)
+        with self.memory.phase("checkpoint"):
+            yield
+
+    def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
+        """Note an ended step; `loss` is this rank's mean over its micro-batches."""
+        ledger = self.memory.end_step(self.step)
+        self.journal.step(
+            self.step,
+            loss=loss,
+            grad_norm=result.grad_norm,
+            applied=result.applied,
+            lr=lr,
+            peak_bytes=self.memory.step_peak_bytes(),
+        )
+        if ledger is not None:
+            self.journal.write(ledger)
+            self._peak = ledger
+
+    def request_stop(self) -> None:
+        """A signal asks this rank to save and end; all ranks do so at the same step, soon."""
+        self.agreement.stop_requested = True
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Note an evaluation between steps."""
+        self.journal.evaluated(record)
+        self.clock.restart()
+
+    def begin_test(self) -> None:
+        """From now on it is batches of the test split that are counted."""
+        self.enter("test")
+        self.agreement.turn_to_test()
+
+    def end_test(self) -> None:
+        """A run that is told to stop meanwhile reads the test split in its next life."""
+        self.preempted = self.agreement.preempted
+        if self.preempted:
+            assert self._engine is not None
+            self._saves.after_training(self.step, self._engine, preempted=True)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What this rank's process ends with when nothing has failed."""
+        # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
+        if self.preempted and OWN_AGENT not in os.environ:
+            return ExitCode.PREEMPTED
+        return ExitCode.DONE
+
+    def finish_preempted(self) -> None:
+        """Say that the run is saved and can go on."""
+        self.journal.secure()
+        self.console.at_the_end()
+        if self._world.is_main:
+            self.folder.write_status(
+                "preempted",
+                phase=f"step {self.step}",
+                reason="asked to stop by a signal",
+                exit_code=ExitCode.PREEMPTED,
+            )
+            self.console.line(
+                f"preempted after step {self.step}: go on with the same command and "
+                f"--out {self.folder.path} --resume auto"
+            )
+
+    def finish(self, test: EvalRecord | None) -> None:
+        """Write the last records and, on the main rank, the summary.
+
+        Raises:
+            Failure: on all ranks, when what the run has come to is of no use, or not on disk.
+        """
+        if test is not None:
+            self.journal.evaluated(test)
+            refuse_diverged(test)
+        self.journal.secure()
+        if self._config.measure.memory_snapshot:
+            dump_snapshot(self.folder.path, self._world)
+        for record in phase_records(self.journal.phase_times, self.memory.peaks()):
+            self.journal.write(record)
+        samples = None if self.sampler is None else self.sampler.stop()
+        summary = summarize(
+            self.record,
+            self._world,
+            self.journal,
+            test,
+            memory=self.memory,
+            samples=samples,
+            training_power_w=mean_power_w(self._energy_before, self._energy_after),
+            duration_s=time.monotonic() - self._started_s,
+            resumed_step=self.resumed_step,
+            skipped_steps=self.skipped.total,
+            stopped_by=self._stopped_by,
+            test_split_tokens=len(self._prepared.corpus.test.tokens) - 1,
+            test_cut_short=self.agreement.time_is_up and test is not None,
+        )
+        failure = self._saves.failure or summary.failure
+        if self._world.is_main:
+            failure = self.folder.conclude(dict(summary.values), failure)
+        failure = self._world.agreed(failure)
+        if failure is not None:
+            raise failure
+        if self._world.is_main:
+            self.console.at_the_end()
+            for line in summary.lines(self.folder.path):
+                self.console.line(line)
+            if self._peak is not None:  # the last act: the run is done without it
+                plan = against_run(
+                    self.resolved,
+                    self._world,
+                    self._peak,
+                    self.journal.phase_times,
+                    resumed=self.resumed_step > 0,
+                )
+                with contextlib.suppress(OSError):
+                    self.folder.write_summary({**summary.values, "plan": as_record(plan)})
+                for line in plan.lines():
+                    self.console.line(line)
+
+    def _energy(self) -> EnergyReading | None:
+        return None if self.sampler is None else self.sampler.energy

@@ -1,0 +1,205 @@
+"""What strategies allocate around the model: one class each, told what happens and when."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from launcher.memory.parameters import Parameter
+from launcher.memory.timeline import Tag, Timeline, Where
+from launcher.memory.trace_events import Key, Module, Place
+from launcher.strategies.rank import FP32, Rank
+
+
+class Buffers(Protocol):
+    """A strategy's own allocations, on a timeline that the model's are written to as well."""
+
+    def build(self) -> None:
+        """The engine is built."""
+
+    def begin_forward(self, *, last: bool) -> None:
+        """A micro-batch starts; `last` closes the accumulation window."""
+
+    def enter(self, place: Place) -> None:
+        """A segment is about to run, forwards or backwards."""
+
+    def leave(self, place: Place) -> None:
+        """A segment is over."""
+
+    def end_forward(self) -> None:
+        """The loss is there."""
+
+    def gradient(self, key: Key, name: str) -> None:
+        """Autograd hands over a parameter's gradient, in the storage `key`."""
+
+    def module(self, event: Module) -> None:
+        """A module is entered or left."""
+
+    def end_backward(self) -> None:
+        """The micro-batch's backward is over."""
+
+    def step(self) -> None:
+        """Clip, update, drop the gradients."""
+
+
+class Whole:
+    """One process: parameters, gradients and optimizer states as they come."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        self.rank = rank
+        self.timeline = timeline
+        self.parameters = rank.parameters
+        self.by_name = {parameter.name: parameter for parameter in self.parameters}
+        self.last = True
+
+    def build(self) -> None:
+        for p in self.parameters:
+            size_bytes = self.rank.stored_bytes * p.elements
+            self.timeline.allocate(("param", p.name), size_bytes, tag("params", p))
+
+    def begin_forward(self, *, last: bool) -> None:
+        self.last = last
+
+    def enter(self, place: Place) -> None:
+        pass
+
+    def leave(self, place: Place) -> None:
+        pass
+
+    def end_forward(self) -> None:
+        pass
+
+    def gradient(self, key: Key, name: str) -> None:
+        self.accumulate(key, name)
+
+    def accumulate(self, key: Key, name: str) -> None:
+        """The first gradient is kept as it is, later ones are added to it."""
+        if self.timeline.has(("grad", name)):
+            self.timeline.free(key)
+        else:
+            self.timeline.rename(key, ("grad", name), "grads")
+        if self.rank.updates_in_backward:
+            parameter = self.by_name[name]
+            update(self.timeline, self.rank, parameter, parameter.shape)
+            self.timeline.free(("grad", name))
+
+    def module(self, event: Module) -> None:
+        pass
+
+    def end_backward(self) -> None:
+        pass
+
+    def step(self) -> None:
+        if not self.rank.updates_in_backward:
+            clip_and_update(self.timeline, self.rank, [(p, p.shape) for p in self.parameters])
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for p in self.parameters:
+            self.timeline.free(("grad", p.name))
+
+
+class Ddp(Whole):
+    """DistributedDataParallel with gradients in its buckets, which stay.
+
+    Sizes and order as in torch/csrc/distributed/c10d/reducer.cpp: a first bucket of 1 MiB, then
+    25 MiB, filled in the order of the parameters, and once more, after the first backward, in the
+    order in which gradients came.
+    """
+
+    FIRST_BYTES, BYTES = 2**20, 25 * 2**20
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self._arrived: list[Parameter] = []
+        self._rebuilt = False
+
+    def build(self) -> None:
+        super().build()
+        # The constructor sends rank 0's values to all, flattened in pieces of 250 MB.
+        whole = self.rank.stored_bytes * sum(p.elements for p in self.parameters)
+        sent = Tag("temporary", "broadcast of the initial values")
+        self.timeline.allocate("sync", min(whole, 250 * 10**6), sent)
+        self.timeline.free("sync")
+        self._allocate(self.parameters, "first")
+
+    def begin_forward(self, *, last: bool) -> None:
+        super().begin_forward(last=last)
+        if self._arrived and not self._rebuilt:
+            self._rebuilt = True
+            self._allocate(self._arrived, "rebuilt")
+            self._free("first")
+
+    def gradient(self, key: Key, name: str) -> None:
+        in_buckets = self._rebuilt
+        if in_buckets:
+            self.timeline.free(key)
+            return
+        self.accumulate(key, name)
+        if self.last:
+            self._arrived.append(self.by_name[name])
+            self.timeline.free(("grad", name))  # copied into its bucket
+
+    def drop_gradients(self) -> None:
+        pass  # zeroed in place
+
+    def _allocate(self, order: Sequence[Parameter], name: str) -> None:
+        element = self.rank.stored_bytes
+        limits = self.FIRST_BYTES // element, self.BYTES // element
+        for number, elements in enumerate(_bucket_elements(order, *limits)):
+            grads = Tag("grads", f"DDP bucket {number}", (elements,))
+            self.timeline.allocate(("bucket", name, number), element * elements, grads)
+
+    def _free(self, name: str) -> None:
+        number = 0
+        while self.timeline.has(("bucket", name, number)):
+            self.timeline.free(("bucket", name, number))
+            number += 1
+
+
+def _bucket_elements(
+    order: Sequence[Parameter], first_elements: int, later_elements: int
+) -> list[int]:
+    buckets, open_elements, limit = [], 0, first_elements
+    for parameter in order:
+        open_elements += parameter.elements
+        if open_elements >= limit:
+            buckets.append(open_elements)
+            open_elements, limit = 0, later_elements
+    return buckets + ([open_elements] if open_elements else [])
+
+
+def clip_and_update(
+    timeline: Timeline,
+    rank: Rank,
+    shards: list[tuple[Parameter, tuple[int, ...]]],
+    *,
+    where: Where = "device",
+) -> None:
+    """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer over
+    (parameter, its local shape)."""
+    norms = Tag("temporary", "gradient norms", (len(shards),), "float32")
+    timeline.allocate("norms", 2 * FP32 * len(shards), norms, where=where)
+    timeline.free("norms")
+    for parameter, shape in shards:
+        update(timeline, rank, parameter, shape, where=where)
+
+
+def update(
+    timeline: Timeline,
+    rank: Rank,
+    parameter: Parameter,
+    shape: tuple[int, ...],
+    *,
+    where: Where = "device",
+) -> None:
+    """The optimizer on one tensor; its states are born at the first step."""
+    key = ("optimizer", parameter.name)
+    if not timeline.has(key):
+        size_bytes = rank.optimizer_bytes(shape)
+        timeline.allocate(key, size_bytes, tag("optimizer", parameter), where=where)
+    timeline.allocate("update", rank.update_bytes(shape), tag("temporary", parameter), where=where)
+    timeline.free("update")
+
+
+def tag(category: str, parameter: Parameter) -> Tag:
+    """A tag that names a parameter."""
+    return Tag(category, parameter.name, parameter.shape, "")

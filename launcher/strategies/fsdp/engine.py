@@ -1,0 +1,122 @@
+"""FSDP2: every block's parameters, gradients and optimizer states sharded over the ranks.
+
+Full shard = ZeRO-3 = `reshard_after_forward`; shard grad op = ZeRO-2 = without it; hybrid shards
+within a group of ranks and replicates across groups.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from launcher.memory.materialize import InitialValue
+from launcher.optim.dtypes import dtypes
+from launcher.strategies.compiled import compile_blocks
+from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.in_backward import InBackwardEngine
+from launcher.strategies.native import NativeEngine
+
+
+def build(recipe: Recipe) -> Engine:
+    """Shard the meta model block by block, then give each rank only its own slices."""
+    sharding, optim = recipe.config.sharding, recipe.config.optim
+    device = recipe.world.device
+    types = dtypes(optim)
+    root = recipe.meta_module().to(types.stored)
+    tied = recipe.model.tied
+    options = _options(recipe)
+    reshard = sharding.reshard_after_forward
+    if recipe.config.loop.compile:
+        compile_blocks(root)
+    for block in root.get_submodule("blocks").children():
+        fully_shard(block, reshard_after_forward=reshard, **options)
+    if not tied:
+        # The backward starts with the head, so freeing it after the forward only costs a gather.
+        head = [root.get_submodule("ln_f"), root.get_submodule("head")]
+        fully_shard(head, reshard_after_forward=False, **options)
+    # Tied weights must share one group: then the root's holds the head too.
+    fsdp = fully_shard(root, reshard_after_forward=reshard and not tied, **options)
+    offloaded = sharding.offload_param == "cpu"
+    home = torch.device("cpu") if offloaded else device
+    _materialize_shards(root, recipe.initial_value, device=home, tied=tied)
+
+    def set_sync(last: bool) -> None:
+        fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)
+
+    def free_gathered() -> None:
+        for module in _sharded_modules(root):
+            module.reshard()
+
+    engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
+    return engine(
+        root,  # the same object as `fsdp`, seen as a module
+        recipe.new_optimizer(root),
+        accumulation=recipe.accumulation,
+        clip=optim.clip,
+        device=device,
+        scaled=optim.precision == "fp16",
+        set_sync=set_sync,
+        free_gathered=free_gathered,
+        hidden_gradients=partial(_whole_gradients, root),
+    )
+
+
+def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
+    """What accumulation without communication holds, on parameters that the module hides."""
+    for module in _sharded_modules(root):
+        group = module._get_fsdp_state()._fsdp_param_group
+        for parameter in group.fsdp_params if group else ():
+            yield parameter.unsharded_accumulated_grad
+            if hasattr(parameter, "_unsharded_param"):  # from its first gather on
+                yield parameter._unsharded_param.grad
+
+
+def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in root.modules() if isinstance(module, FSDPModule))
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    sharding, world = recipe.config.sharding, recipe.world
+    if sharding.replicate == 1:
+        mesh = init_device_mesh(world.device.type, (world.size,))
+    else:
+        shape = (sharding.replicate, world.size // sharding.replicate)
+        mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+    options: dict[str, Any] = {"mesh": mesh}
+    autocast = dtypes(recipe.config.optim).autocast
+    if autocast is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=autocast, reduce_dtype=torch.float32
+        )
+    if sharding.offload_param == "cpu":
+        # Pinning needs an accelerator; without one the policy would refuse to build.
+        options["offload_policy"] = CPUOffloadPolicy(
+            pin_memory=recipe.config.offload.pin_memory and world.device.type == "cuda"
+        )
+    return options
+
+
+def _materialize_shards(
+    module: nn.Module, initial_value: InitialValue, *, device: torch.device, tied: bool
+) -> None:
+    """Allocate the shards and copy each rank's slice of the full initial value into them.
+
+    Initialising the shards themselves (`normal_` on a DTensor) would give every rank the same
+    numbers, and other numbers than a single process has.
+    """
+    module.to_empty(device=device)
+    if tied:  # to_empty makes a new parameter for each name
+        module.get_submodule("head").weight = module.get_submodule("wte").weight
+    for name, parameter in module.named_parameters():
+        assert isinstance(parameter, DTensor)
+        value = initial_value(name, parameter.shape)
+        shard = distribute_tensor(
+            value, parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+        with torch.no_grad():
+            parameter.to_local().copy_(shard.to_local())

@@ -1,0 +1,134 @@
+"""RunConfig and a user's DeepSpeed JSON -> the config that DeepSpeed gets.
+
+RunConfig owns batch sizes, accumulation, clipping, precision, optimizer and schedule; what a user's
+file says of them has been adopted into it (`deepspeed_file`), and only the rest is merged here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.config.deepspeed_file import passed_on
+from launcher.config.offload import OffloadChoice
+from launcher.config.schema import RunConfig
+from launcher.model.config import ModelConfig
+from launcher.sizes import parse_bytes
+from launcher.strategies.offload_sizes import (
+    PARAM_BUFFERS,
+    largest_slice_count,
+    optimizer_buffer_count,
+    swap_buffer_count,
+)
+
+JsonObject = dict[str, Any]
+
+
+def build_config(
+    config: RunConfig, model: ModelConfig, *, accumulation: int, world_size: int
+) -> JsonObject:
+    """The config for `deepspeed.initialize`, from a resolved RunConfig."""
+    file = passed_on(config.sharding.deepspeed)
+    ours = _owned(config, accumulation=accumulation)
+    ours["zero_optimization"] = _zero_section(config, model)
+    if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
+        ours["aio"] = _aio_section(config.offload)
+    merged = _merge(ours, file)
+    _add_nvme(merged["zero_optimization"], config, model, world_size)
+    return merged
+
+
+def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
+    sharding = config.sharding
+    owned: JsonObject = {
+        "train_micro_batch_size_per_gpu": config.data.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": config.optim.clip,
+        # The optimizer comes from launcher/optim.py, on the device and offloaded alike.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+    if config.optim.precision == "bf16":
+        if sharding.zero == 0:
+            # DeepSpeed's own bf16 mode runs an Adam step while it starts at stage 0.
+            owned["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+        else:
+            # Otherwise stages 1 and 2 would train on with NaN.
+            owned["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            owned["data_types"] = {"grad_accum_dtype": sharding.grad_accum_dtype}
+    elif config.optim.precision == "bf16-pure":
+        owned["bf16"] = {
+            "enabled": True,
+            "check_grad_overflow": True,
+            "bf16_master_weights_and_grads": True,
+            "bf16_optimizer_states": True,
+        }
+        owned["data_types"] = {"grad_accum_dtype": "bf16"}
+    elif config.optim.precision == "fp16":
+        # As torch.amp.GradScaler: one overflow halves the scale, 2000 good steps double it.
+        owned["fp16"] = {"enabled": True, "loss_scale_window": 2000, "hysteresis": 1}
+    return owned
+
+
+def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
+    sharding = config.sharding
+    # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
+    bucket = sharding.bucket or model.block_parameter_count
+    section: JsonObject = {
+        "stage": sharding.zero,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket + bucket % 2,  # stages 1 and 2 refuse an odd one
+        "overlap_comm": config.loop.device == "cuda",
+        "contiguous_gradients": True,
+    }
+    if sharding.zero == 3:
+        section["stage3_prefetch_bucket_size"] = bucket
+        # Biases and norms stay whole on every rank; matrices are sharded.
+        section["stage3_param_persistence_threshold"] = model.ffn_dim
+        section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
+        section["stage3_max_reuse_distance"] = bucket
+    pin = config.offload.pin_memory and config.loop.device == "cuda"
+    if sharding.offload_optimizer != "none":
+        section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
+    if sharding.offload_param != "none":
+        section["offload_param"] = {"device": sharding.offload_param, "pin_memory": pin}
+    return section
+
+
+def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_size: int) -> None:
+    """Buffers of the model's size; the engine adds the folder."""
+    offload = config.offload
+    if config.sharding.offload_optimizer == "nvme":
+        section["sub_group_size"] = swap_buffer_count(offload)
+        section["offload_optimizer"] |= {
+            "buffer_count": optimizer_buffer_count(offload),
+            "pipeline_read": offload.nvme_overlap,
+            "pipeline_write": offload.nvme_overlap,
+        }
+    if config.sharding.offload_param == "nvme":
+        section["sub_group_size"] = swap_buffer_count(offload)
+        section["offload_param"] |= {
+            "buffer_count": PARAM_BUFFERS,
+            "buffer_size": largest_slice_count(model, world_size),
+            "max_in_cpu": 0,  # DeepSpeed would keep the first 1e9 elements in host memory
+        }
+
+
+def _aio_section(offload: OffloadChoice) -> JsonObject:
+    return {
+        "block_size": parse_bytes(offload.nvme_block, "--nvme-block"),
+        "queue_depth": offload.nvme_queue_depth,
+        "intra_op_parallelism": offload.nvme_threads,
+        "single_submit": False,
+        "overlap_events": True,
+    }
+
+
+def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
+    """Theirs over ours; a section that this run has no use for (fp16, aio, offload) stays out."""
+    merged = dict(ours)
+    for key, value in theirs.items():
+        if not isinstance(value, dict):
+            merged[key] = value
+        elif key in ours:
+            merged[key] = _merge(ours[key], value)
+    return merged

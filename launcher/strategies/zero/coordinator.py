@@ -1,0 +1,214 @@
+"""Which parameters DeepSpeed's stage 3 has gathered at each moment.
+
+A port of the decisions in deepspeed 0.19.8's runtime/zero/partitioned_param_coordinator.py: the
+first micro-batch records in which order modules are entered, forwards and backwards; from the
+second on, each module's entry gathers its own parameters, then those that come next in the record,
+a bucket at a time, and its exit releases what is not needed again soon.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from launcher.memory.parameters import Parameter
+from launcher.memory.timeline import Tag, Timeline
+from launcher.strategies.buffers import tag
+
+
+@dataclass(slots=True)
+class _Gather:
+    """Parameters that come in one collective; several pass through one flat buffer."""
+
+    number: int
+    parameters: list[Parameter]
+    waiting: set[str] = field(default_factory=set)
+    complete: bool = False
+
+
+class Coordinator:
+    """Gathers and releases whole parameters on a timeline."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        parameters: Iterable[Parameter],
+        *,
+        tied: bool,
+        ranks: int,
+        element: int,
+        persistent: set[str],
+        prefetch_elements: int,
+        live_elements: int,
+        reuse_elements: int,
+    ) -> None:
+        self._timeline = timeline
+        self._ranks = ranks
+        self._element = element
+        self._persistent = persistent
+        self._prefetch_elements = prefetch_elements
+        self._live_elements = live_elements
+        self._reuse_elements = reuse_elements
+        self._of_module: dict[str, list[Parameter]] = {}
+        for p in parameters:
+            self._of_module.setdefault(p.name.rpartition(".")[0], []).append(p)
+        if tied:
+            self._of_module["head"] = self._of_module["wte"]
+        self._order: list[str] = []  # of entered modules
+        self._uses: list[tuple[Parameter, int]] = []  # with the step of their use
+        self._recorded = False
+        self._available: set[str] = set()
+        self._gathers: dict[str, _Gather] = {}  # in flight or not yet waited for, by parameter
+        self._active: dict[str, set[str]] = {}
+        self._releasable: dict[int, set[str]] = {}
+        self._count = 0
+        self._step = 0
+        self._live = 0
+        self._queue: deque[tuple[Parameter, int]] = deque()
+        self._fetched_for: dict[str, int] = {}
+
+    def hold_persistent(self) -> None:
+        """After a step: small parameters stay whole on every rank, beside their slices.
+
+        But for the first micro-batch, which releases them like all others.
+        """
+        if self._ranks == 1:
+            return
+        for own in self._of_module.values():
+            for p in own:
+                if p.name in self._persistent:
+                    self._timeline.free(("whole", p.name))
+                    self._allocate_padded(p)
+                    self._available.add(p.name)
+
+    def begin(self) -> None:
+        """A forward starts."""
+        if self._order and not self._recorded:
+            self._recorded = True
+            for step, name in enumerate(self._order):
+                own = self._of_module.get(name, [])
+                self._uses += [(p, step) for p in own]
+        self._queue = deque(self._uses if self._recorded else [])
+        self._fetched_for = {}
+        self._step = self._live = 0
+
+    def fetch(self, module: str) -> None:
+        """A module is entered."""
+        own = self._of_module.get(module, [])
+        if not self._recorded:
+            self._order.append(module)
+        missing = [p for p in own if p.name not in self._available and p.name not in self._gathers]
+        self._gather(missing)
+        for p in own:
+            self._active.setdefault(p.name, set()).add(module)
+            self._wait(p)
+        if self._recorded:
+            self._take_from_queue(own)
+            self._prefetch()
+        self._step += 1
+
+    def release(self, module: str) -> None:
+        """A module is left."""
+        own = self._of_module.get(module, [])
+        if not own:
+            return
+        going = {p.name for p in own}
+        if self._recorded:
+            going = self._not_needed_soon(own, going - self._persistent)
+        for p in own:
+            self._active.setdefault(p.name, set()).discard(module)
+            if p.name in going:
+                self._release(p)
+
+    def release_all(self) -> None:
+        """The backward is over; embeddings, whose inputs have no gradient, are still there."""
+        self._active.clear()
+        for own in self._of_module.values():
+            for p in own:
+                if p.name not in self._persistent:
+                    self._release(p)
+
+    def _take_from_queue(self, own: list[Parameter]) -> None:
+        expected = {p.name for p in own if self._fetched_for.get(p.name, -1) < self._step}
+        while self._queue and expected:
+            p, step = self._queue.popleft()
+            self._fetched_for[p.name] = step
+            expected.discard(p.name)
+
+    def _prefetch(self) -> None:
+        most = min(self._live_elements - self._live, self._prefetch_elements)
+        wanted: list[Parameter] = []
+        elements = 0
+        while self._queue and elements < most:
+            p, step = self._queue.popleft()
+            self._fetched_for[p.name] = max(self._fetched_for.get(p.name, -1), step)
+            if p.name in self._available or p.name in self._gathers or p in wanted:
+                continue
+            wanted.append(p)
+            elements += p.elements
+        self._gather(wanted)
+
+    def _gather(self, parameters: list[Parameter]) -> None:
+        if not parameters:
+            return
+        self._live += sum(p.elements for p in parameters)
+        self._count += 1
+        gather = _Gather(self._count, parameters, {p.name for p in parameters})
+        for p in parameters:
+            self._gathers[p.name] = gather
+        if self._ranks == 1:
+            return
+        if len(parameters) == 1:
+            self._allocate_padded(parameters[0])
+            return
+        elements = sum(self._padded(p) for p in parameters)
+        flat = Tag("temporary", "all-gather", (elements,))
+        self._timeline.allocate(("flat", gather.number), self._element * elements, flat)
+
+    def _wait(self, p: Parameter) -> None:
+        gather = self._gathers.pop(p.name, None)
+        if gather is None:
+            return
+        if not gather.complete:
+            gather.complete = True
+            for other in gather.parameters:
+                if self._ranks > 1 and len(gather.parameters) > 1:
+                    self._allocate(other)
+                self._available.add(other.name)
+        gather.waiting.discard(p.name)
+        if not gather.waiting:
+            self._timeline.free(("flat", gather.number))
+
+    def _not_needed_soon(self, own: list[Parameter], going: set[str]) -> set[str]:
+        if self._step not in self._releasable:
+            # What prefetching passed over, because it was there, must stay for its next use.
+            kept = {p.name for p in own if self._fetched_for.get(p.name, -1) > self._step}
+            passed = 0
+            for name in self._order[self._step :]:
+                if passed >= self._reuse_elements:
+                    break
+                for p in self._of_module.get(name, []):
+                    kept.add(p.name)
+                    passed += p.elements
+            self._releasable[self._step] = going - kept
+        return self._releasable[self._step]
+
+    def _release(self, p: Parameter) -> None:
+        if p.name in self._available and not self._active.get(p.name):
+            self._available.discard(p.name)
+            self._timeline.free(("whole", p.name))
+            self._live -= p.elements
+
+    def _allocate(self, p: Parameter) -> None:
+        size_bytes = self._element * p.elements
+        self._timeline.allocate(("whole", p.name), size_bytes, self._tag(p))
+        self._available.add(p.name)
+
+    def _allocate_padded(self, p: Parameter) -> None:
+        size_bytes = self._element * self._padded(p)
+        self._timeline.allocate(("whole", p.name), size_bytes, self._tag(p))
+
+    def _tag(self, p: Parameter) -> Tag:
+        return tag("params" if p.name in self._persistent else "temporary", p)
+
+    def _padded(self, p: Parameter) -> int:
+        return -(-p.elements // self._ranks) * self._ranks

@@ -1,0 +1,183 @@
+"""DeepSpeed ZeRO 0 to 3. Imported only when asked for, since deepspeed takes its time."""
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.memory.ledger import Ledger
+from launcher.memory.materialize import fill_flat_slice, materialize_whole
+from launcher.memory.storages import StorageCount
+from launcher.startup import importing
+from launcher.strategies.compiled import compile_blocks
+from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
+from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.zero.config import build_config
+from launcher.strategies.zero.shards import zero_state
+from launcher.strategies.zero.states import count_states
+from launcher.strategies.zero.swap import (
+    fill_swapped,
+    is_swapped,
+    keep_gradients_in_memory,
+    place_swap_files,
+    prefetch_each_once,
+)
+
+
+def build(recipe: Recipe) -> Engine:
+    """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
+    deepspeed = import_deepspeed(recipe.world.device)
+    config = recipe.config
+    stage = config.sharding.zero
+    ds_config = build_config(
+        config, recipe.model, accumulation=recipe.accumulation, world_size=recipe.world.size
+    )
+    if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
+        assert config.offload.nvme_path is not None  # resolve has refused it
+        place_swap_files(ds_config, config.offload.nvme_path)
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = next((low[name] for name in low if name in ds_config), torch.float32)
+    if stage == 3:
+        module = _born_sharded(deepspeed, recipe, ds_config)
+    else:
+        module = recipe.meta_module()
+        materialize_whole(module, recipe.initial_value, device=recipe.world.device, dtype=dtype)
+    if config.loop.compile:
+        compile_blocks(module)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
+        engine, _, _, _ = deepspeed.initialize(
+            model=module, optimizer=recipe.new_optimizer(module), config=ds_config
+        )
+    if config.sharding.offload_optimizer == "nvme":
+        keep_gradients_in_memory(engine.optimizer)
+    if config.sharding.offload_param == "nvme":
+        prefetch_each_once(engine)
+    return ZeroEngine(engine, recipe)
+
+
+class ZeroEngine:
+    """DeepSpeed's engine behind our verbs.
+
+    The loop decides where an accumulation window ends, and scales losses itself: DeepSpeed's
+    counting would hide the optimizer step inside whichever call comes last.
+    """
+
+    def __init__(self, engine: Any, recipe: Recipe) -> None:
+        self._engine = engine
+        self._scale = 1.0 / recipe.accumulation
+        self._device = recipe.world.device
+        self._norm_is_ours = recipe.config.sharding.zero == 0
+
+    def begin_step(self, lr: float) -> None:
+        """The learning rate comes with `step`."""
+
+    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+        self._engine.set_gradient_accumulation_boundary(last)
+        loss: Tensor = self._engine(tokens, targets)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss * self._scale, scale_wrt_gas=False)
+
+    def step(self, lr: float) -> StepResult:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        if self._norm_is_ours:  # stage 0 has none to tell, and would train on with NaN
+            parameters = self._engine.module.parameters()
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            finite = torch.isfinite(norm)
+            self._engine.optimizer.found_inf = (~finite).float()
+            self._engine.step()
+            return StepResult(grad_norm=norm, applied=finite)
+        self._engine.step()
+        return StepResult(
+            grad_norm=self._engine.get_global_grad_norm(),
+            applied=bool(self._engine.was_step_applied()),
+        )
+
+    def loss_scale(self) -> LossScale | None:
+        scaler = getattr(self._engine.optimizer, "loss_scaler", None)
+        if scaler is None or not scaler.dynamic:
+            return None
+        good_steps = scaler.cur_iter - 1 - scaler.last_overflow_iter
+        return LossScale(scale=float(scaler.cur_scale), good_steps=good_steps)
+
+    def set_loss_scale(self, value: LossScale) -> None:
+        if self.loss_scale() is not None:
+            scaler = self._engine.optimizer.loss_scaler
+            scaler.cur_scale = value.scale
+            scaler.last_overflow_iter = scaler.cur_iter - 1 - value.good_steps
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        self._engine.eval()
+        with torch.no_grad():
+            loss: Tensor = self._engine(tokens, targets)
+        self._engine.train()
+        return loss
+
+    def count_states(self) -> StorageCount:
+        count = StorageCount()
+        count_states(self._engine, count)
+        return count
+
+    def training_state(self) -> TrainingState:
+        return zero_state(self._engine)
+
+    def ledger(self) -> Ledger:
+        return self.count_states().ledger(self._device)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """deepspeed, quiet, and compiling nothing on a CPU."""
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
+    level = logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.ERROR
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", logging.getLevelName(level).lower())
+    with importing():
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+
+        _import_muon_uncompiled()
+    logger.setLevel(level)
+    # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _import_muon_uncompiled() -> None:
+    """DeepSpeed asks of each optimizer whether it is its Muon, a module that compiles functions
+    as it is imported: every rank would load torch's inductor, over a second, for nothing."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
+def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
+    """Build under zero.Init and write each rank's flat slice of the initial values."""
+    # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
+    # type comes from the config.
+    with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config):
+        module = recipe.new_module()
+    for name, parameter in module.named_parameters():
+        sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
+        local = sharded.ds_tensor
+        value = recipe.initial_value(name, sharded.ds_shape)
+        offset = recipe.world.rank * local.ds_numel
+        if is_swapped(sharded):
+            fill_swapped(sharded, value, offset)
+        else:
+            fill_flat_slice(local.data, value, offset)
+    return module
