@@ -31,10 +31,6 @@ class Setting:
 def step_function(kind: str, setting: Setting) -> Step:
     if kind.startswith("zero"):
         return _deepspeed(int(kind[-1]), setting)
-    if kind == "accelerate":
-        from peer_loops import PEERS, peer_step
-
-        return peer_step(PEERS[kind], setting)
     gpt = GPT(setting.model)
     module: nn.Module = gpt
     if kind == "ddp":

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from bare_loops import Setting, Step, step_function
+from peer_loops import PEERS, peer_step
 
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, ranks_from_environment, start
@@ -85,7 +86,8 @@ def main() -> None:
             argv = [*flags, "--steps", str(options.steps), "--data", str(corpus)]
             argv += ["--device", "cpu", "--out", f"{folder[0]}/{case}"]
             prepared = prepare(argv, world_size=size, ranks_per_node=local_size)
-            other = step_function(kind, setting(prepared))
+            bare = setting(prepared)
+            other = peer_step(PEERS[kind], bare) if kind in PEERS else step_function(kind, bare)
             with AlternatingSession(prepared, world, other) as session:
                 train(prepared, world, session)
             results[case] = summarize(session.ratios[WARMUP_STEPS:])

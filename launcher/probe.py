@@ -17,6 +17,7 @@ from launcher.run.enough_memory import TooLarge
 from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.session import Session
+from launcher.strategies import strategy_of
 from launcher.train import take_steps
 
 STEPS = 2  # the optimizer's states are born in the first, and stay in the second
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         world = start(
             config.loop.device,
             timeout_s=config.loop.collective_timeout_s,
-            needs_group=config.sharding.strategy != "single",
+            needs_group=strategy_of(config).needs_group,
         )
         with Session(prepared, world) as session:
             take_steps(prepared, world, session)

@@ -19,7 +19,6 @@ with importing():
     import torch
     from torch import Tensor
 
-    import launcher.strategies
     from launcher.config.resolve import Resolved
     from launcher.config.schema import AutoMicroBatch
     from launcher.data import GlobalBatches
@@ -36,6 +35,7 @@ with importing():
     from launcher.run.origin import ended_out_of_memory
     from launcher.run.preflight import Prepared, prepare
     from launcher.run.session import Session
+    from launcher.strategies import strategy_of
     from launcher.strategies.engine import Engine, Recipe
 
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         world = start(
             config.loop.device,
             timeout_s=config.loop.collective_timeout_s,
-            needs_group=config.sharding.strategy != "single",
+            needs_group=strategy_of(config).needs_group,
         )
     except UserError as error:
         refuse(error, by_all=True)
@@ -166,7 +166,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
     """The strategy's engine over a model that nobody has allocated yet."""
     if resolved.config.optim.tf32:
         torch.set_float32_matmul_precision("high")
-    return launcher.strategies.build(
+    return strategy_of(resolved.config).build(
         Recipe(
             config=resolved.config,
             model=resolved.model,

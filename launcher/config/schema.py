@@ -115,6 +115,14 @@ class ShardingChoice:
     def __post_init__(self) -> None:
         _positive(self, "replicate", "bucket", most=MOST_ITEMS)
 
+    def flags_to(self, place: Offload) -> str:
+        """The flags that ask for offload to `place`, as one would type them; empty: none does."""
+        asked = {
+            "--offload-optimizer": self.offload_optimizer,
+            "--offload-param": self.offload_param,
+        }
+        return " ".join(f"{flag} {place}" for flag, value in asked.items() if value == place)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopChoice:

@@ -22,6 +22,7 @@ from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
 from launcher.plan.timing import step_seconds
 from launcher.sizes import gib
+from launcher.strategies import variant_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +160,7 @@ def _learn(
     if measured_s is not None and predicted_s is not None:
         precision = resolved.config.optim.precision
         calibration.learn_time(
-            name, precision, resolved.strategy_label, ratio=measured_s / predicted_s
+            name, precision, variant_of(resolved.config).label, ratio=measured_s / predicted_s
         )
     with contextlib.suppress(OSError):  # a cache that cannot be written is no fault of the run
         calibration.save()

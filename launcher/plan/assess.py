@@ -22,6 +22,7 @@ from launcher.plan.candidates import Choice
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
+from launcher.strategies import variant_of
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -253,7 +254,7 @@ def _time(run: Resolved, place: Place) -> StepTime:
         machine=place.machine,
     )
     ratio = place.calibration and place.calibration.time_ratio(
-        gpu_name(place.machine), run.config.optim.precision, run.strategy_label
+        gpu_name(place.machine), run.config.optim.precision, variant_of(run.config).label
     )
     if not ratio:
         return time

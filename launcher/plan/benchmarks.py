@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
 from launcher.plan.link_benchmarks import disk_rates, fit_rate
-from launcher.plan.machine import COLLECTIVES, Collective, Rate
+from launcher.plan.machine import COLLECTIVES, Rate
+from launcher.strategies.traffic import Collective
 
 MIB = 2**20
 

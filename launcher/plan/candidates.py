@@ -1,7 +1,7 @@
 """Every way to run a model on so many ranks that is worth predicting."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,32 +10,12 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
+from launcher.strategies import STRATEGIES, VARIANTS
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 PRECISIONS: Final = ("bf16", "fp32")
+Changes = dict[str, Any]
 CHECKPOINTING: Final = ("none", "selective", "full")
-
-# Label -> what is set for it. ZeRO-0 is DDP, and is not tried twice.
-SHARDING: Final[Mapping[str, Mapping[str, Any]]] = {
-    "single": {"strategy": "single"},
-    "ddp": {"strategy": "ddp"},
-    "fsdp": {"strategy": "fsdp"},
-    "fsdp-grad-op": {"strategy": "fsdp", "reshard_after_forward": False},
-    "fsdp-hybrid": {"strategy": "fsdp"},
-    "fsdp+cpu": {"strategy": "fsdp", "offload_optimizer": "cpu", "offload_param": "cpu"},
-    "zero1": {"strategy": "zero", "zero": 1},
-    "zero1+cpu": {"strategy": "zero", "zero": 1, "offload_optimizer": "cpu"},
-    "zero2": {"strategy": "zero", "zero": 2},
-    "zero2+cpu": {"strategy": "zero", "zero": 2, "offload_optimizer": "cpu"},
-    "zero3": {"strategy": "zero", "zero": 3},
-    "zero3+cpu": {"strategy": "zero", "zero": 3, "offload_optimizer": "cpu"},
-    "zero3+cpu+param": {
-        "strategy": "zero",
-        "zero": 3,
-        "offload_optimizer": "cpu",
-        "offload_param": "cpu",
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,14 +88,7 @@ def _combinations(
     precisions: Sequence[str],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     flat = config.flat()
-    for label, sharding in SHARDING.items():
-        if (label == "single") != (world_size == 1):
-            continue
-        changes = dict(sharding)
-        if label == "fsdp-hybrid":
-            if world_size <= ranks_per_node:
-                continue  # nothing to replicate across
-            changes["replicate"] = world_size // ranks_per_node
+    for label, changes in _shardings(world_size, ranks_per_node):
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
         for precision in (config.optim.precision,) if "precision" in fixed else precisions:
@@ -131,6 +104,22 @@ def _combinations(
                     if name in fixed
                 ):
                     yield label, choice
+
+
+def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Changes]]:
+    """Every way of sharding that makes sense on so many ranks, without and with offload."""
+    for variant in VARIANTS.values():
+        fields: Changes = dict(variant.fields)
+        alone = not STRATEGIES[fields["strategy"]].needs_group
+        if not variant.planned or alone != (world_size == 1):
+            continue
+        if variant.replicates:
+            if world_size <= ranks_per_node:
+                continue  # nothing to replicate across
+            fields["replicate"] = world_size // ranks_per_node
+        yield variant.label, fields
+        for suffix, more in variant.offloads.items() if variant.plans_offload else ():
+            yield variant.label + suffix, {**fields, **more}
 
 
 def _runs(

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from launcher.plan.collectives import sent_bytes
-from launcher.plan.machine import Collective, Rate
+from launcher.plan.machine import Rate
+from launcher.strategies.traffic import Collective
 
 _CHUNK_BYTES = 8 * 2**20
 

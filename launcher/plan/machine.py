@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from launcher.errors import UserError
 from launcher.measure.hardware import gpu_named
+from launcher.strategies.traffic import Collective
 
 SCHEMA_VERSION = 1
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
-COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 
 # Share of the peak that large matmuls reach: 790 of 989 TFLOP/s measured on an H200 in bf16.
 MATMUL_EFFICIENCY = 0.8

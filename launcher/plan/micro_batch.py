@@ -11,10 +11,10 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.hardware import MIB
+from launcher.measure.host_memory import available_host_bytes
 from launcher.plan.found_sizes import FoundSizes, Hardware
 from launcher.plan.need import Room, needed_bytes
 from launcher.plan.trials import Trials
-from launcher.run.offload_check import available_host_bytes
 from launcher.sizes import gib, parse_bytes
 
 LARGEST: Final = 2**17

@@ -8,6 +8,7 @@ from launcher.measure.hardware import CONTEXT_BYTES, MIB, NCCL_GROUP_BYTES, find
 from launcher.memory.allocator import replay
 from launcher.plan.calibration import Calibration
 from launcher.plan.predict import predict
+from launcher.strategies import strategy_of
 
 # On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
 # Measured, less the predicted live tensors, in short runs of every strategy (predictions of 17 to
@@ -15,7 +16,6 @@ from launcher.plan.predict import predict
 # 89 MiB more where DeepSpeed is imported, 12 to 22 MiB more where oneDNN multiplies in bf16.
 LATE_BYTES: Final = 12 * MIB
 TENSORBOARD_BYTES: Final = 22 * MIB
-DEEPSPEED_BYTES: Final = 90 * MIB
 LOW_PRECISION_BYTES: Final = 20 * MIB
 SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""
@@ -58,9 +58,9 @@ def _around_bytes(resolved: Resolved) -> int:
     """Private memory that is not tensors, on a CPU."""
     config = resolved.config
     tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.boards else 0
-    deepspeed = DEEPSPEED_BYTES if config.sharding.strategy == "zero" else 0
+    library = strategy_of(config).imports_bytes
     low_precision = 0 if config.optim.precision == "fp32" else LOW_PRECISION_BYTES
-    return LATE_BYTES + tensorboard + deepspeed + low_precision
+    return LATE_BYTES + tensorboard + library + low_precision
 
 
 def outside_bytes(gpu: str, *, grouped: bool) -> int:

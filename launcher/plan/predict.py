@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
 from launcher.config.resolve import Resolved
 from launcher.memory.ledger import Ledger
 from launcher.memory.offloaded_activations import on_host
 from launcher.memory.timeline import LargeTensor, Tag, Timeline
 from launcher.memory.trace import trace_micro_batch
-from launcher.memory.trace_events import Born, Freed, Gradient, MicroBatch, Module, Segment
+from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
 from launcher.optim.registry import checkpointed
-from launcher.strategies.buffers import Buffers, Ddp, Whole
-from launcher.strategies.fsdp.memory import Fsdp
+from launcher.strategies import strategy_of
+from launcher.strategies.buffers import Buffers
 from launcher.strategies.offload_sizes import offload_sizes
 from launcher.strategies.rank import FP32, Rank
-from launcher.strategies.zero.memory import zero_buffers
 
 INT64 = 8
 # Micro-batches that are followed: the first, the last and, in a first step, one between, in which
@@ -59,11 +60,11 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
     """
     seen = Rank(resolved=resolved, world_size=world_size, rank=rank, device_type=device_type)
     timeline = Timeline(device_type)
-    buffers = buffers_of(seen, timeline)
+    buffers = strategy_of(resolved.config).memory(seen, timeline)
     buffers.build()
     trace = trace_micro_batch(
         resolved.model,
-        seen.compute,
+        _compute(seen),
         micro_batch=resolved.config.data.micro_batch,
         seq_len=resolved.seq_len,
     )
@@ -93,24 +94,23 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
     )
 
 
+def _compute(rank: Rank) -> Compute:
+    """In which types the model computes."""
+    config, low = rank.resolved.config, rank.types.computed.itemsize == 2
+    strategy = strategy_of(config)
+    in_low = low and (strategy.casts_parameters(config.sharding) or rank.stored_bytes == 2)
+    return Compute(
+        params_dtype=torch.bfloat16 if in_low else torch.float32,
+        autocast=low and not in_low,
+        stage3=strategy.variant(config.sharding).fetches_by_module,
+    )
+
+
 def _staged_bytes(rank: Rank) -> int:
     """Parameters and optimizer states in fp32; copies of one range share the writing of it."""
     states, _ = checkpointed(rank.resolved.config.optim)
     share = -(-rank.resolved.model.parameter_count // rank.world_size)
     return FP32 * (1 + len(states)) * share
-
-
-def buffers_of(rank: Rank, timeline: Timeline) -> Buffers:
-    """The buffers of a run's strategy."""
-    strategy = rank.resolved.config.sharding.strategy
-    if strategy == "zero":
-        return zero_buffers(rank, timeline)
-    if strategy == "fsdp":
-        return Fsdp(rank, timeline)
-    if strategy == "ddp":
-        return Ddp(rank, timeline)
-    assert strategy == "single"
-    return Whole(rank, timeline)
 
 
 class _Loop:

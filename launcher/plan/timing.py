@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
-from launcher.plan.collectives import (
-    Transfer,
-    shard_and_replica_groups,
-    traffic,
-)
+from launcher.optim.dtypes import dtypes
+from launcher.plan.collectives import TimedTransfer, shard_and_replica_groups, timed
 from launcher.plan.machine import Machine
 from launcher.plan.work import Work, backward_work, forward_work
+from launcher.strategies import strategy_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +55,7 @@ def step_seconds(
     machine = machine.shared_by(ranks_per_node)
     forward = compute_s(forward_work(resolved), resolved, machine)
     backward = compute_s(backward_work(resolved), resolved, machine)
-    moves = traffic(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
+    moves = timed(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
     update_s = optimizer_s(
         resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
     )
@@ -65,12 +63,12 @@ def step_seconds(
     overlaps = machine.overlaps
     # (transfers, seconds of compute to hide behind, how often)
     parts = {
-        "forward": [(moves.forward, forward, times)],
+        "forward": [(moves["forward"], forward, times)],
         "backward": [
-            (moves.backward, backward, times - 1),
-            ((*moves.backward, *moves.last_backward), backward, 1),
+            (moves["backward"], backward, times - 1),
+            ((*moves["backward"], *moves["last_backward"]), backward, 1),
         ],
-        "step": [(moves.step, 0.0, 1)],
+        "step": [(moves["step"], 0.0, 1)],
     }
     waits = {
         phase: sum(n * exposed_s(some, hide_s, overlaps=overlaps) for some, hide_s, n in passes)
@@ -92,7 +90,7 @@ def step_seconds(
     )
 
 
-def exposed_s(transfers: tuple[Transfer, ...], compute: float, *, overlaps: bool) -> float:
+def exposed_s(transfers: tuple[TimedTransfer, ...], compute: float, *, overlaps: bool) -> float:
     """Seconds that a pass waits for its transfers.
 
     Blocks are alike, so that per block max(0, transfer - compute) sums up to the same of the
@@ -160,16 +158,17 @@ def optimizer_s(
         replicate=config.sharding.replicate,
         ranks_per_node=ranks_per_node,
     )
-    sharded = config.sharding.strategy == "fsdp" or bool(config.sharding.zero)
+    strategy, types = strategy_of(config), dtypes(config.optim)
+    sharded = strategy.variant(config.sharding).level > 0
     own = resolved.model.parameter_count / (shard.size if sharded else 1)
     if offload == "none" and machine.device == "cuda":
-        low = 0 if config.optim.precision == "fp32" else 2
+        low = 0 if types.computed.itemsize == 4 else 2
         return own * (4 + 8 + 28 + low) / machine.copy_bytes_per_s
     seconds = own / machine.cpu_adam_parameters_per_s
     to_device = machine.host_to_device_bytes_per_s
-    if to_device is not None and config.sharding.strategy == "zero":
+    if to_device is not None and strategy.keeps_master:
         # The updated parameters return in the compute type; FSDP moves them as it gathers.
-        seconds += (4 if config.optim.precision == "fp32" else 2) * own / to_device
+        seconds += types.computed.itemsize * own / to_device
     if offload == "nvme":
         swapped = 12 * own * ranks_per_node
         seconds += swapped / machine.disk_read_bytes_per_s

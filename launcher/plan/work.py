@@ -6,6 +6,8 @@ from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
 from launcher.model.cost import flops_per_token
 from launcher.model.loss import automatic_chunk_rows
+from launcher.optim.dtypes import dtypes
+from launcher.strategies import strategy_of
 
 # Operators per block that torch dispatches in fp32, views included: forward, backward, and what
 # recomputation adds to the backward. Counted with a TorchDispatchMode around model.gpt.
@@ -107,11 +109,12 @@ def _chunked(resolved: Resolved) -> bool:
 
 def _activation_bytes(resolved: Resolved) -> float:
     """Per element. Under autocast the residual stream and norms are fp32, the rest is not."""
-    if resolved.config.optim.precision == "fp32":
+    config = resolved.config
+    types = dtypes(config.optim)
+    if types.computed.itemsize == 4:
         return 4.0
-    sharding = resolved.config.sharding
-    autocast = sharding.strategy in ("single", "ddp") or sharding.zero == 0
-    return 3.0 if autocast and resolved.config.optim.precision != "bf16-pure" else 2.0
+    autocast = types.autocast and not strategy_of(config).casts_parameters(config.sharding)
+    return 3.0 if autocast else 2.0
 
 
 def block_input_bytes(resolved: Resolved) -> float:

@@ -18,6 +18,7 @@ from launcher.plan.machine import Machine
 from launcher.plan.need import Room, needed_bytes
 from launcher.plan.timing import step_seconds
 from launcher.sizes import gib, parse_bytes
+from launcher.strategies import STRATEGIES, strategy_of, variant_of
 
 MOST: Final = 3
 PATIENCE_S: Final = 8.0
@@ -160,24 +161,18 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
 def _shardings(failed: Resolved) -> Iterator[Changes]:
     """What shards more than the run did. A flag cannot be taken back by another one, so that after
     --zero only --zero can follow."""
-    sharding = failed.config.sharding
-    level = {"single": 0, "ddp": 0, "zero": sharding.zero or 0, "fsdp": 3}[str(sharding.strategy)]
-    if sharding.strategy == "fsdp" and not sharding.reshard_after_forward:
-        yield {"reshard_after_forward": True}
-    for stage in range(level + 1, 4):
-        yield {"strategy": "zero", "zero": stage}
-    if level == 0 and sharding.zero is None:
-        yield {"strategy": "fsdp"}
+    here, own = variant_of(failed.config), strategy_of(failed.config)
+    others = [s for s in STRATEGIES.values() if s is not own]
+    free = here.level == 0 and failed.config.sharding.zero is None
+    turned_on = {name: True for name, value in here.fields.items() if value is False}
+    for strategy in (own, *(reversed(others) if free else ())):
+        for variant in strategy.variants:
+            if variant.level > here.level and not variant.replicates:
+                yield turned_on or dict(variant.fields)
 
 
 def _offloads(failed: Resolved) -> Iterator[Changes]:
-    sharding = failed.config.sharding
-    if sharding.strategy == "fsdp":
-        yield {"offload_optimizer": "cpu", "offload_param": "cpu"}
-    elif sharding.strategy == "zero" and sharding.zero:
-        yield {"offload_optimizer": "cpu"}
-        if sharding.zero == 3:
-            yield {"offload_optimizer": "cpu", "offload_param": "cpu"}
+    yield from map(dict, variant_of(failed.config).offloads.values())
 
 
 def room_there_was(failed: Resolved, device: torch.device, *, ranks_per_node: int) -> Room:

@@ -8,9 +8,9 @@ from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.flags import flag
+from launcher.measure.host_memory import host_limit_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
 from launcher.optim.registry import OPTIMIZERS
-from launcher.run.offload_check import host_limit_bytes
 from launcher.sizes import MIB, gib, parse_bytes
 
 PROCESS_BYTES = 64 * MIB

@@ -7,60 +7,15 @@ stops a run in its first steps.
 import shutil
 from pathlib import Path
 
-import psutil
-
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
+from launcher.measure.host_memory import available_host_bytes
 from launcher.model.config import ModelConfig
 from launcher.sizes import gib
 from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
 from launcher.strategies.zero import nvme_build, nvme_folder
 
-CGROUP = Path("/sys/fs/cgroup")
 CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit
-
-
-def nvme_refusal(config: RunConfig) -> str | None:
-    """Why a config cannot offload to NVMe, or None: DeepSpeed cannot, or does something else."""
-    sharding = config.sharding
-    flags = _offloaded(config, "nvme")
-    if not flags:
-        return None
-    if sharding.strategy != "zero":
-        return (
-            f"{flags} needs --zero 3, not --strategy {sharding.strategy}: give it, or use "
-            "--strategy fsdp with cpu"
-        )
-    if sharding.zero != 3:
-        return (
-            f"{flags} needs --zero 3, not {sharding.zero}: at lower stages DeepSpeed keeps in host "
-            "memory what it should write to a disk; give --zero 3, or use cpu"
-        )
-    if config.offload.nvme_path is None:
-        return f"{flags} needs --nvme-path: give a folder on a local disk"
-    if sharding.offload_param == "nvme" and config.optim.precision != "bf16":
-        return (
-            f"--offload-param nvme needs --precision bf16, not {config.optim.precision}: "
-            "DeepSpeed reads parameters back as bf16 only"
-        )
-    return None
-
-
-def activation_refusal(config: RunConfig) -> str | None:
-    """Why a resolved config cannot offload activations, or None."""
-    if config.model.activation_checkpointing != "offload":
-        return None
-    if config.loop.device == "cpu":
-        return (
-            "--activation-checkpointing offload moves activations from a GPU to host memory, and "
-            "on a CPU they are there: use full"
-        )
-    if config.loop.compile:
-        return (
-            "--activation-checkpointing offload copies between blocks' operators, which compiled "
-            "code has no hooks for: use full, or leave out --compile"
-        )
-    return None
 
 
 def check_offload(
@@ -73,7 +28,7 @@ def check_offload(
     """
     sizes = offload_sizes(config, model, world_size)
     _check_host(config, sizes, ranks_per_node)
-    on_disk = _offloaded(config, "nvme")
+    on_disk = config.sharding.flags_to("nvme")
     if on_disk:
         path = config.offload.nvme_path
         assert path is not None  # resolve has refused it
@@ -84,52 +39,11 @@ def check_offload(
         nvme_build.ensure_built(config.loop.device)
 
 
-def available_host_bytes() -> int:
-    """Host memory that can still be had, by the kernel and by this control group's limit."""
-    available = psutil.virtual_memory().available
-    for folder, limit, used in (
-        (CGROUP, "memory.max", "memory.current"),
-        (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        words = _words(folder / limit)
-        if words and words[0].isdecimal():
-            statistics = _words(folder / "memory.stat")
-            cached = int(statistics[statistics.index("inactive_file") + 1])  # given back on demand
-            available = min(available, int(words[0]) - int(_words(folder / used)[0]) + cached)
-    return available
-
-
-def host_limit_bytes() -> int:
-    """All that processes here could ever have: the host's or the control group's, and swap."""
-    memory = psutil.virtual_memory().total
-    for limit in (CGROUP / "memory.max", CGROUP / "memory" / "memory.limit_in_bytes"):
-        words = _words(limit)
-        if words and words[0].isdecimal():
-            memory = min(memory, int(words[0]))
-    return memory + psutil.swap_memory().total
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").split()
-    except OSError:
-        return []
-
-
-def _offloaded(config: RunConfig, place: str) -> str:
-    """The flags that ask for `place`, as one would type them."""
-    sharding = config.sharding
-    chosen = {
-        "--offload-optimizer": sharding.offload_optimizer,
-        "--offload-param": sharding.offload_param,
-    }
-    return " ".join(f"{name} {place}" for name, value in chosen.items() if value == place)
-
-
 def _check_host(config: RunConfig, sizes: OffloadSizes, ranks: int) -> None:
     needed, free = ranks * (sizes.host_bytes + sizes.locked_bytes), available_host_bytes()
     if needed > free:
-        flags = " ".join(filter(None, (_offloaded(config, p) for p in ("cpu", "nvme"))))
+        sharding = config.sharding
+        flags = f"{sharding.flags_to('cpu')} {sharding.flags_to('nvme')}".strip()
         raise UserError(
             f"{flags}: {gib(needed)} of host memory are needed for {_ranks(ranks)} on this "
             f"machine, but {gib(free)} are free: use more machines or a smaller model"

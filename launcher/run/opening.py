@@ -16,6 +16,7 @@ from launcher.run.folder import RunFolder
 from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, default_run_folder
 from launcher.run.rewind import rank_files, rewind
+from launcher.strategies import variant_of
 
 
 def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
@@ -94,6 +95,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
     """What this rank's file says first."""
     resolved = prepared.resolved
     config, model = resolved.config, resolved.model
+    variant = variant_of(config)
     on_gpu = world.device.type == "cuda"
     return RunRecord(
         run=name,
@@ -102,8 +104,8 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         hostname=socket.gethostname(),
         device=str(world.device),
         device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
-        strategy=resolved.strategy_label,
-        strategy_also_called=resolved.also_called,
+        strategy=variant.label,
+        strategy_also_called=variant.also_called,
         precision=config.optim.precision,
         model=config.model.model,
         attention=str(resolved.attention.on(world.device, seq_len=resolved.seq_len)),

@@ -31,6 +31,7 @@ from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer
 from launcher.sizes import gib
 from launcher.startup import libraries_say
+from launcher.strategies import variant_of
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.flat_shards import PARAM
 
@@ -168,7 +169,7 @@ def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
 def default_run_folder(resolved: Resolved) -> Path:
     """A folder name nobody has used: runs/TIME-MODEL-STRATEGY."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    stem = f"{time}-{resolved.config.model.model}-{resolved.strategy_label}"
+    stem = f"{time}-{resolved.config.model.model}-{variant_of(resolved.config).label}"
     folder = Path("runs") / stem
     attempt = 2
     while folder.exists():

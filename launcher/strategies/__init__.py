@@ -1,20 +1,26 @@
-"""Ways of sharding: one file each, built by name behind the Engine protocol."""
+"""Ways of sharding, each with all its facts in its own file or folder, by name."""
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from launcher.strategies.engine import Engine, Recipe
+from launcher.config.schema import RunConfig
+from launcher.strategies.base import Strategy, Variant, chosen
+from launcher.strategies.ddp import Ddp
+from launcher.strategies.fsdp import Fsdp
+from launcher.strategies.single import Single
+from launcher.strategies.zero import Zero
 
-STRATEGIES: Final = ("single", "ddp", "fsdp", "zero")
+STRATEGIES: Final[dict[str, Strategy]] = {s.name: s for s in (Single(), Ddp(), Fsdp(), Zero())}
+VARIANTS: Final[dict[str, Variant]] = {
+    variant.label: variant for strategy in STRATEGIES.values() for variant in strategy.variants
+}
+"""By label, in the order in which tables show them."""
 
 
-def build(recipe: "Recipe") -> "Engine":
-    """Build the engine of the recipe's (resolved) strategy.
+def strategy_of(config: RunConfig) -> Strategy:
+    """The strategy of a config in which it is chosen."""
+    return STRATEGIES[chosen(config)]
 
-    Only that strategy's module is imported: deepspeed alone takes longer than a small run's start.
-    """
-    name = recipe.config.sharding.strategy
-    assert name in STRATEGIES
-    engine: Engine = importlib.import_module(f"launcher.strategies.{name}").build(recipe)
-    return engine
+
+def variant_of(config: RunConfig) -> Variant:
+    """The variant of a config in which the strategy is chosen."""
+    return strategy_of(config).variant(config.sharding)

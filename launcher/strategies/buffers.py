@@ -1,6 +1,5 @@
 """What strategies allocate around the model: one class each, told what happens and when."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from launcher.memory.parameters import Parameter
@@ -95,76 +94,6 @@ class Whole:
     def drop_gradients(self) -> None:
         for p in self.parameters:
             self.timeline.free(("grad", p.name))
-
-
-class Ddp(Whole):
-    """DistributedDataParallel with gradients in its buckets, which stay.
-
-    Sizes and order as in torch/csrc/distributed/c10d/reducer.cpp: a first bucket of 1 MiB, then
-    25 MiB, filled in the order of the parameters, and once more, after the first backward, in the
-    order in which gradients came.
-    """
-
-    FIRST_BYTES, BYTES = 2**20, 25 * 2**20
-
-    def __init__(self, rank: Rank, timeline: Timeline) -> None:
-        super().__init__(rank, timeline)
-        self._arrived: list[Parameter] = []
-        self._rebuilt = False
-
-    def build(self) -> None:
-        super().build()
-        # The constructor sends rank 0's values to all, flattened in pieces of 250 MB.
-        whole = self.rank.stored_bytes * sum(p.elements for p in self.parameters)
-        sent = Tag("temporary", "broadcast of the initial values")
-        self.timeline.allocate("sync", min(whole, 250 * 10**6), sent)
-        self.timeline.free("sync")
-        self._allocate(self.parameters, "first")
-
-    def begin_forward(self, *, last: bool) -> None:
-        super().begin_forward(last=last)
-        if self._arrived and not self._rebuilt:
-            self._rebuilt = True
-            self._allocate(self._arrived, "rebuilt")
-            self._free("first")
-
-    def gradient(self, key: Key, name: str) -> None:
-        in_buckets = self._rebuilt
-        if in_buckets:
-            self.timeline.free(key)
-            return
-        self.accumulate(key, name)
-        if self.last:
-            self._arrived.append(self.by_name[name])
-            self.timeline.free(("grad", name))  # copied into its bucket
-
-    def drop_gradients(self) -> None:
-        pass  # zeroed in place
-
-    def _allocate(self, order: Sequence[Parameter], name: str) -> None:
-        element = self.rank.stored_bytes
-        limits = self.FIRST_BYTES // element, self.BYTES // element
-        for number, elements in enumerate(_bucket_elements(order, *limits)):
-            grads = Tag("grads", f"DDP bucket {number}", (elements,))
-            self.timeline.allocate(("bucket", name, number), element * elements, grads)
-
-    def _free(self, name: str) -> None:
-        number = 0
-        while self.timeline.has(("bucket", name, number)):
-            self.timeline.free(("bucket", name, number))
-            number += 1
-
-
-def _bucket_elements(
-    order: Sequence[Parameter], first_elements: int, later_elements: int
-) -> list[int]:
-    buckets, open_elements, limit = [], 0, first_elements
-    for parameter in order:
-        open_elements += parameter.elements
-        if open_elements >= limit:
-            buckets.append(open_elements)
-            open_elements, limit = 0, later_elements
-    return buckets + ([open_elements] if open_elements else [])
 
 
 def clip_and_update(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import nn
 
-from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 
 
@@ -24,29 +23,6 @@ def compile_blocks(model: nn.Module) -> None:
     """One graph that all blocks share: what happens between them stays where it is."""
     for block in model.get_submodule("blocks").children():
         block.compile()
-
-
-def refusal(config: RunConfig) -> str | None:
-    """Why `--compile` does not go with the rest of a config, or None."""
-    if not config.loop.compile:
-        return None
-    if config.sharding.strategy == "zero" and config.sharding.zero == 3:
-        # It runs, with the same losses: 30 graphs of a few operators each where a block has one.
-        return (
-            "--compile with --zero 3: DeepSpeed fetches parameters in the middle of each block, "
-            "which leaves only crumbs to compile: use --strategy fsdp, which shards the same"
-        )
-    if config.model.activation_checkpointing == "offload":
-        return (
-            "--compile with --activation-checkpointing offload: blocks that move what they save "
-            "are not compiled: use full or selective, or leave --compile out"
-        )
-    if config.measure.memory_trace:
-        return (
-            "--compile with --memory-trace: the trace follows single operators, and with it torch "
-            "would run the model uncompiled: leave one of them out"
-        )
-    return None
 
 
 def require_compilers(device_type: str) -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from launcher.config.resolve import Resolved
 from launcher.memory.parameters import COUNTER_BYTES, Parameter, parameters_of
 from launcher.memory.timeline import Where
-from launcher.memory.trace_events import Compute
+from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.optim.registry import OPTIMIZERS
 
 FP32 = 4
@@ -26,6 +24,11 @@ class Rank:
     device_type: str
 
     @property
+    def types(self) -> Dtypes:
+        """What is stored and what is computed in."""
+        return dtypes(self.resolved.config.optim)
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The whole model's parameters."""
         return parameters_of(self.resolved.model)
@@ -33,31 +36,19 @@ class Rank:
     @property
     def low(self) -> bool:
         """Whether the model computes in types of two bytes."""
-        return self.resolved.config.optim.precision != "fp32"
+        return self.types.computed.itemsize == 2
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of an element of parameters, gradients and master weights between steps, where
         they are not a copy to compute with."""
-        return 2 if self.resolved.config.optim.precision == "bf16-pure" else FP32
+        return self.types.stored.itemsize
 
     @property
     def accumulates_in_fp32(self) -> bool:
         """Whether ZeRO adds up bf16 gradients in fp32."""
         optim, sharding = self.resolved.config.optim, self.resolved.config.sharding
         return optim.precision == "bf16" and sharding.grad_accum_dtype == "fp32"
-
-    @property
-    def compute(self) -> Compute:
-        """In which types the model computes."""
-        sharding = self.resolved.config.sharding
-        cast = sharding.strategy == "fsdp" or (sharding.strategy == "zero" and sharding.zero != 0)
-        in_low = self.low and (cast or self.stored_bytes == 2)
-        return Compute(
-            params_dtype=torch.bfloat16 if in_low else torch.float32,
-            autocast=self.low and not in_low,
-            stage3=sharding.zero == 3,
-        )
 
     @property
     def params_where(self) -> Where:

@@ -1,11 +1,17 @@
 """One process, one device, everything on it."""
 
+from launcher.config.schema import ShardingChoice
 from launcher.memory.materialize import materialize_whole
+from launcher.memory.timeline import Timeline
 from launcher.optim.dtypes import dtypes
+from launcher.strategies.base import Variant
+from launcher.strategies.buffers import Buffers, Whole
 from launcher.strategies.compiled import compile_whole
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.in_backward import InBackwardEngine
 from launcher.strategies.native import NativeEngine
+from launcher.strategies.rank import Rank
+from launcher.strategies.traffic import Traffic, Wire
 
 
 def build(recipe: Recipe) -> Engine:
@@ -27,3 +33,32 @@ def build(recipe: Recipe) -> Engine:
         autocast=types.autocast,
         scaled=optim.precision == "fp16",
     )
+
+
+class Single:
+    """`--strategy single`."""
+
+    name = "single"
+    variants: tuple[Variant, ...] = (
+        Variant(label="single", also_called="one device", fields={"strategy": "single"}, level=0),
+    )
+    needs_group = False
+    keeps_master = False
+    imports_bytes = 0
+    build = staticmethod(build)
+
+    def variant(self, sharding: ShardingChoice) -> Variant:
+        """There is one."""
+        return self.variants[0]
+
+    def casts_parameters(self, sharding: ShardingChoice) -> bool:
+        """Autocast does."""
+        return False
+
+    def memory(self, rank: Rank, timeline: Timeline) -> Buffers:
+        """Everything, as it comes."""
+        return Whole(rank, timeline)
+
+    def traffic(self, wire: Wire) -> Traffic:
+        """Nobody to talk to."""
+        return Traffic()

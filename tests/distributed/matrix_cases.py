@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.compare.sweep.grid import expand_strategy
-from launcher.compare.sweep.matrix import STRATEGIES, TECHNIQUES, cell
+from launcher.compare.sweep.matrix import TECHNIQUES, cell
 from launcher.config.schema import RunConfig
+from launcher.strategies import VARIANTS
 
 STEPS = 4
 GLOBAL_BATCH = 8
@@ -87,7 +88,7 @@ CASES = [
         changes={k: v for k, v in changes.items() if DEFAULT.get(k) != v},
     )
     for technique, changes in TECHNIQUES.items()
-    for strategy in STRATEGIES
+    for strategy in VARIANTS
     if cell(technique, strategy).cpu is None
 ]
 BY_RUN = {case.run: case for case in (*(case.reference for case in CASES), *CASES)}

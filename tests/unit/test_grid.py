@@ -12,6 +12,7 @@ from launcher.compare.sweep.options import parse_options
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.errors import UserError
+from launcher.strategies import variant_of
 
 
 def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[Cell]:
@@ -67,7 +68,7 @@ def test_the_sweep_of_the_readme() -> None:
 def test_short_names_of_strategies(choice: str, strategy_label: str, offloaded: list[str]) -> None:
     config = parse_run_config(flags_of(expand_strategy(choice, {})))
     resolved = resolve(config, world_size=4, device_type="cpu")
-    assert resolved.strategy_label == strategy_label
+    assert variant_of(resolved.config).label == strategy_label
     sharding = resolved.config.sharding
     assert [n for n in ("optimizer", "param") if getattr(sharding, f"offload_{n}") == "cpu"] == (
         offloaded
@@ -227,7 +228,7 @@ def test_shipped_sharding_grid_has_every_choice() -> None:
         resolve(parse_run_config(flags_of(cell.flags)), world_size=4, device_type="cpu")
         for cell in found
     ]
-    assert {each.strategy_label for each in resolved} == {
+    assert {variant_of(each.config).label for each in resolved} == {
         *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
         *("zero0", "zero1", "zero2", "zero3"),
     }

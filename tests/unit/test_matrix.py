@@ -7,10 +7,11 @@ import pytest
 
 from launcher.__main__ import VERBS
 from launcher.compare.sweep import matrix
-from launcher.compare.sweep.matrix import BEGIN, END, STRATEGIES, TECHNIQUES, Cell, cell, merged
+from launcher.compare.sweep.matrix import BEGIN, END, TECHNIQUES, Cell, cell, merged
 from launcher.config.schema import ModelChoice, Offload
 from launcher.errors import ExitCode
 from launcher.optim.choice import OptimizerName, Precision
+from launcher.strategies import VARIANTS
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -71,7 +72,7 @@ def test_cells_are_what_a_run_is_told() -> None:
 
 def test_each_technique_runs_somewhere_and_each_refusal_is_one_sentence() -> None:
     for technique in TECHNIQUES:
-        cells = [cell(technique, strategy) for strategy in STRATEGIES]
+        cells = [cell(technique, strategy) for strategy in VARIANTS]
         assert any(found.cuda is None for found in cells)
         for found in cells:
             for sentence in (found.cpu, found.cuda):

@@ -13,6 +13,7 @@ import torch
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
+from launcher.measure import host_memory
 from launcher.model.config import NAMED, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.run import offload_check
@@ -82,7 +83,7 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
 
 
 def test_host_memory_that_is_free() -> None:
-    assert 0 < offload_check.available_host_bytes() <= psutil.virtual_memory().total
+    assert 0 < host_memory.available_host_bytes() <= psutil.virtual_memory().total
 
 
 def test_a_control_group_limits_host_memory(
@@ -91,10 +92,10 @@ def test_a_control_group_limits_host_memory(
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
     (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\n")
-    monkeypatch.setattr(offload_check, "CGROUP", tmp_path)
-    assert offload_check.available_host_bytes() == GIB // 2 + GIB // 4
+    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    assert host_memory.available_host_bytes() == GIB // 2 + GIB // 4
     (tmp_path / "memory.max").write_text("max\n")
-    assert offload_check.available_host_bytes() > 0
+    assert host_memory.available_host_bytes() > 0
 
 
 # Claims a folder in argv[1], says so, and waits to be killed.

@@ -11,15 +11,15 @@ from launcher.errors import UserError
 from launcher.model.cost import flops_per_token
 from launcher.plan.collectives import (
     Group,
-    Transfer,
+    TimedTransfer,
     collective_s,
-    embedding_parameters,
     sent_bytes,
     shard_and_replica_groups,
 )
 from launcher.plan.machine import COLLECTIVES, Machine, Rate
 from launcher.plan.timing import StepTime, exposed_s, optimizer_s, step_seconds
 from launcher.plan.work import attention_flops, backward_work, forward_work
+from launcher.strategies.traffic import embedding_parameters
 
 LINK = Rate(start_s=0.0, hop_s=0.0, bytes_per_s=1e9)
 # Computing and copying take next to no time here, so that links are what is seen.
@@ -101,7 +101,10 @@ def test_groups_of_a_mesh(replicate: int, shard: Group, replica: Group) -> None:
 
 
 def test_transfers_hide_behind_compute_where_they_can() -> None:
-    transfers = (Transfer(seconds=5.0, hideable=True), Transfer(seconds=2.0, hideable=False))
+    transfers = (
+        TimedTransfer(seconds=5.0, hideable=True),
+        TimedTransfer(seconds=2.0, hideable=False),
+    )
     assert exposed_s(transfers, 10.0, overlaps=True) == 2
     assert exposed_s(transfers, 4.0, overlaps=True) == 3
     assert exposed_s(transfers, 10.0, overlaps=False) == 7

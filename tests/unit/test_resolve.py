@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from launcher.config.resolve import (
-    ALSO_CALLED,
     Resolved,
     check_run_folder,
     resolve,
@@ -14,6 +13,7 @@ from launcher.config.resolve import (
 )
 from launcher.config.schema import DEFAULT_STEPS, RunConfig
 from launcher.errors import UserError
+from launcher.strategies import VARIANTS, variant_of
 
 
 def resolved(world_size: int = 1, device_type: str = "cpu", **changes: Any) -> Resolved:
@@ -85,11 +85,12 @@ def test_both_vocabularies(
     changes: dict[str, Any], ranks: int, label: str, also_called: str
 ) -> None:
     found = resolved(ranks, **changes)
-    assert (found.strategy_label, found.also_called) == (label, also_called)
+    variant = variant_of(found.config)
+    assert (variant.label, variant.also_called) == (label, also_called)
 
 
 def test_every_label_has_its_other_name() -> None:
-    assert set(ALSO_CALLED) == {
+    assert set(VARIANTS) == {
         *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
         *("zero0", "zero1", "zero2", "zero3"),
     }

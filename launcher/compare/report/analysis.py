@@ -11,6 +11,7 @@ from launcher.compare.report.runs import Run
 from launcher.config.schema import ModelChoice, OptimChoice
 from launcher.errors import UserError
 from launcher.measure.flops import peak_flops_per_s
+from launcher.strategies import VARIANTS
 
 MEMORY_KINDS = {
     "allocated_peak_bytes": "allocated peak",
@@ -137,7 +138,8 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             names = ", ".join(run.name for run in with_steps) or "none"
             raise UserError(f"--reference {named}: no run with steps has this name: {names}")
         return {run.name: chosen for run in runs}
-    order = {"single": 0, "ddp": 1, "zero0": 2}
+    whole = (variant.label for variant in VARIANTS.values() if variant.level == 0)
+    order = {label: number for number, label in enumerate(whole)}
     candidates = sorted(
         (run for run in with_steps if run.record.get("strategy") in order),
         key=lambda run: (

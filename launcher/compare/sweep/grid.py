@@ -18,9 +18,8 @@ from launcher.errors import UserError
 from launcher.flags import fields_of, flag
 from launcher.parallel.world import choose_device
 from launcher.run.preflight import prepare
+from launcher.strategies import VARIANTS
 
-# Sharded parameters can leave the device together with the optimizer.
-SHARDS_PARAMETERS = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero3")
 HYBRID_GROUPS = 2
 ABBREVIATIONS = {
     **{"micro_batch": "mb", "global_batch": "gb", "seq_len": "seq"},
@@ -141,18 +140,15 @@ def not_default(config: RunConfig) -> Values:
 def expand_strategy(choice: str, values: Mapping[str, Any]) -> Values:
     """`zero3+cpu` -> the flags it stands for. `values` may bring `replicate` for fsdp-hybrid."""
     name, _, target = choice.partition("+")
-    flags: Values = {"strategy": name}
-    if name.startswith("zero") and name != "zero":
-        flags = {"strategy": "zero", "zero": int(name[-1])}
-    elif name.startswith("fsdp-"):
-        flags = {"strategy": "fsdp"}
-        if name == "fsdp-grad-op":
-            flags["reshard_after_forward"] = False
-        else:
-            flags["replicate"] = values.get("replicate", HYBRID_GROUPS)
+    variant = VARIANTS.get(name)
+    if variant is None:  # `zero`, whose stage is set apart
+        return {"strategy": name} | ({"offload_optimizer": target} if target else {})
+    flags = dict(variant.fields)
+    if variant.replicates:
+        flags["replicate"] = values.get("replicate", HYBRID_GROUPS)
     if target:
         flags["offload_optimizer"] = target
-        if name in SHARDS_PARAMETERS:
+        if variant.shards_parameters:
             flags["offload_param"] = target
     return flags
 

@@ -12,20 +12,18 @@ Each key and value is checked by itself here, before it is combined with others.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.schema import ModelChoice
+from launcher.config.schema import ModelChoice, Offload
 from launcher.config.yaml_file import read_yaml
 from launcher.errors import UserError
 from launcher.flags import flag, usable_path
+from launcher.strategies import VARIANTS
 
 SHIPPED = Path(__file__).parent / "grids"
-STRATEGIES = (
-    *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
-    *("zero", "zero0", "zero1", "zero2", "zero3"),
-)
-OFFLOAD_TO = ("cpu", "nvme")
+SHARDINGS = (*VARIANTS, "zero")  # `zero` where another axis sets the stage
+OFFLOAD_TO = get_args(Offload)[1:]
 GRID_FILE_KEYS = ("base", "grid", "cells")
 # What the sweep itself decides for each cell.
 OURS = ("out",)
@@ -132,9 +130,9 @@ def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
 def _check_value(key: str, value: Any) -> None:
     if key == "strategy":
         name, plus, target = str(value).partition("+")
-        if name not in STRATEGIES or (plus and target not in OFFLOAD_TO):
+        if name not in SHARDINGS or (plus and target not in OFFLOAD_TO):
             raise UserError(
-                f"use one of {', '.join(STRATEGIES)}; +cpu behind it offloads, as in zero3+cpu"
+                f"use one of {', '.join(SHARDINGS)}; +cpu behind it offloads, as in zero3+cpu"
             )
     elif key == "model":
         ModelChoice(model=str(value)).build()

@@ -15,14 +15,15 @@ from typing import Any, Final
 
 from launcher import tables
 from launcher.compare.sweep.grid import expand_strategy
-from launcher.config.resolve import ALSO_CALLED, resolve
+from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.errors import ExitCode, NotInstalled, UserError
 from launcher.flags import OptionParser
+from launcher.strategies import VARIANTS, strategy_of
 
-STRATEGIES: Final = tuple(ALSO_CALLED)
+LABELS: Final = tuple(VARIANTS)
 RANKS: Final = 2
-"""Of every strategy but `single`."""
+"""Of every strategy that is for several."""
 BEGIN: Final = "<!-- shardscale matrix: begin -->\n"
 FLAGS_WIDTH: Final = 26
 CELL_WIDTH: Final = len("GPU (a)")
@@ -144,7 +145,7 @@ def refusal(config: RunConfig, *, device_type: str) -> str | None:
 
     A package that is not installed here is not held against it.
     """
-    world_size = 1 if config.sharding.strategy == "single" else RANKS
+    world_size = RANKS if strategy_of(config).needs_group else 1
     try:
         resolve(config, world_size=world_size, device_type=device_type)
     except NotInstalled:
@@ -163,7 +164,7 @@ def cell(technique: str, strategy: str) -> Cell:
 def markdown() -> str:
     """The table, and below it the sentences that its letters stand for."""
     rows, notes = _asked()
-    lines = [f"| | {' | '.join(STRATEGIES)} |", "|---" * (1 + len(STRATEGIES)) + "|"]
+    lines = [f"| | {' | '.join(LABELS)} |", "|---" * (1 + len(LABELS)) + "|"]
     for names, cells in rows:
         spelled = ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
         lines.append(f"| {spelled} | {' | '.join(cells)} |")
@@ -177,9 +178,9 @@ def show(width: int) -> None:
     rows, notes = _asked()
     first = tables.Column(title="", rank=tables.MUST, folds=FLAGS_WIDTH)
     beside = max(1, (width - FLAGS_WIDTH - tables.GAP) // (CELL_WIDTH + tables.GAP))
-    for start in range(0, len(STRATEGIES), beside):
+    for start in range(0, len(LABELS), beside):
         part = slice(start, start + beside)
-        titles = [name.replace("-", tables.SHY) for name in STRATEGIES[part]]
+        titles = [name.replace("-", tables.SHY) for name in LABELS[part]]
         columns = [tables.Column(title=title, rank=tables.MUST) for title in titles]
         cells = [["\n".join(names), *each[part]] for names, each in rows]
         tables.print_table([first, *columns], cells, otherwise="")
@@ -190,7 +191,7 @@ def show(width: int) -> None:
 
 def _asked() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
     """The rows, each with the techniques that it is for, and the sentences of the letters."""
-    cells = {name: [cell(name, strategy) for strategy in STRATEGIES] for name in TECHNIQUES}
+    cells = {name: [cell(name, strategy) for strategy in LABELS] for name in TECHNIQUES}
     everything = (each for row in cells.values() for each in row)
     notes = merged(text for each in everything for text in (each.cpu, each.cuda) if text)
     letters = {

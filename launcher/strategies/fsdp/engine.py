@@ -18,6 +18,7 @@ from launcher.memory.materialize import InitialValue
 from launcher.optim.dtypes import dtypes
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.fsdp.grouping import HEAD, ROOT, head_modules, reshards
 from launcher.strategies.in_backward import InBackwardEngine
 from launcher.strategies.native import NativeEngine
 
@@ -31,16 +32,14 @@ def build(recipe: Recipe) -> Engine:
     tied = recipe.model.tied
     options = _options(recipe)
     reshard = sharding.reshard_after_forward
+    reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
     if recipe.config.loop.compile:
         compile_blocks(root)
     for block in root.get_submodule("blocks").children():
         fully_shard(block, reshard_after_forward=reshard, **options)
-    if not tied:
-        # The backward starts with the head, so freeing it after the forward only costs a gather.
-        head = [root.get_submodule("ln_f"), root.get_submodule("head")]
-        fully_shard(head, reshard_after_forward=False, **options)
-    # Tied weights must share one group: then the root's holds the head too.
-    fsdp = fully_shard(root, reshard_after_forward=reshard and not tied, **options)
+    if head := [root.get_submodule(name) for name in head_modules(tied=tied)]:
+        fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
+    fsdp = fully_shard(root, reshard_after_forward=reshards_group(ROOT), **options)
     offloaded = sharding.offload_param == "cpu"
     home = torch.device("cpu") if offloaded else device
     _materialize_shards(root, recipe.initial_value, device=home, tied=tied)

@@ -11,6 +11,7 @@ from launcher.memory.parameters import Parameter, row_shard
 from launcher.memory.timeline import Tag, Timeline
 from launcher.memory.trace_events import Key, Module, Place
 from launcher.strategies.buffers import clip_and_update, tag, update
+from launcher.strategies.fsdp.grouping import HEAD, ROOT, group_of, reshards
 from launcher.strategies.rank import FP32, Rank
 
 
@@ -27,7 +28,7 @@ class _Group:
     arrived: list[str] = field(default_factory=list)
 
 
-class Fsdp:
+class FsdpBuffers:
     """Shards between uses; a group's whole parameters while it computes, the next one's early."""
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
@@ -46,26 +47,23 @@ class Fsdp:
         self._kept_gather: str | None = None
         self._scattering: str | None = None
         self._reductions = 0
-        self._group_gradients()
+        self._group_parameters()
 
-    def _group_gradients(self) -> None:
-        rank, tied = self.rank, self.rank.resolved.model.tied
-        reshard = rank.resolved.config.sharding.reshard_after_forward
-        by_layer: dict[int, list[Parameter]] = {}
-        head, root = [], []
-        for p in rank.parameters:
-            if p.layer is not None:
-                by_layer.setdefault(p.layer, []).append(p)
-            elif not tied and p.name.split(".")[0] in ("ln_f", "head"):
-                head.append(p)
-            else:
-                root.append(p)
-        self.blocks = [_Group(f"blocks.{n}", ps, reshard) for n, ps in by_layer.items()]
-        self.head = _Group("head", head, reshard=False) if head else None
-        self.root = _Group("root", root, reshard=reshard and not tied)
-        groups = [*self.blocks, *([self.head] if self.head else []), self.root]
-        self.groups = groups
-        self.group_of = {p.name: group for group in groups for p in group.parameters}
+    def _group_parameters(self) -> None:
+        tied = self.rank.resolved.model.tied
+        reshard = self.rank.resolved.config.sharding.reshard_after_forward
+        groups: dict[str, _Group] = {}
+        for p in self.rank.parameters:
+            name = group_of(p.name, tied=tied)
+            if name not in groups:
+                own = reshards(name, reshard_after_forward=reshard, tied=tied)
+                groups[name] = _Group(name, [], own)
+            groups[name].parameters.append(p)
+        self.blocks = [group for name, group in groups.items() if name not in (ROOT, HEAD)]
+        self.head = groups.get(HEAD)
+        self.root = groups[ROOT]
+        self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
+        self.group_of = {p.name: group for group in self.groups for p in group.parameters}
 
     def build(self) -> None:
         before = 0

@@ -1,16 +1,8 @@
-"""Which optimizer and precision runs where. What does not is refused from here, in one sentence.
+"""Which optimizer and precision runs where."""
 
-Each rule is one condition and one sentence; `refusal` gives the first that applies. The matrix in
-the README asks the same function.
-"""
+from collections.abc import Iterator
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from importlib.util import find_spec
-
-from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.extras import how_to_install
+from launcher.config.rules.setting import Setting
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
@@ -19,48 +11,8 @@ FP8_MULTIPLE = 16
 """Every dimension of an fp8 matmul is a multiple of this."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What the rules look at: a config whose strategy is chosen, and what follows from it."""
-
-    config: RunConfig
-    accumulation: int = 1
-    device_type: str = "cpu"
-
-    @property
-    def stage(self) -> int | None:
-        """ZeRO stage, None for other strategies."""
-        return self.config.sharding.zero if self.config.sharding.strategy == "zero" else None
-
-
-def check(setting: Setting) -> None:
-    """Refuse what does not run.
-
-    Raises:
-        UserError: optimizer, precision and strategy do not go together.
-    """
-    sentence = refusal(setting)
-    if sentence is not None:
-        raise UserError(sentence)
-
-
-def refusal(setting: Setting) -> str | None:
-    """Why a setting cannot run, or None."""
-    rules: tuple[Callable[[Setting], Iterator[str]], ...] = (
-        *(_optimizer, _moments, _in_backward),
-        *(_bf16_pure, _fp16, _fp8, _tf32, _schedule),
-    )
-    return next((sentence for rule in rules for sentence in rule(setting)), None)
-
-
-def missing_package(config: RunConfig) -> str | None:
-    """What a setting that runs needs and is not installed here, with the fix, or None."""
-    if config.optim.precision == "fp8" and find_spec("torchao") is None:
-        return f"--precision fp8 needs torchao: {how_to_install('gpu')}"
-    return None
-
-
-def _optimizer(setting: Setting) -> Iterator[str]:
+def optimizer(setting: Setting) -> Iterator[str]:
+    """Optimizers of whole matrices under ZeRO; states that NVMe offload cannot swap."""
     optim, stage = setting.config.optim, setting.stage
     name = optim.optimizer
     if stage and not OPTIMIZERS[name].elementwise:
@@ -77,7 +29,8 @@ def _optimizer(setting: Setting) -> Iterator[str]:
         )
 
 
-def _moments(setting: Setting) -> Iterator[str]:
+def moments(setting: Setting) -> Iterator[str]:
+    """Types of AdamW's moments."""
     optim = setting.config.optim
     if optim.moments_dtype is not None and optim.optimizer != "adamw":
         yield (
@@ -92,7 +45,8 @@ def _moments(setting: Setting) -> Iterator[str]:
         )
 
 
-def _in_backward(setting: Setting) -> Iterator[str]:
+def in_backward(setting: Setting) -> Iterator[str]:
+    """--optimizer-in-backward."""
     optim, strategy = setting.config.optim, setting.config.sharding.strategy
     flag = "--optimizer-in-backward"
     if not optim.optimizer_in_backward:
@@ -120,7 +74,8 @@ def _in_backward(setting: Setting) -> Iterator[str]:
         )
 
 
-def _bf16_pure(setting: Setting) -> Iterator[str]:
+def bf16_pure(setting: Setting) -> Iterator[str]:
+    """--precision bf16-pure."""
     optim, sharding = setting.config.optim, setting.config.sharding
     if optim.precision != "bf16-pure":
         return
@@ -138,7 +93,8 @@ def _bf16_pure(setting: Setting) -> Iterator[str]:
         )
 
 
-def _fp16(setting: Setting) -> Iterator[str]:
+def fp16(setting: Setting) -> Iterator[str]:
+    """--precision fp16."""
     if setting.config.optim.precision != "fp16":
         return
     if setting.stage == 0:
@@ -150,8 +106,9 @@ def _fp16(setting: Setting) -> Iterator[str]:
         )
 
 
-def _fp8(setting: Setting) -> Iterator[str]:
-    config = setting.config
+def fp8(setting: Setting) -> Iterator[str]:
+    """--precision fp8."""
+    config, model = setting.config, setting.model
     if config.optim.precision != "fp8":
         return
     if config.sharding.strategy == "zero":
@@ -161,11 +118,10 @@ def _fp8(setting: Setting) -> Iterator[str]:
             "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "
             "newer), not a CPU: use --precision bf16"
         )
-    model = config.model.build()
     for what, size in (
         ("d_model", model.d_model),
         ("d_ff", model.ffn_dim),
-        ("micro-batch x tokens", config.data.micro_batch * (config.data.seq_len or model.context)),
+        ("micro-batch x tokens", config.data.micro_batch * setting.seq_len),
     ):
         if size % FP8_MULTIPLE:
             yield (
@@ -174,7 +130,8 @@ def _fp8(setting: Setting) -> Iterator[str]:
             )
 
 
-def _tf32(setting: Setting) -> Iterator[str]:
+def tf32(setting: Setting) -> Iterator[str]:
+    """--tf32."""
     optim = setting.config.optim
     if optim.tf32 and setting.device_type != "cuda":
         yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
@@ -182,7 +139,8 @@ def _tf32(setting: Setting) -> Iterator[str]:
         yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
 
 
-def _schedule(setting: Setting) -> Iterator[str]:
+def schedule(setting: Setting) -> Iterator[str]:
+    """--decay-steps."""
     optim = setting.config.optim
     if optim.decay_steps is not None and optim.schedule != "wsd":
         yield (

@@ -1,0 +1,100 @@
+"""Which strategy goes with how many ranks and with which offload."""
+
+from collections.abc import Iterator
+
+from launcher.config.rules.setting import Setting
+
+
+def strategy(setting: Setting) -> Iterator[str]:
+    """--strategy and --zero, and the number of ranks."""
+    chosen = setting.config.sharding
+    if chosen.zero is not None and chosen.strategy != "zero":
+        yield (
+            f"--zero {chosen.zero} and --strategy {chosen.strategy} contradict each other: give one"
+        )
+    if chosen.strategy == "zero" and chosen.zero is None:
+        yield "--strategy zero needs a stage: give --zero 0, 1, 2 or 3"
+    if chosen.strategy == "single" and setting.world_size > 1:
+        yield (
+            f"--strategy single runs in one process, but there are {setting.world_size}: "
+            "use ddp, fsdp or zero, or start one process"
+        )
+
+
+def offload(setting: Setting) -> Iterator[str]:
+    """--offload-optimizer and --offload-param."""
+    chosen = setting.config.sharding
+    for name, zero in (("offload_optimizer", "--zero"), ("offload_param", "--zero 3")):
+        value = getattr(chosen, name)
+        if value == "cpu" and chosen.strategy not in ("fsdp", "zero"):
+            flag = f"--{name.replace('_', '-')} {value}"
+            yield f"{flag} needs --strategy fsdp or {zero}, not {chosen.strategy}"
+    yield from _nvme(setting)
+    if setting.stage == 0 and chosen.offload_optimizer != "none":
+        yield "--offload-optimizer cpu needs a sharded optimizer: give --zero 1, 2 or 3, not 0"
+    if setting.stage not in (None, 3) and chosen.offload_param != "none":
+        yield (
+            f"--offload-param {chosen.offload_param} needs sharded parameters: "
+            f"give --zero 3, not --zero {setting.stage}"
+        )
+
+
+def _nvme(setting: Setting) -> Iterator[str]:
+    """DeepSpeed cannot, or does something else."""
+    config, flags = setting.config, setting.config.sharding.flags_to("nvme")
+    if not flags:
+        return
+    if setting.stage is None:
+        yield (
+            f"{flags} needs --zero 3, not --strategy {config.sharding.strategy}: give it, or use "
+            "--strategy fsdp with cpu"
+        )
+    elif setting.stage != 3:
+        yield (
+            f"{flags} needs --zero 3, not {setting.stage}: at lower stages DeepSpeed keeps in host "
+            "memory what it should write to a disk; give --zero 3, or use cpu"
+        )
+    if config.offload.nvme_path is None:
+        yield f"{flags} needs --nvme-path: give a folder on a local disk"
+    if config.sharding.offload_param == "nvme" and config.optim.precision != "bf16":
+        yield (
+            f"--offload-param nvme needs --precision bf16, not {config.optim.precision}: "
+            "DeepSpeed reads parameters back as bf16 only"
+        )
+
+
+def fsdp_only(setting: Setting) -> Iterator[str]:
+    """Flags that belong to FSDP."""
+    chosen = setting.config.sharding
+    if chosen.strategy == "fsdp":
+        return
+    for name, value, default in (
+        (f"--replicate {chosen.replicate}", chosen.replicate, 1),
+        ("--no-reshard-after-forward", chosen.reshard_after_forward, True),
+        ("--reduce-each-micro-batch", chosen.reduce_each_micro_batch, False),
+    ):
+        if value != default:
+            yield (
+                f"{name} belongs to --strategy fsdp, not {chosen.strategy}: "
+                "leave it out or use fsdp"
+            )
+
+
+def replicate(setting: Setting) -> Iterator[str]:
+    """Replicas that do not divide the ranks."""
+    replicas, ranks = setting.config.sharding.replicate, setting.world_size
+    if ranks % replicas:
+        fitting = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
+        yield (
+            f"--replicate {replicas} does not divide {ranks} ranks: use one of "
+            + ", ".join(map(str, fitting))
+        )
+
+
+def grad_accum_dtype(setting: Setting) -> Iterator[str]:
+    """Gradients in bf16 are DeepSpeed's."""
+    config = setting.config
+    if config.sharding.grad_accum_dtype == "bf16" and (
+        not setting.stage or config.optim.precision != "bf16"
+    ):
+        yield "--grad-accum-dtype bf16 needs --zero 1, 2 or 3 with --precision bf16"

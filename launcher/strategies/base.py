@@ -1,0 +1,83 @@
+"""What a strategy says of itself: names, variants, what it holds, what it sends, its engine.
+
+Everything outside of this folder that depends on the strategy asks here; nothing keeps a table of
+strategies of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launcher.config.schema import RunConfig, ShardingChoice
+
+if TYPE_CHECKING:
+    from launcher.memory.timeline import Timeline
+    from launcher.strategies.buffers import Buffers
+    from launcher.strategies.engine import Engine, Recipe
+    from launcher.strategies.rank import Rank
+    from launcher.strategies.traffic import Traffic, Wire
+
+Fields = Mapping[str, Any]
+"""Flat names of RunConfig -> values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One way of sharding, as tables, folders and grids call it."""
+
+    label: str
+    also_called: str
+    """The same choice in the other vocabulary (ZeRO stages, FSDP's words)."""
+    fields: Fields
+    """What is set for it."""
+    level: int
+    """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    replicates: bool = False
+    """Needs --replicate besides: groups of ranks shard, and hold the same."""
+    offloads: Mapping[str, Fields] = field(default_factory=dict)
+    """Ways to offload to host memory: suffix of the label -> what is set."""
+    plans_offload: bool = True
+    """Whether the planner tries them, too."""
+    fetches_by_module: bool = False
+    """Parameters are fetched and released around each module, which a trace must follow."""
+    planned: bool = True
+    """False where another variant is the same, and tried instead."""
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether parameters can leave the device together with the optimizer."""
+        return self.level == 3 or "reshard_after_forward" in self.fields
+
+
+class Strategy(Protocol):
+    """One `--strategy`."""
+
+    name: str
+    variants: tuple[Variant, ...]
+    needs_group: bool
+    """Whether even a single process needs a process group."""
+    keeps_master: bool
+    """Whether fp32 master weights are held beside the parameters that are computed with."""
+    imports_bytes: int
+    """Host memory that importing its library takes (measured, see launcher/plan/need.py)."""
+
+    def variant(self, sharding: ShardingChoice) -> Variant:
+        """Which of the variants a (chosen) sharding is."""
+
+    def casts_parameters(self, sharding: ShardingChoice) -> bool:
+        """Whether the engine computes with low-precision parameters; else autocast casts them."""
+
+    def build(self, recipe: "Recipe") -> "Engine":
+        """The engine; imports what only it needs."""
+
+    def memory(self, rank: "Rank", timeline: "Timeline") -> "Buffers":
+        """What it allocates around the model, written on a timeline."""
+
+    def traffic(self, wire: "Wire") -> "Traffic":
+        """What one rank sends and moves in a step."""
+
+
+def chosen(config: RunConfig) -> str:
+    """Name of a config's strategy, which must be chosen already."""
+    assert config.sharding.strategy is not None
+    return config.sharding.strategy

@@ -1,0 +1,101 @@
+"""What a rank sends to others and moves to and from its host in a step, in bytes.
+
+Which collectives run, in which type and how often, was read in the strategies here and in torch's
+and DeepSpeed's sources; each strategy's docstring says which. What it takes in seconds depends on
+the machine, and is the planner's business.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.config.schema import ShardingChoice
+from launcher.model.config import ModelConfig
+from launcher.optim.dtypes import Dtypes
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Move = Literal["copy", "to_device", "to_host"]
+"""Within a device (read and written), and over the link between host and device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transfer:
+    """Bytes on their way: of the whole tensor for a collective, of this rank for a move."""
+
+    kind: Collective | Move
+    size_bytes: float
+    pieces: float = 1
+    """Issued one after the other, each with its own latency."""
+    replicas: bool = False
+    """Among the ranks that hold the same shard, not among those that share it."""
+    hideable: bool = True
+    """Whether computation can go on meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """A rank's transfers: in each micro-batch's forward and backward, once more in the last
+    backward of a step, and in the optimizer step."""
+
+    forward: tuple[Transfer, ...] = ()
+    backward: tuple[Transfer, ...] = ()
+    last_backward: tuple[Transfer, ...] = ()
+    step: tuple[Transfer, ...] = ()
+
+
+def embedding_parameters(model: ModelConfig) -> int:
+    """Token and position embedding: used first, so their gradients are complete last."""
+    return (model.vocab_size + model.context) * model.d_model
+
+
+class Wire:
+    """The parameters of a run by when they travel, and the transfers that strategies share."""
+
+    def __init__(
+        self, sharding: ShardingChoice, model: ModelConfig, types: Dtypes, *, world_size: int
+    ) -> None:
+        self.sharding = sharding
+        self.model = model
+        self.stored_bytes = types.stored.itemsize
+        """Of an element, between steps."""
+        self.computed_bytes = types.computed.itemsize
+        self.shard_ranks = world_size // sharding.replicate
+        self.blocks = model.layers * model.block_parameter_count
+        self.embeddings = embedding_parameters(model)
+        self.head = 0 if model.tied else model.vocab_size * model.d_model
+
+    def gather(
+        self, parameters: float, *, pieces: int, host_element: int, hideable: bool = True
+    ) -> Iterator[Transfer]:
+        """Gather parameters; from host memory first where they live there (`host_element` bytes
+        each), and copied out of the gathered buffer afterwards."""
+        size = self.computed_bytes * parameters
+        if size == 0:
+            return
+        yield Transfer(kind="all_gather", size_bytes=size, pieces=pieces, hideable=hideable)
+        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+        if self.sharding.offload_param != "none":
+            shard = host_element * parameters / self.shard_ranks
+            yield Transfer(kind="to_device", size_bytes=shard, hideable=hideable)
+
+    def reduce_scatter(
+        self, parameters: float, element: int, *, pieces: int, hideable: bool = True
+    ) -> Iterator[Transfer]:
+        """Copy gradients into the buffer, reduce-scatter them, all-reduce the shards across
+        replicas."""
+        size = element * parameters
+        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+        yield Transfer(kind="reduce_scatter", size_bytes=size, pieces=pieces, hideable=hideable)
+        yield Transfer(
+            kind="all_reduce",
+            size_bytes=size / self.shard_ranks,
+            pieces=pieces,
+            replicas=True,
+            hideable=hideable,
+        )
+
+    def gradients_to_host(self) -> Iterator[Transfer]:
+        """This rank's share of the gradients, in fp32, to where an offloaded optimizer is."""
+        if self.sharding.offload_optimizer != "none":
+            own = self.model.parameter_count / self.shard_ranks
+            yield Transfer(kind="to_host", size_bytes=4 * own)
