@@ -5,6 +5,7 @@ Every field has one name, used everywhere: `micro_batch` in the file and in a sw
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -273,7 +274,13 @@ class RunConfig:
         return values
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """A copy with fields changed by their (unique) flat names."""
+        """A copy with fields changed by their (unique) flat names.
+
+        Raises:
+            TypeError: there is no such field.
+        """
+        if unknown := sorted(changes.keys() - field_types().keys()):
+            raise TypeError(f"RunConfig has no field {', '.join(unknown)}")
         sections = {}
         for section in dataclasses.fields(self):
             current = getattr(self, section.name)
@@ -282,6 +289,7 @@ class RunConfig:
         return RunConfig(**sections)
 
 
+@functools.cache
 def field_types() -> Mapping[str, Any]:
     """Flat field name -> annotated type, for the flags and the YAML reader."""
     sections = get_type_hints(RunConfig).values()

@@ -70,8 +70,8 @@ def torchrun(search_path: str | None = None) -> Finding:
 
 def deepspeed() -> Finding:
     """Whether DeepSpeed can be imported, and which of its compiled ops could be built."""
-    version = version_of("deepspeed")
-    if version is None:
+    installed = version_of("deepspeed")
+    if installed is None:
         return fail("not installed", "--zero 0 to 3 do not work", "pip install 'deepspeed>=0.19'")
     try:
         done = subprocess.run(
@@ -84,7 +84,7 @@ def deepspeed() -> Finding:
         )
     except subprocess.TimeoutExpired:
         return warn(
-            f"{version}, whose import takes more than {DEEPSPEED_S:.0f} s",
+            f"{installed}, whose import takes more than {DEEPSPEED_S:.0f} s",
             "runs with --zero start as slowly",
             "try again on an idle machine; an environment on a network disk is slow every time",
         )
@@ -92,13 +92,13 @@ def deepspeed() -> Finding:
     if answer is None:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return fail(
-            f"{version} cannot be imported: {last}",
+            f"{installed} cannot be imported: {last}",
             "--zero 0 to 3 do not work",
             "reinstall DeepSpeed against this torch, or use --strategy fsdp",
         )
     able: dict[str, bool] = json.loads(answer[1])["able"]
     words = [f"{op} {'can' if can else 'cannot'} be built" for op, can in able.items()]
-    return ok(f"{version}; {', '.join(words)} (ZeRO and CPU offload need neither)")
+    return ok(f"{installed}; {', '.join(words)} (ZeRO and CPU offload need neither)")
 
 
 def compilers() -> Finding:

@@ -8,17 +8,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from launcher.config.resolve import Resolved
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
-from launcher.memory.allocator import AllocatorUse, replay
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.orphans import die_with
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice
+from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict, wanted_bytes
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
@@ -26,11 +26,6 @@ from launcher.strategies import variant_of
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
-
-Verdict = Literal["fits", "tight", "does not fit"]
-
-TIGHT_FROM: Final = 0.95
-"""Share of the memory above which a prediction that is a few percent off would not fit."""
 CLEARLY_FITS: Final = 0.75
 """Share of the memory up to which live bytes fit whatever an allocator makes of them."""
 _done: "Synchronized[int]"
@@ -77,8 +72,7 @@ class Assessment:
     @property
     def verdict(self) -> Verdict:
         """Whether it would run."""
-        share = self.used_bytes / self.memory_bytes
-        return "does not fit" if share > 1 else "tight" if share > TIGHT_FROM else "fits"
+        return verdict(self.used_bytes, self.memory_bytes)
 
     @property
     def margin_bytes(self) -> int:
@@ -192,15 +186,12 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
     as predicting.
     """
     prediction = predict(run, world_size=place.world_size, device_type=place.device_type)
-    live = prediction.peak_bytes + _workspace_bytes(place)
-    limit = place.memory_bytes - place.fixed_bytes
-    reserved = live
-    if (
-        place.device_type == "cuda"
-        and CLEARLY_FITS < (live + place.fixed_bytes) / place.memory_bytes <= 1
-    ):
-        use = _replay(prediction, place, limit_bytes=limit)
-        reserved = limit + 1 if use.out_of_memory else use.peak_reserved_bytes
+    reserved = prediction.peak_bytes
+    if place.device_type == "cuda":
+        gpu, limit = place.machine.name, place.memory_bytes - place.fixed_bytes
+        reserved = wanted_bytes(prediction, gpu)
+        if reserved + place.fixed_bytes > CLEARLY_FITS * place.memory_bytes:
+            reserved = reserved_bytes(prediction, gpu, limit_bytes=limit)
     return Assessment(
         choice=choice,
         run=run,
@@ -217,11 +208,12 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
 def _replayed(a: Assessment, place: Place) -> Assessment:
     """The same with what the allocator really holds: within the memory there is, and with room."""
     limit = place.memory_bytes - place.fixed_bytes
-    if place.device_type == "cpu" or a.live_bytes + _workspace_bytes(place) > limit:
+    gpu = place.machine.name
+    if place.device_type == "cpu" or wanted_bytes(a.prediction, gpu) > limit:
         return a  # there is no allocator, or nothing that it could do
-    use = within = _replay(a.prediction, place, limit_bytes=limit)
+    use = within = replayed(a.prediction, gpu, limit_bytes=limit)
     if within.retries:
-        use = _replay(a.prediction, place, limit_bytes=None)
+        use = replayed(a.prediction, gpu, limit_bytes=None)
     reserved = (use if within.out_of_memory else within).peak_reserved_bytes
     return dataclasses.replace(
         a,
@@ -229,15 +221,6 @@ def _replayed(a: Assessment, place: Place) -> Assessment:
         used_bytes=reserved + place.fixed_bytes,
         with_room_bytes=use.peak_reserved_bytes + place.fixed_bytes,
     )
-
-
-def _workspace_bytes(place: Place) -> int:
-    gpu = find_gpu(place.machine.name)
-    return 0 if gpu is None else gpu.cublas_workspace_bytes
-
-
-def _replay(prediction: Prediction, place: Place, *, limit_bytes: int | None) -> AllocatorUse:
-    return replay([(-1, _workspace_bytes(place)), *prediction.events], limit_bytes=limit_bytes)
 
 
 def gpu_name(machine: Machine) -> str:

@@ -10,7 +10,8 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
-from launcher.strategies import STRATEGIES, VARIANTS
+from launcher.strategies import STRATEGIES, VARIANTS, strategy_of
+from launcher.strategies.base import unknown_versions
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 PRECISIONS: Final = ("bf16", "fp32")
@@ -48,6 +49,8 @@ def choices(
     for label, changes in _combinations(config, fixed, world_size, ranks_per_node, precisions):
         try:
             runs = _runs(config.replace(**changes), fixed, world_size, device_type)
+            if unknown := unknown_versions(strategy_of(runs[0].config)):
+                raise UserError(unknown)
         except UserError as error:
             problem = error
             continue

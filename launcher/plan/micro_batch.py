@@ -12,8 +12,8 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.hardware import MIB
 from launcher.measure.host_memory import available_host_bytes
+from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.found_sizes import FoundSizes, Hardware
-from launcher.plan.need import Room, needed_bytes
 from launcher.plan.trials import Trials
 from launcher.sizes import gib, parse_bytes
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from launcher.config.resolve import Resolved
+from launcher.errors import UserError
 from launcher.memory.ledger import Ledger
 from launcher.memory.offloaded_activations import on_host
 from launcher.memory.timeline import LargeTensor, Tag, Timeline
@@ -12,6 +13,7 @@ from launcher.memory.trace import trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
 from launcher.optim.registry import checkpointed
 from launcher.strategies import strategy_of
+from launcher.strategies.base import unknown_versions
 from launcher.strategies.buffers import Buffers
 from launcher.strategies.offload_sizes import offload_sizes
 from launcher.strategies.rank import FP32, Rank
@@ -57,10 +59,16 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
 
     The bytes are those of live tensors; what a caching allocator makes of them, and the context
     of a GPU, come on top.
+
+    Raises:
+        UserError: the strategy's library is another version than the one that is followed.
     """
+    strategy = strategy_of(resolved.config)
+    if unknown := unknown_versions(strategy):
+        raise UserError(unknown)
     seen = Rank(resolved=resolved, world_size=world_size, rank=rank, device_type=device_type)
     timeline = Timeline(device_type)
-    buffers = strategy_of(resolved.config).memory(seen, timeline)
+    buffers = strategy.memory(seen, timeline)
     buffers.build()
     trace = trace_micro_batch(
         resolved.model,

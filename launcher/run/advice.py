@@ -14,8 +14,8 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
 from launcher.flags import flag
 from launcher.measure.hardware import find_gpu
+from launcher.plan.fit import Room, needed_bytes, verdict
 from launcher.plan.machine import Machine
-from launcher.plan.need import Room, needed_bytes
 from launcher.plan.timing import step_seconds
 from launcher.sizes import gib, parse_bytes
 from launcher.strategies import STRATEGIES, strategy_of, variant_of
@@ -24,8 +24,6 @@ MOST: Final = 3
 PATIENCE_S: Final = 8.0
 """CPU time that is spent on advice (the clock's may be longer on a busy host): what has been found
 by then is said."""
-SAFE: Final = 0.97
-"""Share of the memory up to which a prediction is trusted to fit."""
 
 Changes = dict[str, Any]
 
@@ -102,8 +100,8 @@ class _Search:
             run = self._resolved(changes)
         except UserError:  # does not go together with the rest of the run
             return None
-        needed = self._correction * needed_bytes(run, self._room, world_size=self._world_size)
-        if needed > SAFE * self._room.size_bytes:
+        needed = int(self._correction * needed_bytes(run, self._room, world_size=self._world_size))
+        if verdict(needed, self._room.size_bytes) != "fits":
             return None
         slower = None
         if self._machine is not None:
@@ -113,7 +111,7 @@ class _Search:
                 flag(name) if value is True else f"{flag(name)} {value}"
                 for name, value in changes.items()
             ),
-            needed_bytes=int(needed),
+            needed_bytes=needed,
             memory_bytes=self._room.size_bytes,
             slower=slower,
         )

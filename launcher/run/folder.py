@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import traceback
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import yaml
 
 from launcher.errors import ExitCode, Failure, UserError
 from launcher.folder_lock import FolderLock
+from launcher.version import version_of
 
 State = Literal["running", "completed", "oom", "preempted", "failed"]
 
@@ -181,20 +181,13 @@ def environment() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in packages if (version := _version(name))},
+        "packages": {name: found for name in packages if (found := version_of(name))},
         "cuda": torch.version.cuda,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cpus": os.cpu_count(),
         "threads_per_rank": torch.get_num_threads(),
         "git": _git_revision(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _git_revision() -> str | None:

@@ -6,9 +6,10 @@ strategies of its own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from launcher.config.schema import RunConfig, ShardingChoice
+from launcher.version import version_of
 
 if TYPE_CHECKING:
     from launcher.memory.timeline import Timeline
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from launcher.strategies.engine import Engine, Recipe
     from launcher.strategies.rank import Rank
     from launcher.strategies.traffic import Traffic, Wire
+
+TORCH: Final = ("2.11", "2.13")
+"""Versions of torch that the ports of its buffers were held against."""
 
 Fields = Mapping[str, Any]
 """Flat names of RunConfig -> values."""
@@ -59,7 +63,9 @@ class Strategy(Protocol):
     keeps_master: bool
     """Whether fp32 master weights are held beside the parameters that are computed with."""
     imports_bytes: int
-    """Host memory that importing its library takes (measured, see launcher/plan/need.py)."""
+    """Host memory that importing its library takes (measured, see launcher/plan/fit.py)."""
+    follows: Mapping[str, tuple[str, ...]]
+    """Library -> the versions whose buffers `memory` was held against (bench/prediction.py)."""
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """Which of the variants a (chosen) sharding is."""
@@ -75,6 +81,19 @@ class Strategy(Protocol):
 
     def traffic(self, wire: "Wire") -> "Traffic":
         """What one rank sends and moves in a step."""
+
+
+def unknown_versions(strategy: Strategy) -> str | None:
+    """Why nothing can be said of a strategy's bytes with the libraries installed here, or None."""
+    for library, known in strategy.follows.items():
+        installed = version_of(library) or ""
+        if not installed.startswith(tuple(f"{each}." for each in known)):
+            return (
+                f"the bytes of --strategy {strategy.name} are known for {library} "
+                f"{' and '.join(known)}, and this is {installed or 'not installed'}: "
+                "bench/prediction.py shows whether they still hold"
+            )
+    return None
 
 
 def chosen(config: RunConfig) -> str:

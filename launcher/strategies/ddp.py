@@ -1,6 +1,6 @@
 """DistributedDataParallel: every rank holds everything, gradients are averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -10,7 +10,7 @@ from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Tag, Timeline
 from launcher.memory.trace_events import Key
 from launcher.optim.dtypes import dtypes
-from launcher.strategies.base import Variant
+from launcher.strategies.base import TORCH, Variant
 from launcher.strategies.buffers import Buffers, Whole
 from launcher.strategies.compiled import compile_whole
 from launcher.strategies.engine import Engine, Recipe
@@ -132,6 +132,7 @@ class Ddp:
     needs_group = True
     keeps_master = False
     imports_bytes = 0
+    follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
     build = staticmethod(build)
 
     def variant(self, sharding: ShardingChoice) -> Variant:

@@ -1,5 +1,7 @@
 """One process, one device, everything on it."""
 
+from collections.abc import Mapping
+
 from launcher.config.schema import ShardingChoice
 from launcher.memory.materialize import materialize_whole
 from launcher.memory.timeline import Timeline
@@ -45,6 +47,7 @@ class Single:
     needs_group = False
     keeps_master = False
     imports_bytes = 0
+    follows: Mapping[str, tuple[str, ...]] = {}
     build = staticmethod(build)
 
     def variant(self, sharding: ShardingChoice) -> Variant:

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.plan.need import Room, needed_bytes
-from launcher.run.advice import SAFE, Advice, advise
+from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
+from launcher.run.advice import Advice, advise
 
 MODEL = (
     "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "
@@ -73,7 +73,7 @@ def test_every_advice_fits_and_keeps_the_global_batch(strategy: str, ranks: int)
         run = resolved(f"{flags} {one.flags}", ranks)
         assert run.global_batch == 64 * ranks
         assert needed_bytes(run, room, world_size=ranks) <= one.needed_bytes
-        assert one.needed_bytes <= SAFE * room.size_bytes
+        assert one.needed_bytes <= TIGHT_FROM * room.size_bytes
         assert one.slower is None  # of a CPU without a profile nothing is known
 
 

@@ -15,9 +15,9 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
+from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.found_sizes import FoundSizes, Hardware
 from launcher.plan.micro_batch import largest, sizes_of
-from launcher.plan.need import Room, needed_bytes
 
 CPU = Hardware(gpu=None, free_bytes=None)
 

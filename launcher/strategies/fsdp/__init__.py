@@ -6,9 +6,11 @@ memory.py   what it allocates
 traffic.py  what it sends
 """
 
+from collections.abc import Mapping
+
 from launcher.config.schema import ShardingChoice
 from launcher.memory.timeline import Timeline
-from launcher.strategies.base import Variant
+from launcher.strategies.base import TORCH, Variant
 from launcher.strategies.buffers import Buffers
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.fsdp.memory import FsdpBuffers
@@ -52,6 +54,7 @@ class Fsdp:
     needs_group = True
     keeps_master = False
     imports_bytes = 0
+    follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """Hybrid where it replicates, else by what happens after the forward."""

@@ -7,9 +7,11 @@ memory.py   what stages 0 to 2 allocate               memory3.py  and stage 3
 traffic.py  what each stage sends
 """
 
+from collections.abc import Mapping
+
 from launcher.config.schema import ShardingChoice
 from launcher.memory.timeline import Timeline
-from launcher.strategies.base import Fields, Variant
+from launcher.strategies.base import TORCH, Fields, Variant
 from launcher.strategies.buffers import Buffers
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.rank import Rank
@@ -47,6 +49,7 @@ class Zero:
     needs_group = True
     keeps_master = True
     imports_bytes = 90 * 2**20
+    follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH, "deepspeed": ("0.19",)}
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """The stage's."""

@@ -5,7 +5,6 @@ the lock of a build that was killed.
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -23,6 +22,7 @@ import torch
 from launcher.errors import UserError
 from launcher.orphans import for_children
 from launcher.strategies.zero.nvme_folder import file_system
+from launcher.version import version_of
 
 OPS = ("pin_memory", "async_io")
 STAMP = "shardscale-built"
@@ -155,8 +155,8 @@ def _paths(processes: Iterable[psutil.Process]) -> Iterator[str]:
 
 
 def _versions() -> str:
-    deepspeed = importlib.metadata.version("deepspeed")
-    return f"torch {torch.__version__}, deepspeed {deepspeed}, python {sys.version}"
+    found = f"torch {torch.__version__}, deepspeed {version_of('deepspeed')}"
+    return f"{found}, python {sys.version}"
 
 
 def _build(device_type: str, folder: Path) -> None:

@@ -1,13 +1,13 @@
-"""What a run needs of the memory there is: predicted tensors, and what surrounds them."""
+"""Does it fit: predicted tensors and what surrounds them, against the memory there is."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from launcher.config.resolve import Resolved
 from launcher.measure.hardware import CONTEXT_BYTES, MIB, NCCL_GROUP_BYTES, find_gpu
-from launcher.memory.allocator import replay
+from launcher.memory.allocator import AllocatorUse, replay
 from launcher.plan.calibration import Calibration
-from launcher.plan.predict import predict
+from launcher.plan.predict import Prediction, predict
 from launcher.strategies import strategy_of
 
 # On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
@@ -19,6 +19,17 @@ TENSORBOARD_BYTES: Final = 22 * MIB
 LOW_PRECISION_BYTES: Final = 20 * MIB
 SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""
+
+TIGHT_FROM: Final = 0.95
+"""Share of the memory above which a prediction that is a few percent off would not fit."""
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+def verdict(used_bytes: int, memory_bytes: int) -> Verdict:
+    """Whether a run would run."""
+    share = used_bytes / memory_bytes
+    return "does not fit" if share > 1 else "tight" if share > TIGHT_FROM else "fits"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,18 +51,38 @@ class Room:
 def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     """Of `room`, at the highest moment of the run; more than there is where that is not enough."""
     prediction = predict(resolved, world_size=world_size, device_type=room.device_type)
-    live = prediction.peak_bytes
     if room.gpu is None:
         # What is offloaded is in the same memory.
-        tensors = live + prediction.host_bytes
+        tensors = prediction.peak_bytes + prediction.host_bytes
         return int((1 + SLACK) * tensors) + _around_bytes(resolved)
-    gpu = find_gpu(room.gpu)
-    workspace = 0 if gpu is None else gpu.cublas_workspace_bytes
     around = 0 if room.capped else outside_bytes(room.gpu, grouped=world_size > 1)
-    if live + workspace + around > room.size_bytes:
-        return live + workspace + around
-    use = replay([(-1, workspace), *prediction.events], limit_bytes=room.size_bytes - around)
-    return room.size_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes + around
+    return around + reserved_bytes(prediction, room.gpu, limit_bytes=room.size_bytes - around)
+
+
+def wanted_bytes(prediction: Prediction, gpu: str) -> int:
+    """The least that an allocator could hold at the highest moment: tensors and workspaces."""
+    return prediction.peak_bytes + workspace_bytes(gpu)
+
+
+def workspace_bytes(gpu: str) -> int:
+    """What cuBLAS takes through the allocator."""
+    known = find_gpu(gpu)
+    return 0 if known is None else known.cublas_workspace_bytes
+
+
+def replayed(prediction: Prediction, gpu: str, *, limit_bytes: int | None) -> AllocatorUse:
+    """What CUDA's caching allocator makes of the run."""
+    return replay([(-1, workspace_bytes(gpu)), *prediction.events], limit_bytes=limit_bytes)
+
+
+def reserved_bytes(prediction: Prediction, gpu: str, *, limit_bytes: int) -> int:
+    """What the allocator holds at the highest moment; more than the limit where that is not
+    enough."""
+    wanted = wanted_bytes(prediction, gpu)
+    if wanted > limit_bytes:
+        return wanted
+    use = replayed(prediction, gpu, limit_bytes=limit_bytes)
+    return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 
 def _around_bytes(resolved: Resolved) -> int:
