@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import UserError
 
-SCRIPTS = Path(__file__).parents[2] / "slurm"
+SCRIPTS = Path(__file__).parent / "scripts"  # a link to slurm/, which the wheel carries as files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     """The batch script of that name with these options, this interpreter, and the arguments.
 
     Raises:
-        UserError: the scripts are not there; an option that would be lines of the script.
+        UserError: an option that would be lines of the script.
     """
     for option in options:
         if not option.isprintable():
@@ -77,13 +77,7 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
                 f"{option!r:.200} cannot stand in a line of a batch script: leave out line breaks "
                 "and other control characters"
             )
-    path = SCRIPTS / script
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} does not exist: submit needs shardscale's source folder (pip install -e .)"
-        ) from None
+    lines = (SCRIPTS / script).read_text(encoding="utf-8").splitlines(keepends=True)
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
     python = lines.index("python=python\n")
     lines[python] = f"python={shlex.quote(sys.executable)}\nset -- {shlex.join(arguments)}\n"

@@ -45,9 +45,14 @@ def test_the_old_script_name_still_works_and_says_the_new_one() -> None:
     assert "memscale is its old name" in done.stderr
 
 
-def test_the_wheel_has_the_decoder_and_no_top_level_model(tmp_path: Path) -> None:
+def test_the_wheel_has_what_it_needs_under_one_top_level_name(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", tmp_path, ROOT], check=True, timeout=120)
     names = zipfile.ZipFile(next(tmp_path.glob("shardscale-*.whl"))).namelist()
-    assert "launcher/model/attention/flex.py" in names
-    assert not [name for name in names if name.startswith("model")]
+    for carried in ("model/attention/flex.py", "submit/scripts/train.sbatch", "py.typed"):
+        assert f"launcher/{carried}" in names
+    assert "launcher/strategies/zero/ds_configs/zero2.json" in names
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
+        "launcher",
+        "shardscale",
+    }
