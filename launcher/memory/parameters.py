@@ -10,8 +10,6 @@ import torch
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 
-COUNTER_BYTES = 4  # an optimizer counts its steps in one fp32 scalar per tensor
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:

@@ -8,7 +8,7 @@ from launcher.errors import UserError
 from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
-OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit"]
+OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
 """How both moments of AdamW are stored."""
@@ -26,7 +26,8 @@ class OptimChoice:
     """GPUs: let fp32 matmuls round their inputs to TF32 (10 bits of mantissa)."""
     optimizer: OptimizerName = "adamw"
     """adamw, adam (decay as L2 in the gradient), sgd (with momentum), adafactor (factored second
-    moments, no first), or adamw8bit (both moments in 8 bits)."""
+    moments, no first), adamw8bit (both moments in 8 bits), or muon (for the matrices of blocks,
+    with adamw for the rest)."""
     moments_dtype: Literal["fp32", "bf16"] | None = None
     """AdamW: type of both moments (fp32; bf16 with --precision bf16-pure)."""
     optimizer_in_backward: bool = False

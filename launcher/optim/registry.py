@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 Groups = list[dict[str, Any]]
 
+COUNTER_BYTES = 4
+"""torch counts an optimizer's steps in one fp32 scalar per tensor."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerEntry:
     """What the rest of the program needs to know of an optimizer."""
 
-    build: Callable[[Groups, OptimChoice], torch.optim.Optimizer]
+    build: Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
     states: tuple[str, ...]
     """Names of its states in a checkpoint; a parameter may have only some of them."""
     counters: tuple[str, ...]
@@ -31,21 +34,27 @@ class OptimizerEntry:
     elementwise: bool
     """Whether an element's update needs only its own gradient and states, so that any flat range
     of a parameter can be updated alone."""
-    state_bytes: Callable[[Sequence[int], OptimChoice], int]
-    """(shape of a parameter, or of the range of it that a rank holds) -> bytes of its states,
-    without the counters."""
-    temporary_bytes: Callable[[Sequence[int], OptimChoice], int] = lambda _, __: 0
+    state_bytes: Callable[[str, Sequence[int], OptimChoice], int]
+    """(name of a parameter, its shape, or that of the range of it that a rank holds) -> bytes of
+    its states and counters. A range of several parameters has no name."""
+    temporary_bytes: Callable[[str, Sequence[int], OptimChoice], int] = lambda _, __, ___: 0
     """What its update of such a tensor holds at most beside them; nothing where it is fused."""
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> Groups:
-    """Decay for matrices (and embeddings), none for biases and norms."""
+def parameter_groups(
+    module: nn.Module,
+    weight_decay: float,
+    only: Callable[[str, Sequence[int]], bool] = lambda name, shape: True,
+) -> Groups:
+    """Decay for matrices (and embeddings), none for biases and norms; of the parameters for which
+    `only` (name, full shape) says so."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         # Under ZeRO-3 a parameter is empty between uses; its real shape is kept beside it.
         shape = getattr(parameter, "ds_shape", parameter.shape)
-        (matrices if len(shape) >= 2 else vectors).append(parameter)
+        if only(name.removeprefix("module."), shape):  # DistributedDataParallel's prefix
+            (matrices if len(shape) >= 2 else vectors).append(parameter)
     groups: Groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -55,8 +64,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> Groups:
 
 def build_optimizer(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     """The optimizer of `choice` over the (sharded) parameters of `module`."""
-    groups = parameter_groups(module, choice.weight_decay)
-    return OPTIMIZERS[choice.optimizer].build(groups, choice)
+    return OPTIMIZERS[choice.optimizer].build(module, choice)
 
 
 def checkpointed(choice: OptimChoice) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -73,20 +81,21 @@ def moments_type(choice: OptimChoice) -> Moments:
     return choice.moments_dtype or ("bf16" if choice.precision == "bf16-pure" else "fp32")
 
 
-def _adamw(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
-    if moments_type(choice) != "fp32" or choice.precision == "bf16-pure":
-        return _low_precision(groups, choice)
+def _adamw(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
+    if not _is_torchs(choice):
+        return _low_precision(module, choice)
     import torch
 
+    groups = parameter_groups(module, choice.weight_decay)
     # Fused: one kernel over all tensors, on GPUs and on CPUs.
     return torch.optim.AdamW(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
 
 
-def _low_precision(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
+def _low_precision(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     from launcher.optim.low_precision import LowPrecisionAdamW
 
     return LowPrecisionAdamW(
-        groups,
+        parameter_groups(module, choice.weight_decay),
         lr=choice.lr,
         betas=choice.betas,
         eps=choice.eps,
@@ -95,17 +104,19 @@ def _low_precision(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer
     )
 
 
-def _adam(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
+def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     import torch
 
+    groups = parameter_groups(module, choice.weight_decay)
     return torch.optim.Adam(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
 
 
-def _sgd(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
+def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     import torch
 
     from launcher.optim.dtensor import is_dtensor
 
+    groups = parameter_groups(module, choice.weight_decay)
     # torch has no fused SGD for DTensors; foreach would hold a copy of all gradients at once.
     fused = not is_dtensor(groups[0]["params"][0])
     return torch.optim.SGD(
@@ -113,24 +124,38 @@ def _sgd(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
     )
 
 
-def _adafactor(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
+def _adafactor(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     from launcher.optim.adafactor import Adafactor
 
-    return Adafactor(groups, lr=choice.lr)
+    return Adafactor(parameter_groups(module, choice.weight_decay), lr=choice.lr)
 
 
-def _adamw_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
+def _muon(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
+    from launcher.optim.muon import MuonWithAdamW, is_hidden
+
+    hidden = parameter_groups(module, choice.weight_decay, is_hidden)
+    rest = parameter_groups(module, choice.weight_decay, lambda *of: not is_hidden(*of))
+    return MuonWithAdamW(hidden, rest, choice)
+
+
+def _is_torchs(choice: OptimChoice) -> bool:
+    """Whether torch's own AdamW serves, which knows fp32 only."""
+    return moments_type(choice) == "fp32" and choice.precision != "bf16-pure"
+
+
+def _adamw_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
     from launcher.optim.low_precision import state_bytes
 
-    return state_bytes(
+    states = state_bytes(
         math.prod(shape),
         moments=moments_type(choice),
         compensated=choice.precision == "bf16-pure",
     )
+    return states + (COUNTER_BYTES if _is_torchs(choice) else 0)  # ours is a Python integer
 
 
-def _adamw_temporary_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
-    if moments_type(choice) == "fp32" and choice.precision != "bf16-pure":
+def _adamw_temporary_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
+    if _is_torchs(choice):
         return 0
     from launcher.optim.low_precision import temporary_bytes
 
@@ -141,10 +166,23 @@ def _adamw_temporary_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
     )
 
 
-def _adafactor_bytes(shape: Sequence[int], choice: OptimChoice) -> int:
+def _adafactor_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
     if len(shape) < 2:
-        return 4 * math.prod(shape)
-    return 4 * (math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1])))
+        return COUNTER_BYTES + 4 * math.prod(shape)
+    return COUNTER_BYTES + 4 * (math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1])))
+
+
+def _muon_bytes(name: str, shape: Sequence[int], _: OptimChoice) -> int:
+    from launcher.optim.muon import is_hidden, state_bytes
+
+    counter = 0 if is_hidden(name, shape) else COUNTER_BYTES
+    return counter + state_bytes(name, shape)
+
+
+def _muon_temporary_bytes(name: str, shape: Sequence[int], _: OptimChoice) -> int:
+    from launcher.optim.muon import temporary_bytes
+
+    return temporary_bytes(name, shape)
 
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -162,14 +200,14 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         states=_MOMENTS,
         counters=("step",),
         elementwise=True,
-        state_bytes=lambda shape, _: 8 * math.prod(shape),
+        state_bytes=lambda _, shape, __: COUNTER_BYTES + 8 * math.prod(shape),
     ),
     "sgd": OptimizerEntry(
         build=_sgd,
         states=("momentum_buffer",),
         counters=(),
         elementwise=True,
-        state_bytes=lambda shape, choice: 4 * math.prod(shape) if choice.momentum else 0,
+        state_bytes=lambda _, shape, choice: 4 * math.prod(shape) if choice.momentum else 0,
     ),
     "adafactor": OptimizerEntry(
         build=_adafactor,
@@ -178,7 +216,7 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         elementwise=False,
         state_bytes=_adafactor_bytes,
         # In fp32: the squared gradient or the update times its rate, the estimate and the update.
-        temporary_bytes=lambda shape, _: 12 * math.prod(shape),
+        temporary_bytes=lambda _, shape, __: 12 * math.prod(shape),
     ),
     "adamw8bit": OptimizerEntry(
         build=_low_precision,
@@ -187,5 +225,13 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
         elementwise=True,
         state_bytes=_adamw_bytes,
         temporary_bytes=_adamw_temporary_bytes,
+    ),
+    "muon": OptimizerEntry(
+        build=_muon,
+        states=("momentum_buffer", *_MOMENTS),
+        counters=("step",),
+        elementwise=False,
+        state_bytes=_muon_bytes,
+        temporary_bytes=_muon_temporary_bytes,
     ),
 }

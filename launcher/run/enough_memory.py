@@ -10,8 +10,10 @@ from launcher.errors import UserError
 from launcher.flags import flag
 from launcher.measure.host_memory import host_limit_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
+from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 from launcher.sizes import MIB, gib, parse_bytes
+from launcher.strategies import strategy_of
 
 PROCESS_BYTES = 64 * MIB
 """Of private memory that a Python with torch in it has at least."""
@@ -61,22 +63,23 @@ def state_bytes(resolved: Resolved, world_size: int) -> int:
     """At least these of parameters, gradients and optimizer states are on each rank's device; what
     is offloaded is checked by itself."""
     sharding, optim = resolved.config.sharding, resolved.config.optim
-    stage = sharding.zero if sharding.strategy == "zero" else None
+    strategy, types = strategy_of(resolved.config), dtypes(optim)
+    variant = strategy.variant(sharding)
     group = world_size // sharding.replicate
     entry = OPTIMIZERS[optim.optimizer]
     count = resolved.model.parameter_count
-    low = 2 if optim.precision == "bf16-pure" or (stage and optim.precision != "fp32") else 4
+    low = strategy.keeps_master and strategy.casts_parameters(sharding)
+    element = (types.computed if low else types.stored).itemsize
     parameters = states = 0
     if sharding.offload_param == "none":
-        parameters = low * count
+        parameters = element * count
     if sharding.offload_optimizer == "none":
         if entry.elementwise:
-            states += entry.state_bytes((count,), optim)
+            states += entry.state_bytes("", (count,), optim)
         if not optim.optimizer_in_backward:
-            states += low * count
-    if sharding.strategy == "fsdp":
-        return (parameters + states) // group
-    return parameters // (world_size if stage == 3 else 1) + states // (world_size if stage else 1)
+            states += element * count
+    shares = group if variant.shards_parameters else 1
+    return parameters // shares + states // (group if variant.level else 1)
 
 
 def device_bytes() -> int:

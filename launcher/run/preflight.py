@@ -23,7 +23,7 @@ from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
 from launcher.measure.boards import require_boards
 from launcher.model.gpt import GPT
-from launcher.optim.registry import checkpointed
+from launcher.optim.registry import OPTIMIZERS, checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.enough_memory import refuse_what_cannot_fit
 from launcher.run.offload_check import check_offload
@@ -102,8 +102,8 @@ def _check_room(out: Path, resolved: Resolved) -> None:
     if not (loop.save_last or loop.save_every or loop.save_minutes):
         return
     states, _ = checkpointed(optim)
-    if optim.optimizer == "adafactor":
-        states = ()  # factored: next to nothing
+    if not OPTIMIZERS[optim.optimizer].elementwise:
+        states = ()  # not one for every element
     needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
     parent = next(path for path in out.absolute().parents if path.exists())
     free_bytes = shutil.disk_usage(parent).free

@@ -123,9 +123,10 @@ def update(
     """The optimizer on one tensor; its states are born at the first step."""
     key = ("optimizer", parameter.name)
     if not timeline.has(key):
-        size_bytes = rank.optimizer_bytes(shape)
+        size_bytes = rank.optimizer_bytes(shape, parameter.name)
         timeline.allocate(key, size_bytes, tag("optimizer", parameter), where=where)
-    timeline.allocate("update", rank.update_bytes(shape), tag("temporary", parameter), where=where)
+    temporary = rank.update_bytes(shape, parameter.name)
+    timeline.allocate("update", temporary, tag("temporary", parameter), where=where)
     timeline.free("update")
 
 

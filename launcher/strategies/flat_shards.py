@@ -135,8 +135,10 @@ def write_state(
 
 
 def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:
-    """Write scalar states in place, keeping their types."""
+    """Write scalar states in place, keeping their types, where a parameter has them."""
     for name, value in values.items():
+        if name not in state:
+            continue
         if isinstance(state[name], Tensor):
             state[name].fill_(value)
         else:

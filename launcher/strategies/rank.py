@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.resolve import Resolved
-from launcher.memory.parameters import COUNTER_BYTES, Parameter, parameters_of
+from launcher.memory.parameters import Parameter, parameters_of
 from launcher.memory.timeline import Where
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.optim.registry import OPTIMIZERS
@@ -65,13 +65,12 @@ class Rank:
         """Whether each gradient is used up as soon as it is there."""
         return self.resolved.config.optim.optimizer_in_backward
 
-    def update_bytes(self, shape: Sequence[int]) -> int:
+    def update_bytes(self, shape: Sequence[int], name: str = "") -> int:
         """What the optimizer holds on top while it updates one tensor."""
         choice = self.resolved.config.optim
-        return OPTIMIZERS[choice.optimizer].temporary_bytes(shape, choice)
+        return OPTIMIZERS[choice.optimizer].temporary_bytes(name, shape, choice)
 
-    def optimizer_bytes(self, shape: Sequence[int]) -> int:
+    def optimizer_bytes(self, shape: Sequence[int], name: str = "") -> int:
         """What the optimizer keeps beside one tensor, its counters included."""
         choice = self.resolved.config.optim
-        entry = OPTIMIZERS[choice.optimizer]
-        return entry.state_bytes(shape, choice) + COUNTER_BYTES * len(entry.counters)
+        return OPTIMIZERS[choice.optimizer].state_bytes(name, shape, choice)

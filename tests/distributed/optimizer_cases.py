@@ -53,6 +53,10 @@ KINDS = {
             flags=("--optimizer=adafactor", "--lr=3e-2"),
             strategies=("ddp", "fsdp", "zero0"),
         ),
+        # Its Newton-Schulz iteration computes in bf16, which rounds rows of FSDP elsewhere.
+        Kind(
+            name="muon", flags=("--optimizer=muon",), strategies=NATIVE, parity=1e-3, resumed=1e-3
+        ),
         # Blocks begin where a rank's range begins, so every sharding rounds the moments elsewhere.
         Kind(
             name="adamw8bit",

@@ -19,7 +19,7 @@ from rank_loop import steps
 from launcher.checkpoint import Checkpointer
 from launcher.errors import UserError
 from launcher.model.gpt import GPT
-from launcher.optim.registry import OPTIMIZERS, moments_type
+from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.world import World
 from launcher.run.preflight import Prepared
 
@@ -108,12 +108,11 @@ def states_bytes(kind: Kind, ranks: int, text: str) -> int:
     choice = prepared.resolved.config.optim
     entry = OPTIMIZERS[choice.optimizer]
     with torch.device("meta"):
-        shapes = [tuple(p.shape) for p in GPT(prepared.resolved.model).parameters()]
-    # torch keeps each parameter's counter in a tensor of 4 bytes, ours is a Python integer.
-    low = moments_type(choice) != "fp32" or choice.precision == "bf16-pure"
-    counters = 0 if low else 4 * len(entry.counters) * len(shapes)
-    return counters + sum(
-        entry.state_bytes((-(-rows // ranks), *rest), choice) for rows, *rest in shapes
+        named = GPT(prepared.resolved.model).named_parameters()
+        shapes = [(name, tuple(p.shape)) for name, p in named]
+    return sum(
+        entry.state_bytes(name, (-(-rows // ranks), *rest), choice)
+        for name, (rows, *rest) in shapes
     )
 
 

@@ -10,17 +10,18 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
 from launcher.optim.registry import build_optimizer
 from launcher.parallel.world import World
-from launcher.strategies import build
+from launcher.strategies import strategy_of
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.in_backward import InBackwardEngine
 
+PURE = {"precision": "bf16-pure"}
 MODEL = ModelConfig(vocab_size=50, context=8, layers=2, heads=2, d_model=16)
 
 
 def new_engine(**changes: Any) -> Engine:
     config = RunConfig().replace(strategy="single", clip=0.0, **changes)
     device = torch.device("cpu")
-    return build(
+    return strategy_of(config).build(
         Recipe(
             config=config,
             model=MODEL,
@@ -51,8 +52,8 @@ def train(engine: Engine, steps: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}, {"precision": "bf16-pure"}],
-    ids=["adamw", "sgd", "adafactor", "bf16-pure"],
+    [{}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, PURE],
+    ids=["adamw", "sgd", "adafactor", "muon", "bf16-pure"],
 )
 def test_the_same_as_after_the_backward(changes: dict[str, Any]) -> None:
     within = train(new_engine(optimizer_in_backward=True, **changes), 5)

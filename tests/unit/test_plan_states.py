@@ -9,11 +9,11 @@ import torch
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.memory.live_trace import LiveTrace
-from launcher.memory.parameters import COUNTER_BYTES, parameters_of, row_shard
+from launcher.memory.parameters import parameters_of, row_shard
 from launcher.memory.storages import optimizer_tensors
 from launcher.model.config import named
 from launcher.model.gpt import GPT
-from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.optim.registry import COUNTER_BYTES, OPTIMIZERS, build_optimizer
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.groups import Groups
 
@@ -96,6 +96,7 @@ def test_depth_changes_nothing_but_the_number_of_blocks() -> None:
         {"precision": "bf16-pure", "optimizer": "adamw8bit"},
         {"optimizer": "adafactor"},
         {"optimizer": "sgd"},
+        {"optimizer": "muon"},
     ],
     ids=str,
 )
@@ -104,7 +105,10 @@ def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -
     entry = OPTIMIZERS[choice.optimizer]
     dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
     weight = torch.nn.Parameter(torch.randn(shape, dtype=dtype))
-    optimizer = entry.build([{"params": [weight], "weight_decay": 0.1}], choice)
+    module = torch.nn.Module()
+    module.blocks = torch.nn.ModuleList([torch.nn.Linear(1, 1)])  # Muon needs both kinds
+    module.blocks[0].own = weight
+    optimizer = entry.build(module, choice)
     with LiveTrace() as trace:
         for _ in range(2):  # the first step makes the states
             weight.grad = torch.randn(shape, dtype=dtype)
@@ -114,4 +118,4 @@ def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -
     # Scalars and Adafactor's row and column means are left out of the arithmetic.
     small = 8 * sum(shape) + 64
     held = trace.peak_bytes() - before
-    assert held == pytest.approx(entry.temporary_bytes(shape, choice), abs=small)
+    assert held == pytest.approx(entry.temporary_bytes("blocks.0.own", shape, choice), abs=small)

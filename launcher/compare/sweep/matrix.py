@@ -64,6 +64,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
         "--moments-dtype bf16": {"moments_dtype": "bf16"},
         "--clip C": {"clip": 1.0},
         "--optimizer adafactor": {"optimizer": "adafactor"},
+        "--optimizer muon": {"optimizer": "muon"},
         "--optimizer-in-backward": {"optimizer_in_backward": True, "clip": 0.0},
     },
     {

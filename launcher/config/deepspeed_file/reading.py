@@ -9,8 +9,8 @@ from typing import Any
 from launcher.config.deepspeed_file.key import AUTO, KINDS
 from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.config.deepspeed_file.text import JsonObject, brief, read_json
+from launcher.optim.registry import OPTIMIZERS
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
 OFFLOADED = ("offload_optimizer", "offload_param")
 END_OF_RATE: Mapping[str, float | None] = {
     "WarmupLR": 1.0,

@@ -17,8 +17,8 @@ def optimizer(setting: Setting) -> Iterator[str]:
     name = optim.optimizer
     if stage and not OPTIMIZERS[name].elementwise:
         yield (
-            f"--optimizer {name} keeps a factor for each row and column, but --zero {stage} cuts "
-            "parameters into flat pieces: use --strategy fsdp, or --optimizer adamw8bit"
+            f"--optimizer {name} updates whole matrices, but --zero {stage} cuts parameters into "
+            "flat pieces: use --strategy fsdp, or --optimizer adamw8bit"
         )
     if setting.config.sharding.offload_optimizer == "nvme" and (
         name not in ("adamw", "adam") or moments_type(optim) != "fp32"
