@@ -24,6 +24,7 @@ CHANGES_THE_FUNCTION = (
     *("activation", "attention_bias", "mlp_bias", "tied"),
 )
 SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
+LONGEST_SHOWN = 400
 SAID_OF_THE_RUN = (
     *("data", "data_field", "data_stream", "seq_len", "global_batch", "steps", "seed"),
     *("precision", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
@@ -166,4 +167,4 @@ def _change(name: str, before: Any, after: Any) -> str:
 def _shown(value: Any) -> str:
     """A value for a sentence; what a checkpoint says may be anybody's text."""
     text = "not given" if value is None else str(value)
-    return (text if text.isprintable() else ascii(text))[:80]
+    return (text if text.isprintable() else ascii(text))[:LONGEST_SHOWN]

@@ -175,7 +175,10 @@ launcher.train.main(sys.argv[1:])
 
 def test_any_other_program_runs_as_under_torchs_own(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:])\n")
+    # One write for a line: the two ranks share the output.
+    program.write_text(
+        "import os, sys\nos.write(1, f\"{os.environ['RANK']} {sys.argv[1:]}\\n\".encode())\n"
+    )
     done: subprocess.CompletedProcess[str] = torchrun(2, program, "--start", "--nproc", "5")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [

@@ -64,8 +64,7 @@ def test_five_cells_of_which_most_go_wrong(tmp_path: Path) -> None:
         tmp_path,
         {"name": "good", "strategy": "single"},
         {"name": "hungry", "strategy": "single", "memory_limit": "300MiB", "micro_batch": 20_000},
-        # Not even the ranks' meeting is over within a microsecond.
-        {"name": "broken", "strategy": "fsdp", "collective_timeout_s": 1e-6},
+        {"name": "broken", "strategy": "fsdp", "lr": 1e9, "clip": 0.0},
         {"name": "contradictory", "strategy": "ddp", "offload_optimizer": "cpu"},
         {"name": "later", "attention": "rocket", "unavailable": "needs a rocket"},
     )
@@ -105,7 +104,7 @@ def check_rows(out: Path) -> None:
     assert figures["tokens_per_s"] > 0
     assert figures["peak_bytes"] > 0
     assert found["hungry"]["figures"] is None
-    assert "DistNetworkError" in found["broken"]["reason"]
+    assert "--lr" in found["broken"]["reason"]
     assert found["contradictory"]["reason"].startswith("--offload-optimizer cpu needs")
     assert found["later"]["reason"] == "needs a rocket"
     for row in found.values():

@@ -13,6 +13,8 @@ def test_the_wall_clock_is_read_for_time_stamps_only() -> None:
     """Set back by 20 years or forward by 400 days, it ends no run and makes no figure wrong."""
     read = 0
     for name, tree in MODULES.items():
+        if name.startswith("bench."):
+            continue  # which measures, and ends no run
         for statement in ast.walk(tree):
             if not isinstance(statement, ast.stmt) or hasattr(statement, "body"):
                 test = getattr(statement, "test", None)  # of an `if` or a `while`

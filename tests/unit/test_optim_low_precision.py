@@ -56,15 +56,15 @@ def test_the_table_says_what_is_kept(name: str) -> None:
     assert kinds == (set() if plain else set(entry.states))
     for parameter in module.parameters():
         assert set(counters(optimizer, parameter)) == set(entry.counters)
-    tensors = [tensor for tensor in optimizer_tensors(optimizer) if tensor.dim() > 0]
-    held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    assert held == sum(entry.state_bytes(tuple(p.shape), choice) for p in module.parameters())
+    held = sum(tensor.untyped_storage().nbytes() for tensor in optimizer_tensors(optimizer))
+    named = module.named_parameters()
+    assert held == sum(entry.state_bytes(name, tuple(p.shape), choice) for name, p in named)
 
 
 def test_an_8_bit_state_takes_two_bytes_and_its_scales() -> None:
     entry, choice = OPTIMIZERS["adamw8bit"], CHOICES["adamw8bit"]
-    assert entry.state_bytes((1024, 1024), choice) == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
-    assert entry.state_bytes((SMALLEST_QUANTIZED - 1,), choice) == 8 * (SMALLEST_QUANTIZED - 1)
+    assert entry.state_bytes("", (1024, 1024), choice) == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
+    assert entry.state_bytes("", (SMALLEST_QUANTIZED - 1,), choice) == 8 * (SMALLEST_QUANTIZED - 1)
 
 
 def test_with_fp32_everywhere_it_is_torchs_adamw() -> None:

@@ -54,7 +54,9 @@ def test_accumulation(
 def test_the_nearest_batch_that_divides(
     micro_batch: int, global_batch: int, ranks: int, nearest: int
 ) -> None:
-    with pytest.raises(UserError, match=f"--global-batch {global_batch} .* is {nearest}$"):
+    with pytest.raises(
+        UserError, match=f"--global-batch {global_batch} .*: use --global-batch {nearest}$"
+    ):
         resolved(ranks, micro_batch=micro_batch, global_batch=global_batch)
     accepted = resolved(ranks, micro_batch=micro_batch, global_batch=nearest)
     assert accepted.config.data.global_batch == nearest
