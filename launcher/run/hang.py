@@ -16,6 +16,7 @@ import torch
 from launcher.parallel.world import World
 
 _PATIENCE_S = 2.0
+_TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by where it waits
 _THREAD = re.compile("(?i)thread 0x")  # the main one is written last
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
@@ -37,7 +38,8 @@ class StackOnRequest:
 
 def is_timeout(error: BaseException) -> bool:
     """Whether a collective has waited too long for another rank."""
-    return isinstance(error, RuntimeError) and "timed out waiting" in str(error).lower()
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in said for words in _TIMEOUTS)
 
 
 def where_ranks_are(folder: Path, world: World) -> dict[int, str]:
