@@ -34,8 +34,8 @@ EXPECTED: dict[str, dict[str, Any] | tuple[str, ...]] = {
     "axolotl-zero3-cpuoffload": {"zero": 3, **ALL_CPU},
     "deepspeed-zero1": {"zero": 1, "micro_batch": 4, "global_batch": 8},
     "deepspeedexamples-gpt2": ('warmup_type "log"', '"linear"', "= 128, but", "is 512"),
-    "deepspeedexamples-llama-7b": ("WarmupDecayLR", "WarmupCosineLR", "4 x 4 accumulated"),
-    "deepspeedexamples-neox-20b": ("WarmupDecayLR", "WarmupCosineLR", "1 x 8 accumulated"),
+    "deepspeedexamples-llama-7b": ('warmup_type "log"', "4 x 4 accumulated"),
+    "deepspeedexamples-neox-20b": ('warmup_type "log"', "1 x 8 accumulated"),
     "deepspeedexamples-nvme": ("global batch of 1 is", "2 ranks"),
     "deepspeedexamples-tensor-parallel": ('tensor_parallel {"autotp_size": 4}', "remove it"),
     "deepspeedexamples-zenflow": ("zero_optimization.zenflow", "losses differ, remove it"),
@@ -57,7 +57,7 @@ EXPECTED: dict[str, dict[str, Any] | tuple[str, ...]] = {
     "transformers-zero2-bfloat16": {"zero": 2, **CPU},
     "transformers-zero3": {"zero": 3, **ALL_CPU},
     "transformers-zero3-bfloat16": {"zero": 3, **ALL_CPU},
-    "turbo-alignment-zero3": ("warmup_min_lr 0.1", "WarmupDecayLR", "and 1 more"),
+    "turbo-alignment-zero3": ("warmup_min_lr 0.1", 'warmup_type "log"', "global batch is 1"),
 }
 
 
@@ -198,7 +198,20 @@ def test_files_as_people_have_them(file: Path) -> None:
                     },
                 }
             },
-            {"lr": 0.01, "warmup_steps": 10, "min_lr_ratio": 1.0},
+            {"lr": 0.01, "warmup_steps": 10, "min_lr_ratio": 1.0, "schedule": "constant"},
+        ),
+        (
+            {
+                "scheduler": {
+                    "type": "WarmupDecayLR",
+                    "params": {
+                        "total_num_steps": 100,
+                        "warmup_num_steps": 10,
+                        "warmup_type": "linear",
+                    },
+                }
+            },
+            {"steps": 100, "warmup_steps": 10, "min_lr_ratio": 0.0, "schedule": "linear"},
         ),
         ({"zero_optimization": {"cpu_offload": True}}, {"offload_optimizer": "cpu"}),
         (

@@ -12,12 +12,12 @@ from launcher.config.deepspeed_file.text import JsonObject, brief, read_json
 from launcher.optim.registry import OPTIMIZERS
 
 OFFLOADED = ("offload_optimizer", "offload_param")
-END_OF_RATE: Mapping[str, float | None] = {
-    "WarmupLR": 1.0,
-    "WarmupCosineLR": 0.0001,
-    "WarmupDecayLR": None,
+SCHEDULES: Mapping[str, tuple[str, float]] = {
+    "WarmupLR": ("constant", 1.0),
+    "WarmupCosineLR": ("cosine", 0.0001),
+    "WarmupDecayLR": ("linear", 0.0),
 }
-"""Schedules -> the ratio of the rate at their end, unless they say one; None: not a cosine's."""
+"""Theirs -> ours, and the ratio of the rate at its end, unless they say one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,25 +194,20 @@ def _schedule(file: DeepSpeedFile) -> None:
     }
     if kind is None:
         return
-    if kind not in END_OF_RATE:
+    if kind not in SCHEDULES:
         file.unknown = [text for text in file.unknown if "scheduler.params." not in text]
         file.problems.append(
-            f"scheduler.type {brief(kind)}: here it is WarmupCosineLR or WarmupLR, or remove it"
+            f"scheduler.type {brief(kind)}: it must be one of {', '.join(SCHEDULES)}, or remove it"
         )
         return
     if not said.keys() & {"warmup_num_steps", "total_num_steps", "cos_min_ratio"}:
         file.idle.append(f"scheduler {kind} (--warmup-steps, --min-lr-ratio)")
         return
-    end = END_OF_RATE[kind]
-    if end is None:
-        file.problems.append(
-            f"scheduler.type {brief(kind)}: the rate falls along a cosine here: write "
-            "WarmupCosineLR"
-        )
-        return
+    schedule, end = SCHEDULES[kind]
     if "warmup_num_steps" in said and said.get("warmup_type", "log") != "linear":
         file.problems.append('scheduler.params.warmup_type "log" (or none): write "linear"')
     if "total_num_steps" in said:
         file.say("steps", "scheduler.params.total_num_steps", int(said["total_num_steps"]))
+    file.say("schedule", "scheduler.type", schedule, brief(kind))
     ratio = float(said.get("cos_min_ratio", end))
     file.say("min_lr_ratio", "scheduler.type", ratio, f"{brief(kind)} (to {ratio:g} of the rate)")
