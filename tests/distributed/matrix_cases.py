@@ -1,6 +1,6 @@
-"""Each pair of technique and strategy that the README marks as running on a CPU.
+"""Each pair of technique and strategy that docs/matrix.md marks as running on a CPU.
 
-The list is not kept here: it is asked of the function that the README's table comes from.
+The list is not kept here: it is asked of the function that the table there comes from.
 """
 
 from dataclasses import dataclass

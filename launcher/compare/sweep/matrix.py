@@ -1,7 +1,7 @@
 """`shardscale matrix`: which technique goes with which strategy, and why the rest is refused.
 
 There is no table to keep: each cell asks `resolve`, as every run does before it starts. The
-README holds what this prints, and a test trains each pair that it marks as running on a CPU.
+docs/matrix.md holds what this prints, and a test trains each pair that it marks as running on a CPU.
 """
 
 import itertools
