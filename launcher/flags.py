@@ -165,7 +165,7 @@ def split_options(
     """A verb's own options, and what it leaves to `launcher.train`; `--a_b` is `--a-b`.
 
     Raises:
-        UserError: an own option's value is none.
+        UserError: an own option's value is invalid.
     """
     dashed = [
         token if not token.startswith("--") else name.replace("_", "-") + equals + value

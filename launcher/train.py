@@ -163,7 +163,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
 
 
 def build_engine(resolved: Resolved, world: World) -> Engine:
-    """The strategy's engine over a model that nobody has allocated yet."""
+    """The strategy's engine over a meta-device model."""
     if resolved.config.optim.tf32:
         torch.set_float32_matmul_precision("high")
     return strategy_of(resolved.config).build(

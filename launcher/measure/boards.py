@@ -51,7 +51,7 @@ class TensorBoard:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # Later points are an earlier life's.
+            # Later points are an earlier attempt's.
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
             self._writer.add_text("config", self._config, step)
         for tag, value in values.items():
@@ -105,7 +105,7 @@ class MLflow:
 
     def config(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
-            # A parameter is written once; an earlier life has done it, with other --steps perhaps.
+            # A parameter is written once; an earlier attempt may have, with other --steps.
             with contextlib.suppress(Exception):
                 self._client.log_param(self._id, name, str(value)[:500])
 
@@ -141,7 +141,7 @@ def require_boards(names: Sequence[str]) -> None:
 
 
 def _kept_id(path: Path, new: Callable[[], str]) -> str:
-    """The id under which an earlier life of the run went to this board, or a new one."""
+    """The id under which an earlier attempt of the run went to this board, or a new one."""
     if not path.exists():
         path.write_text(new(), encoding="utf-8")
     return path.read_text(encoding="utf-8")

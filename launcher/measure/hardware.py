@@ -1,4 +1,4 @@
-"""Known GPUs: what their makers promise, and what a process takes of their memory by existing.
+"""Known GPUs: data-sheet figures, and the memory overhead of a CUDA context and NCCL.
 
 The one table of GPUs: `launcher.measure.flops` reads MFU's peak rates from it, and
 `launcher.plan.machine` makes of an entry a machine that nobody has measured. A `shardscale profile`

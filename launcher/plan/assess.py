@@ -42,7 +42,7 @@ class Place:
     memory_bytes: int
     """Of each device."""
     calibration: Calibration | None = None
-    """What runs on such machines have taught about times."""
+    """Corrections of times learnt from finished runs on such machines."""
     fixed_bytes: int
     """What a process takes of it before the first tensor: context, NCCL, workspaces."""
 

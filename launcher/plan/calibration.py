@@ -1,4 +1,4 @@
-"""What runs on this machine have taught the planner: one small file beside the data cache."""
+"""Corrections learnt from finished runs on this machine: one small file beside the data cache."""
 
 import datetime
 import json

@@ -99,7 +99,7 @@ def plan(
 
 
 def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
-    """The machine to plan for, what had to be assumed about it, and what runs on it have taught.
+    """The machine to plan for, and what was assumed about it or learnt from runs on it.
 
     Raises:
         UserError: no GPU is named and none has so much memory, or the GPU is not known.

@@ -66,7 +66,10 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
         size = largest(sizes, start, fits)
     spent_s = time.monotonic() - started_s
     if size is None:
-        _say(f"--micro-batch auto: not even {sizes[0]} fits; it is taken, to show what is missing")
+        _say(
+            f"--micro-batch auto: not even {sizes[0]} fits; starting anyway, so that the "
+            "out-of-memory report shows the shortfall"
+        )
         return with_micro_batch(argv, sizes[0])
     _say(f"--micro-batch auto: {size}, found with {trials.count} trials in {spent_s:.0f} s")
     found.keep(size, room.size_bytes)

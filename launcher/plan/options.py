@@ -54,7 +54,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The plan's own options, and the flags that are `launcher.train`'s.
 
     Raises:
-        UserError: an option's value is none.
+        UserError: an option's value is invalid.
     """
     options, training = split_options(_parser(), argv)
     for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):

@@ -1,6 +1,6 @@
 """What all ranks must do at the same step, though their clocks and their signals differ.
 
-Each rank says what it wishes; the wishes travel with the all-reduce of a logged step, and where
+Each rank says what it requests; requests travel with the all-reduce of a logged step, and where
 steps are slow, in a few bytes between logged steps, so that a stop is agreed within seconds.
 """
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from launcher.parallel.world import World
 
 WITHIN_S = 2.0  # or one step, where a step takes longer
-WISHES = 4
+REQUESTS = 4
 TEST_SHARE = 0.1  # of the time for training, so that a run out of time still has a result
 
 
@@ -21,9 +21,9 @@ class Agreement:
     """Stopping and saving on time, agreed by all ranks.
 
     Args:
-        log_every: steps between the all-reduces that carry wishes anyway.
-        max_seconds: the main rank wishes to stop after this long.
-        save_seconds: the main rank wishes to save this long after the last save.
+        log_every: steps between the all-reduces that carry requests anyway.
+        max_seconds: the main rank asks to stop after this long.
+        save_seconds: the main rank asks to save this long after the last save.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Agreement:
         self._step, self._settled_s = 0, now_s
         self._next = 0
         self.stop_requested = False
-        """This rank's own wish to save and end, set by a signal."""
+        """This rank's own request to save and end, set by a signal."""
         self.time_is_up = False
         self.preempted = False
         self.save_is_due = False
@@ -66,7 +66,7 @@ class Agreement:
         self._saved_s = time.monotonic()
         self.save_is_due = False
 
-    def wishes(self, step: int) -> list[float]:
+    def requests(self, step: int) -> list[float]:
         """This rank's share of the sum that `settle` reads."""
         now_s = time.monotonic()
         main = self._world.is_main
@@ -80,9 +80,9 @@ class Agreement:
             step_s if main else 0.0,
         ]
 
-    def settle(self, step: int, wishes: Sequence[float]) -> None:
-        """Take the sum of everybody's wishes at the end of a step."""
-        over, stop, save, step_s = wishes
+    def settle(self, step: int, requests: Sequence[float]) -> None:
+        """Take the sum of everybody's requests at the end of a step."""
+        over, stop, save, step_s = requests
         self.time_is_up, self.preempted, self.save_is_due = over > 0, stop > 0, save > 0
         self._step, self._settled_s = step, time.monotonic()
         steps = int(WITHIN_S / step_s) if step_s > 0 else self._log_every
@@ -92,7 +92,7 @@ class Agreement:
         """Agree now, if the last time was long ago. All ranks call this after the same steps."""
         if step < self._next:
             return
-        wishes = torch.tensor(self.wishes(step), dtype=torch.float64)
+        requests = torch.tensor(self.requests(step), dtype=torch.float64)
         if self._world.size > 1:
-            dist.all_reduce(wishes)  # of host memory: a GPU's queue goes on undisturbed
-        self.settle(step, wishes.tolist())
+            dist.all_reduce(requests)  # of host memory: a GPU's queue goes on undisturbed
+        self.settle(step, requests.tolist())

@@ -95,7 +95,7 @@ class RunFolder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has failed in this life of the run."""
+        """Whether a rank has failed in this attempt."""
         return self._failure.exists()
 
     def read_status(self) -> dict[str, Any] | None:
@@ -210,7 +210,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _set_aside(path: Path) -> None:
-    """`summary.json` -> `summary-1.json`: what a life of the run has left is kept."""
+    """`summary.json` -> `summary-1.json`: what an attempt of the run has left is kept."""
     if not path.exists():
         return
     number = 1

@@ -31,7 +31,7 @@ from launcher.measure.records import (
 from launcher.measure.stragglers import RankFigures
 from launcher.parallel.world import World
 from launcher.record import Record
-from launcher.run.agreement import WISHES, Agreement
+from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent, step_line
 from launcher.run.record_file import RecordFile
 from launcher.run.skips import SkippedSteps
@@ -52,7 +52,7 @@ class Journal:
     """One rank's `rank<N>.jsonl`; on the main rank also console and boards.
 
     Args:
-        reopens: an earlier life of the run has left a file, and this one goes on in it.
+        reopens: an earlier attempt of the run has left a file, and this one goes on in it.
     """
 
     def __init__(
@@ -201,17 +201,17 @@ class Journal:
         size, rank = self._world.size, self._world.rank
         step = self._pending[-1].step
         losses = torch.stack([p.loss.float() for p in self._pending])
-        rest = losses.new_zeros(WISHES + 2 * size)
-        rest[:WISHES] = torch.tensor(self._agreement.wishes(step))
-        rest[WISHES + rank] = alone_s
-        rest[WISHES + size + rank] = used_bytes / GIB
+        rest = losses.new_zeros(REQUESTS + 2 * size)
+        rest[:REQUESTS] = torch.tensor(self._agreement.requests(step))
+        rest[REQUESTS + rank] = alone_s
+        rest[REQUESTS + size + rank] = used_bytes / GIB
         message = torch.cat([losses, rest])
         if size > 1:
             dist.all_reduce(message)
         values = message.tolist()
         count = len(self._pending)
-        by_rank = values[count + WISHES :]
-        self._agreement.settle(step, values[count : count + WISHES])
+        by_rank = values[count + REQUESTS :]
+        self._agreement.settle(step, values[count : count + REQUESTS])
         ranks = RankFigures(alone_s=by_rank[:size], used_gib=by_rank[size:])
         return [loss / size for loss in values[:count]], ranks
 

@@ -26,13 +26,13 @@ class Interrupted(BaseException):
 
 
 class NothingToSave(Interrupted):
-    """Asked to stop before the first step of this life of the run."""
+    """Asked to stop before the first step of this attempt of the run."""
 
 
 class Ending:
     """Where a failure is reported, once the run has a folder, and where signals arrive.
 
-    SIGTERM and SIGUSR1 are the wish to finish the step, save and end; before the first step, to end
+    SIGTERM and SIGUSR1 ask to finish the step, save and end; before the first step, to end
     at once. Schedulers send them more than once, so the next ones change nothing: who cannot wait
     sends SIGINT, which ends at once. So does SIGTERM after another rank has failed.
     """
@@ -170,7 +170,7 @@ def _say_who_waited(world: World, where: str, ranks: dict[int, str]) -> None:
 def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:
     wanted = gib(detail["requested_bytes"])
     print(
-        f"shardscale: out of memory on rank {world.rank} in {where}: {wanted} were asked for",
+        f"shardscale: out of memory on rank {world.rank} in {where}: tried to allocate {wanted}",
         file=sys.stderr,
     )
     ledger = detail["ledger"]

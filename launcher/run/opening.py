@@ -69,7 +69,7 @@ def _copy(file: Path, kept: Path) -> None:
 
 
 def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
-    """Take back the later steps of ranks that only an earlier life of the run had."""
+    """Take back the later steps of ranks that only an earlier attempt of the run had."""
     if world.is_main:
         for rank, path in rank_files(folder).items():
             if rank >= world.size:

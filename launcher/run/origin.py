@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0, at another run's checkpoint, or where its own earlier life ended.
+"""Where a run begins: at step 0, at another run's checkpoint, or where it was before.
 
 A run goes on in its own folder with `--resume auto`, and without being asked when torchrun
 restarts its ranks.
@@ -28,7 +28,7 @@ class Origin:
     source: Path | None
     reopens: bool
     over: bool = False
-    """An earlier life has reached the end of the run."""
+    """An earlier attempt has reached the end of the run."""
 
 
 def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
@@ -70,7 +70,7 @@ def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> boo
 
 
 def _first_source(out: Path) -> Path | None:
-    """What the run was resumed from in its first life, which has saved nothing of its own."""
+    """What the run was resumed from in its first attempt, which has saved nothing of its own."""
     for path in out.glob("config*.yaml"):
         resume = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resume")
         if resume not in (None, str(AUTO)):

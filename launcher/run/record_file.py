@@ -18,7 +18,7 @@ class RecordFile:
     """Appends records. A disk that is full, or went read-only, is no reason to stop training.
 
     Args:
-        reopens: an earlier life of the run has left a file, and this one goes on in it.
+        reopens: an earlier attempt of the run has left a file, and this one goes on in it.
     """
 
     def __init__(self, path: Path, *, reopens: bool) -> None:
@@ -56,7 +56,7 @@ class RecordFile:
             self.trouble = None
 
     def rewind(self, step: int) -> None:
-        """Take back what an earlier life has written of the steps after `step`."""
+        """Take back what an earlier attempt has written of the steps after `step`."""
         self.flush()
         self._file.close()
         rewind(self._path, step)

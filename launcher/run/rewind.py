@@ -26,7 +26,7 @@ def rewind(path: Path, step: int) -> None:
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its file, for every rank that an earlier life of the run had."""
+    """Rank -> its file, for every rank that an earlier attempt of the run had."""
     found = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
     return {int(match[1]): path for match, path in found if match}
 

@@ -66,7 +66,7 @@ class Saves:
             loaded = self._opened().load(origin.source, engine)
         assert loaded is not None
         for reason in loaded.passed_over:
-            self._console.line(f"passed over: {reason}", "warning")
+            self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
         checkpoint = loaded.checkpoint
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:

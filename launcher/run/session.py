@@ -45,7 +45,7 @@ class Session:
         self._started_s = time.monotonic()
         self.where = "start"
         self.preempted = False
-        self.begun = 0  # steps, in this life of the run
+        self.begun = 0  # steps, in this attempt
         self.step = 0
         self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
         self.folder, self._origin = open_folder(prepared, world)
@@ -210,7 +210,7 @@ class Session:
         self.agreement.turn_to_test()
 
     def end_test(self) -> None:
-        """A run that is told to stop meanwhile reads the test split in its next life."""
+        """A run that is told to stop meanwhile reads the test split in its next attempt."""
         self.preempted = self.agreement.preempted
         if self.preempted:
             assert self._engine is not None

@@ -15,7 +15,7 @@ class Diverged(Failure):
 
 
 class SkippedSteps:
-    """Counts skipped steps over the whole run, its earlier lives included.
+    """Counts skipped steps over the whole run, its earlier attempts included.
 
     All ranks see the same global gradient norm and loss, so all of them give up at the same step.
     """
@@ -49,7 +49,7 @@ class SkippedSteps:
         self.refuse_lost()
         raise Diverged(
             f"{self._in_a_row} steps in a row were skipped, up to step {step}: their gradients are "
-            f"not finite: {REMEDY} (--max-skipped-steps: how many are borne)"
+            f"not finite: {REMEDY} (--max-skipped-steps sets the limit)"
         )
 
     def refuse_lost(self) -> None:

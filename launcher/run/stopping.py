@@ -24,10 +24,10 @@ NOTHING_YET = "asked to stop by a signal before its first step"
 
 
 class StopRequests:
-    """SIGTERM or SIGUSR1 to the agent is a wish that the ranks finish their step, save and end.
+    """SIGTERM or SIGUSR1 to the agent asks that the ranks finish their step, save and end.
 
     As long as a rank cannot hear it - it is still importing - nothing has been trained, and all
-    end at once. Schedulers send the wish more than once, so only the first counts; SIGINT ends at
+    end at once. Schedulers ask more than once, so only the first counts; SIGINT ends at
     once. A thread of its own acts on it: the main one may be waiting for other nodes.
     """
 

@@ -70,7 +70,7 @@ def _check(job: Job) -> Prepared:
         name = token.partition("=")[0]
         if name in ("--nproc", "--cell", "--prepare"):
             raise UserError(
-                f"{name} is not for behind the --: "
+                f"{name} cannot come after --: "
                 "--gpus-per-node or --ranks-per-node says how many processes each cell has"
             )
     prepared = prepare([f"--nproc={job.ranks_per_node}", *job.arguments])

@@ -1,4 +1,4 @@
-"""Each pair of technique and strategy that docs/matrix.md marks trains like the plain single process.
+"""Each pair that docs/matrix.md marks as running trains like the plain single process.
 
 One process group runs them all; each test then looks up its own. What runs on GPUs only is in
 tests/gpu.

@@ -159,7 +159,9 @@ def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
     resumed = [f"--out={tmp_path / 'a'}", "--resume=auto", "--micro-batch=4", "--lr=0.01"]
     done = torchrun(2, "-m", "launcher.train", *flags, *resumed)
     assert done.returncode == 0, done.stderr
-    assert f"passed over: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout
+    assert (
+        f"skipped damaged checkpoint: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout
+    )
     assert "step-00000001 after step 1" in done.stdout
     assert "other than in the run that saved it: lr 0.001 -> 0.01" in done.stdout
 

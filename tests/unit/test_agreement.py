@@ -1,4 +1,4 @@
-"""Ranks stop and save at the same step, though they wish it at different times."""
+"""Ranks stop and save at the same step, though they are asked at different times."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ class Clock:
 
 
 def settle(ranks: list[Agreement], step: int) -> None:
-    wishes = [member.wishes(step) for member in ranks]
+    requests = [member.requests(step) for member in ranks]
     for member in ranks:
-        member.settle(step, [sum(values) for values in zip(*wishes, strict=True)])
+        member.settle(step, [sum(values) for values in zip(*requests, strict=True)])
 
 
 def test_one_rank_that_is_asked_to_stop_is_enough() -> None:

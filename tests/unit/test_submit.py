@@ -91,7 +91,7 @@ def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
             ("--sweep", "--nodes=2", "--", "--grid=zero=1,2"),
             "each cell of a sweep runs on one node",
         ),
-        (("--sweep", "--", "--nproc=2", "--grid=zero=1,2"), "--nproc is not for behind the --"),
+        (("--sweep", "--", "--nproc=2", "--grid=zero=1,2"), "--nproc cannot come after --"),
         (("--sweep", "--", "--grid=seed=1,2", "--data=no.txt"), "seed1: --data no.txt does not"),
         (("--sweep", "--gpus-per-node=0", "--", "--grid=seed=1,2"), "add --device cpu behind"),
         (("--sweep", "--", "--grid=seed=1,2", "--device=cpu"), "--gpus-per-node 1 idle"),

@@ -64,7 +64,7 @@ def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]
     if earlier is not None and not options.grid and not options.grid_file:
         if training or options.nproc:
             raise UserError(
-                f"{out} is continued with the grid and flags it has: leave out all but --out and "
+                f"{out} goes on with its own grid and flags: to continue, give only --out and "
                 "--timeout-minutes"
             )
         argv = earlier["arguments"]

@@ -196,7 +196,9 @@ class SweepFolder:
             )
         elif state == "failed" or (state == "preempted" and code in (None, ExitCode.PREEMPTED)):
             row.state = state
-        elif ended is not None:  # before it could say so: what `status` says is of an earlier life
+        elif (
+            ended is not None
+        ):  # before it could say so: what `status` says is of an earlier attempt
             row.state = "failed"
             row.reason = self._last_words(row.cell.name) or f"exit code {code}"
         row.figures = self._figures(row.cell.name)

@@ -1,7 +1,7 @@
 """`shardscale matrix`: which technique goes with which strategy, and why the rest is refused.
 
-There is no table to keep: each cell asks `resolve`, as every run does before it starts. The
-docs/matrix.md holds what this prints, and a test trains each pair that it marks as running on a CPU.
+There is no table to keep: each cell asks `resolve`, as every run does before it starts.
+docs/matrix.md holds what this prints, and a test trains each pair that runs on a CPU there.
 """
 
 import itertools

@@ -55,7 +55,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The sweep's own options, and the flags that are `launcher.train`'s.
 
     Raises:
-        UserError: an option's value is none.
+        UserError: an option's value is invalid.
     """
     options, training = split_options(_parser(), argv)
     require_range("--nproc", options.nproc, 1, MOST_RANKS)
