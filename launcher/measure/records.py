@@ -6,7 +6,7 @@ it has no value, so a reader takes a missing field for None.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from launcher.record import Record
 
@@ -128,3 +128,31 @@ class GpuRecord(Record):
     pcie_tx_bytes_per_s: float | None = None
     pcie_rx_bytes_per_s: float | None = None
     host_rss_bytes: int | None = None
+
+
+State = Literal["running", "completed", "oom", "preempted", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """`status.json`: how a run stands, whatever torchrun's exit code says."""
+
+    state: State
+    phase: str
+    reason: str | None = None
+    rank: int | None = None
+    exit_code: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    updated_unix_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureReport:
+    """`failure.json`: what the rank that failed first says."""
+
+    state: State
+    phase: str
+    reason: str
+    rank: int
+    exit_code: int
+    traceback: list[str]

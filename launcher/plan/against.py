@@ -35,6 +35,8 @@ class Against:
     measured: dict[str, int]
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
+    ledger: Ledger
+    """The predicted one, for the rank's records."""
 
     @property
     def off(self) -> float:
@@ -98,7 +100,11 @@ def against_run(
 
 def as_record(outcome: Against | NotPredicted) -> dict[str, Any]:
     """For `summary.json`."""
-    return asdict(outcome) | ({"off": outcome.off} if isinstance(outcome, Against) else {})
+    values = asdict(outcome)
+    if isinstance(outcome, Against):
+        values["off"] = outcome.off
+        del values["ledger"]  # stands among the records
+    return values
 
 
 def _against(
@@ -120,6 +126,7 @@ def _against(
         measured=_by_category(peak) | {"peak": sum(_by_category(peak).values())},
         predicted_step_s=predicted_step_s,
         measured_step_s=measured_step_s,
+        ledger=ledger,
     )
 
 

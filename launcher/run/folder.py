@@ -1,5 +1,6 @@
 """The run folder: what is in it, and who may write which file when."""
 
+import dataclasses
 import json
 import os
 import platform
@@ -9,16 +10,15 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import yaml
 
 from launcher.errors import ExitCode, Failure, UserError
 from launcher.folder_lock import FolderLock
+from launcher.measure.records import FailureReport, State, Status
 from launcher.version import version_of
-
-State = Literal["running", "completed", "oom", "preempted", "failed"]
 
 
 class RunFolder:
@@ -73,17 +73,18 @@ class RunFolder:
         """Say how the run stands, in `status.json`; what failed runs no more."""
         if state == "running" and self._failure.exists():
             return
-        status = {
-            "state": state,
-            "phase": phase,
-            "reason": reason,
-            "rank": rank,
-            "exit_code": exit_code,
-            "detail": detail or {},
-            "updated_unix_s": time.time(),
-        }
+        status = Status(
+            state=state,
+            phase=phase,
+            reason=reason,
+            rank=rank,
+            exit_code=exit_code,
+            detail=detail or {},
+            updated_unix_s=time.time(),
+        )
+        text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
         try:
-            _replace(self.path / "status.json", json.dumps(status, indent=2) + "\n")
+            _replace(self.path / "status.json", text)
         except OSError as error:
             # Training matters more; and this is the last place left to say how it ends.
             ends = "" if state == "running" else f": the run is {state} ({reason or phase})"
@@ -123,17 +124,17 @@ class RunFolder:
         one to be believed, and the only one that returns True. Where nothing can be written, it is
         True as well: then the console is where it is told.
         """
-        details = {
-            "state": "oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
-            "phase": phase,
-            "reason": "".join(traceback.format_exception_only(error)).strip(),
-            "rank": rank,
-            "exit_code": code,
-            "traceback": traceback.format_exception(error),
-        }
+        report = FailureReport(
+            state="oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
+            phase=phase,
+            reason="".join(traceback.format_exception_only(error)).strip(),
+            rank=rank,
+            exit_code=code,
+            traceback=traceback.format_exception(error),
+        )
         try:
             with self._failure.open("x") as file:
-                json.dump(details, file, indent=2)
+                json.dump(dataclasses.asdict(report), file, indent=2)
         except FileExistsError:
             return False
         except OSError:

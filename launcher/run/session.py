@@ -21,7 +21,7 @@ from launcher.measure.records import WARMUP_STEPS, EvalRecord
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.memory.ledger import Ledger
 from launcher.parallel.world import OWN_AGENT, World
-from launcher.plan.against import against_run, as_record
+from launcher.plan.against import Against, against_run, as_record
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
@@ -288,6 +288,8 @@ class Session:
                     self.journal.phase_times,
                     resumed=self.resumed_step > 0,
                 )
+                if isinstance(plan, Against):
+                    self.journal.write(plan.ledger)
                 with contextlib.suppress(OSError):
                     self.folder.write_summary({**summary.values, "plan": as_record(plan)})
                 for line in plan.lines():

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from launcher.compare.report.build import Report
+from launcher.compare.report.find import FoundRun
+from launcher.compare.report.runs import load_run
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.memory.ledger import Ledger, LedgerLines
+from launcher.memory.ledger import CATEGORIES, Ledger, LedgerLines
 from launcher.parallel.world import World
 from launcher.plan import against
 from launcher.plan.against import Against, NotPredicted, against_run, as_record
@@ -57,6 +60,13 @@ def test_a_traced_run_ends_with_both_sides(tmp_path: Path) -> None:
         assert plan["predicted"][name] == pytest.approx(plan["measured"][name], rel=0.05)
         assert f"{name} {plan['predicted'][name] / 2**20:,.1f} / " in by_category
     assert sum(plan["measured"].values()) == 2 * plan["measured"]["peak"]
+    # The page draws it beside the measured one.
+    (row,) = Report(
+        [load_run("run", FoundRun(path=out))], reference=None, memory_budget_bytes=2**30
+    ).data["runs"]
+    moments = {entry["moment"]: entry["lines"] for entry in row["ledgers"]}
+    assert moments["predicted"]["params_bytes"] == plan["predicted"]["params"]
+    assert {f"{name}_bytes" for name in CATEGORIES} <= moments["predicted"].keys()
 
 
 def test_a_run_that_measured_nothing_says_nothing(tmp_path: Path) -> None:
