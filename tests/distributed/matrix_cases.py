@@ -30,7 +30,8 @@ SMALL = {
 LR = {"sgd": 0.3, "adafactor": 0.3}  # what lowers the loss in so few steps
 # What changes the run's mathematics, so that its reference has it too.
 KEPT = ("optimizer", "clip", "window")
-LOW = {"bf16", "bf16-pure", "fp16", "adamw8bit"}
+# Muon orthogonalises in bf16, whose rounding depends on what else a rank's call holds.
+LOW = {"bf16", "bf16-pure", "fp16", "adamw8bit", "muon"}
 
 
 @dataclass(frozen=True, kw_only=True)

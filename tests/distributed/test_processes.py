@@ -58,20 +58,20 @@ class Run:
 
     def ranks(self) -> list[psutil.Process]:
         """By number; none yet, or none any more."""
-        return sorted(
-            (process for process in self.processes() if "RANK" in process.environ()),
-            key=lambda process: process.environ()["RANK"],
-        )
+        ranks = (one for one in self.processes().items() if "RANK" in one[1])
+        return [process for process, _ in sorted(ranks, key=lambda one: one[1]["RANK"])]
 
-    def processes(self) -> list[psutil.Process]:
-        found = []
+    def processes(self) -> dict[psutil.Process, dict[str, str]]:
+        """Those that still run, with their environments (a process may end at any moment)."""
+        found = {}
         for process in psutil.process_iter():
             try:
                 running = process.status() != psutil.STATUS_ZOMBIE
-                if running and process.environ().get(TAG) == self.tag:
-                    found.append(process)
+                environ = process.environ()
             except psutil.Error:
                 continue
+            if running and environ.get(TAG) == self.tag:
+                found[process] = environ
         return found
 
     def status(self) -> str | None:

@@ -75,9 +75,19 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
     """What rank 0 has recorded of that kind; none before it has begun."""
     if not (run / "rank0.jsonl").exists():
         return []
-    # The last line may be only half there while the run goes on.
-    lines = (run / "rank0.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+    text = (run / "rank0.jsonl").read_text(encoding="utf-8")
+    return [record for record in map(_record, text.split("\n")) if record.get("kind") == kind]
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Nothing of a line that is not whole: the last one while the run goes on, and the one inside
+    which a rank was killed until the next attempt has taken it back.
+    """
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return record
 
 
 def losses(run: Path) -> list[float]:
