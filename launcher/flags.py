@@ -1,7 +1,6 @@
 """How fields are spelled as flags and checked, and how the options of a verb are read."""
 
 import argparse
-import math
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +38,7 @@ def require_positive(section: Any, *names: str, most: float = MOST_NUMBER) -> No
     """
     for name in names:
         value = getattr(section, name)
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not value > 0:
             raise UserError(f"{flag(name)} {value} must be more than 0")
         require_at_most(section, name, most=most)
 

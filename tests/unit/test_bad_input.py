@@ -79,7 +79,7 @@ CASES = {
     "fraction for a whole number": case("--steps 2.5", "--steps 2.5 must be a whole number"),
     "negative number": case("--lr -1e-3", "--lr -0.001 must be more than 0"),
     "not a number": case("--lr nan", "--lr nan must be more than 0"),
-    "infinite": case("--epochs inf", "--epochs inf must be more than 0"),
+    "infinite": case("--epochs inf", "--epochs inf must be at most 1,000,000,000"),
     "zero steps": case("--steps 0", "--steps 0 must be more than 0"),
     "one of two numbers": case("--betas 0.9", "--betas needs a value: 2 numbers"),
     "beta of 1.5": case("--betas 0.9 1.5", "--betas has 1.5", "below 1"),
