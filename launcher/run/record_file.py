@@ -59,8 +59,10 @@ class RecordFile:
         """Take back what an earlier attempt has written of the steps after `step`."""
         self.flush()
         self._file.close()
-        rewind(self._path, step)
-        self._file = self._path.open("ab", buffering=0)
+        try:
+            rewind(self._path, step)
+        finally:  # stopped on the way by a signal or the disk, the run still records its end
+            self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
         """Write what waits; nothing more is taken."""

@@ -302,6 +302,24 @@ def test_a_second_life_takes_back_the_steps_after_its_checkpoint(tmp_path: Path)
     assert [record["kind"] for record in records].count("run") == 2
 
 
+def test_a_rewind_that_is_stopped_leaves_the_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_text('{"kind": "step", "step": 1}\n')
+    file = record_file.RecordFile(path, reopens=True)
+
+    def stopped(path: Path, step: int) -> None:
+        raise KeyboardInterrupt  # a signal may arrive anywhere in it
+
+    monkeypatch.setattr(record_file, "rewind", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        file.rewind(1)
+    file.add(EvalRecord(step=1, loss=1.0, perplexity=1.0, tokens=1, split="val", duration_s=0.1))
+    file.close()
+    assert json.loads(path.read_text().splitlines()[-1])["kind"] == "eval"
+
+
 def test_what_closes_a_run_is_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "rank0.jsonl"
     kept = ['{"kind": "eval", "step": 5, "split": "validation"}', '{"kind": "gpu", "t_s": 1.0}']
