@@ -188,7 +188,7 @@ def last_step(path: Path, begun_s: float) -> int | None:
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
         if line.startswith('{"kind": "run"'):
-            break  # what is above is an earlier life's
+            break  # what is above is an earlier attempt's
         if line.startswith('{"kind": "step"') and line.endswith("}"):
             return int(json.loads(line)["step"])
     return None
@@ -202,7 +202,7 @@ def unreadable(path: Path) -> str | None:
             for kind in checkpoint.kinds:
                 for name, shape in checkpoint.shapes.items():
                     values = torch.empty(torch.Size(shape).numel())
-                    reader.read_into(Shard(name=name, kind=kind, shape=shape, start=0, data=values))
+                    reader.read_into(Shard(name=name, kind=kind, start=0, data=values))
     except DamagedCheckpoint as error:
         return str(error) if path.exists() else "gone"
     return None

@@ -56,8 +56,8 @@ class AlternatingSession(Session):
     def steps(self) -> Iterator[int]:
         for step in super().steps():
             began = time.perf_counter()
-            rows = self.batches.rank_slice(step, rank=self.world.rank, world_size=self.world.size)
-            sequences = torch.from_numpy(rows)
+            found = self.batches.rank_slice(step, rank=self.world.rank, world_size=self.world.size)
+            sequences = torch.from_numpy(found.tokens)
             self.other(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
             between = time.perf_counter()
             yield step

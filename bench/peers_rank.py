@@ -78,7 +78,8 @@ class Batches:
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows = self.batches.rank_slice(step, rank=self.world.rank, world_size=self.world.size)
-        return to_device(rows, self.micro_batch, self.world.device)[0]
+        tokens, targets = to_device(rows, self.micro_batch, self.world.device)[0]
+        return tokens, targets
 
 
 def main() -> None:
@@ -116,7 +117,7 @@ def main() -> None:
         found[name] = summary(session, timed, launcher_bytes[name], peers_bytes)
     if world.is_main:
         (folder / "found.json").write_text(json.dumps(found))
-    leave(0, together=world.distributed)
+    leave(0, together=True)
 
 
 def launcher_peak_bytes(prepared: Prepared, world: World) -> int:
@@ -152,7 +153,7 @@ def steady_peak(memory: MemoryMeter) -> int:
 
 def worst(peak_bytes: int, world: World) -> int:
     peaks = [peak_bytes] * world.size
-    if world.distributed:
+    if dist.is_initialized():
         dist.all_gather_object(peaks, peak_bytes)
     return max(peaks)
 

@@ -1,6 +1,6 @@
 """Predicted against measured peaks, in real runs of a few steps each.
 
-    python bench/prediction.py [--ranks 1 2 4] [--only TEXT] [--output bench/results]
+    python bench/prediction.py [--ranks 1 2 4] [--only TEXT...] [--keep] [--output bench/results]
     python bench/prediction.py --device cuda [--fake-ranks 1 4 8 64] [--output bench/results]
 
 On a CPU the peak is the highest of all live tensors (`--memory-trace`), on every rank of a real
@@ -31,11 +31,19 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--fake-ranks", type=int, nargs="+", default=[1, 4, 8, 64])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="run the cases whose name contains one of these"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the other cases that the output already has"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     sizes = options.ranks if options.device == "cpu" else options.fake_ranks
-    work = [(n, [c for c in cases_for(n, options.device) if options.only in c.name]) for n in sizes]
+    work = [
+        (n, [c for c in cases_for(n, options.device) if any(t in c.name for t in options.only)])
+        for n in sizes
+    ]
     total = sum(len(cases) for _, cases in work)
     rows: list[dict[str, Any]] = []
     started = time.monotonic()
@@ -46,7 +54,8 @@ def main() -> None:
                 rows += run_size(ranks, cases, options.device, results, started, len(rows), total)
     options.output.mkdir(parents=True, exist_ok=True)
     stem = "prediction" if options.device == "cpu" else "prediction_cuda"
-    write_results(rows, options.output / stem, options.device)
+    path = options.output / stem
+    write_results(together(rows, path) if options.keep else rows, path, options.device)
 
 
 def run_size(
@@ -85,6 +94,13 @@ def run_size(
     if len(rows) < len(cases):
         print(process.stderr.read()[-4000:], file=sys.stderr)
     return rows
+
+
+def together(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The new rows in the place of older ones of the same case, by number of ranks."""
+    found = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+    by_case = {(row["world_size"], row["name"]): row for row in (*found, *rows)}
+    return sorted(by_case.values(), key=lambda row: int(row["world_size"]))
 
 
 def errors(row: dict[str, Any]) -> list[float]:

@@ -8,6 +8,7 @@ STRATEGIES = {
     "fsdp": ("--strategy=fsdp",),
     "fsdp-grad-op": ("--strategy=fsdp", "--no-reshard-after-forward"),
     "fsdp-hybrid": ("--strategy=fsdp", "--replicate=2"),
+    "fsdp-hybrid-grad-op": ("--strategy=fsdp", "--replicate=2", "--no-reshard-after-forward"),
     "fsdp-each": ("--strategy=fsdp", "--reduce-each-micro-batch"),
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
     "zero0": ("--zero=0",),
@@ -18,6 +19,11 @@ STRATEGIES = {
     "zero2-offload": ("--zero=2", "--offload-optimizer=cpu"),
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
 }
+_ROPE = (
+    *("--position=rope", "--norm=rms", "--activation=swiglu"),
+    *("--attention-bias=False", "--mlp-bias=False"),
+)
+_QK_NORM = ("--qk-norm=True", "--tied=True", "--norm-eps=1e-6")
 SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     # One that every number of ranks divides, and one that none does.
     "cpu": {
@@ -26,10 +32,20 @@ SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
             *("--layers=6", "--d-model=66", "--heads=3", "--context=48", "--vocab-size=1021"),
             "--tied=False",
         ),
+        "llama": (
+            *("--layers=4", "--d-model=96", "--heads=4", "--kv-heads=2", "--d-ff=256"),
+            *("--context=64", "--vocab-size=512", "--tied=False", *_ROPE),
+        ),
+        "qwen3": (
+            *("--layers=6", "--d-model=66", "--heads=6", "--kv-heads=3", "--head-dim=14"),
+            *("--d-ff=182", "--context=48", "--vocab-size=1021", *_ROPE, *_QK_NORM),
+        ),
     },
     "cuda": {
         "even": ("--model=gpt2", "--layers=8", "--vocab-size=32000"),
         "odd": ("--model=gpt2", "--layers=12", "--tied=False"),
+        "llama": ("--model=llama-3.2-1b", "--layers=4", "--seq-len=1024", "--tied=False"),
+        "qwen3": ("--model=qwen3-0.6b", "--layers=6", "--seq-len=1024"),
     },
 }
 # Precision with checkpointing in full; accumulation and shape so that every pair occurs.
@@ -40,6 +56,14 @@ ROWS = (
     ("bf16", "selective", 1, "odd"),
     ("fp32", "full", 2, "odd"),
     ("bf16", "full", 1, "even"),
+)
+# The same for the other families, on two ranks.
+FAMILY_ROWS = (
+    ("fp32", "none", 2, "llama"),
+    ("bf16", "selective", 1, "llama"),
+    ("bf16", "full", 2, "llama"),
+    ("bf16", "none", 1, "qwen3"),
+    ("fp32", "selective", 2, "qwen3"),
 )
 MICRO_BATCH = 4
 # What changes states or temporaries beside precision and checkpointing; on two ranks.
@@ -69,13 +93,14 @@ class Case:
 
 def cases_for(ranks: int, device: str) -> list[Case]:
     """Cases of one world size: all rows on two ranks (or any pretended size), a part on others."""
-    rows = ROWS if ranks == 2 or device == "cuda" else (ROWS[1], ROWS[4])
+    everything = ranks == 2 or device == "cuda"
+    rows = (*ROWS, *FAMILY_ROWS) if everything else (ROWS[1], ROWS[4], FAMILY_ROWS[3])
     cases = []
     for strategy, flags in STRATEGIES.items():
         single = strategy == "single"
-        if (single and ranks > 1) or (strategy == "fsdp-hybrid" and ranks == 1):
+        if (single and ranks > 1) or (strategy.startswith("fsdp-hybrid") and ranks == 1):
             continue
-        for row in ROWS if single else rows:
+        for row in (*ROWS, *FAMILY_ROWS) if single else rows:
             cases.append(_case(strategy, flags, row, ranks, device))
     if ranks == 2:
         for technique, (strategies, flags) in TECHNIQUES.items():

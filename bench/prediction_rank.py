@@ -22,11 +22,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
+from launcher.data import Sequences
 from launcher.measure.memory import TracedMemory, memory_meter
 from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World, leave, start
 from launcher.plan.predict import Prediction, predict
+from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 
 STEPS = 3
@@ -129,7 +131,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
         complete_reductions(engine, world)
         memory.watch(engine)
         train(engine, memory, resolved, world)
-        held = engine.ledger()
+        held = engine.count_states().ledger(world.device)
     reserved = torch.cuda.max_memory_reserved() if world.device.type == "cuda" else 0
     phases = {
         f"{period}/{phase}": size - before for (period, phase), size in memory.peaks().items()
@@ -146,7 +148,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
 
 def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
     """The loop of launcher/train.py on made-up tokens."""
-    data, last = resolved.config.data, resolved.accumulation
+    data = resolved.config.data
     rows = resolved.accumulation * data.micro_batch
     generator = np.random.default_rng(world.rank)
     for step in range(1, STEPS + 1):
@@ -154,18 +156,9 @@ def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
         memory.begin_step(step)
         with memory.phase("data"):
             tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
-            micro_batches = to_device(tokens, data.micro_batch, world.device)
-        loss_sum = torch.zeros((), device=world.device)
+            micro_batches = to_device(Sequences(tokens), data.micro_batch, world.device)
         lr = learning_rate(step, resolved.config.optim, STEPS)
-        engine.begin_step(lr)
-        for number, (inputs, targets) in enumerate(micro_batches, start=1):
-            with memory.phase("forward"):
-                loss = engine.forward(inputs, targets, last=number == last)
-            loss_sum += loss.detach()
-            with memory.phase("backward"):
-                engine.backward(loss)
-        with memory.phase("step"):
-            engine.step(lr)
+        train_step(engine, micro_batches, lr, phase=memory.phase)
         memory.end_step(step)
 
 
@@ -175,10 +168,8 @@ def complete_reductions(engine: Any, world: World) -> None:
     if world.device.type == "cpu" or not hasattr(module, "register_comm_hook"):
         return
 
-    def hook(
-        state: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch reads the annotations
-    ) -> torch.futures.Future[torch.Tensor]:
+    # torch reads the annotations.
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done

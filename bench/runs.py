@@ -104,7 +104,7 @@ def sweep(
 def write_stdlib(path: Path, size_bytes: int) -> Path:
     """The beginning of the default corpus, for runs that shall not read all of its test split."""
     texts, total = [], 0
-    for text in Stdlib().documents():
+    for text in Stdlib().texts():
         texts.append(text)
         total += len(text)
         if total >= size_bytes:

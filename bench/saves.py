@@ -79,7 +79,7 @@ def measure_on_this_rank(task: dict[str, Any]) -> None:
     from launcher.checkpoint import Checkpointer
     from launcher.parallel.world import leave, start
     from launcher.run.preflight import prepare
-    from launcher.strategies.engine import Engine
+    from launcher.strategies.engine import Engine, train_step
     from launcher.train import build_engine, to_device
 
     folder = Path(task["folder"])
@@ -89,10 +89,7 @@ def measure_on_this_rank(task: dict[str, Any]) -> None:
 
     def step() -> None:
         rows = prepared.corpus.train.sequences(np.array([world.rank]), prepared.resolved.seq_len)
-        ((tokens, targets),) = to_device(rows, 1, world.device)
-        engine.begin_step(1e-4)
-        engine.backward(engine.forward(tokens, targets, last=True))
-        engine.step(1e-4)
+        train_step(engine, to_device(rows, 1, world.device), 1e-4)
 
     step()
     steady_bytes = peak_during(step)

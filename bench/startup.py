@@ -24,7 +24,7 @@ if sys.argv[1] == "collecting":
 import launcher.train, launcher.strategies.zero.engine, torch
 with launcher.startup.importing():
     import torch._dynamo
-launcher.strategies.zero.import_deepspeed(torch.device("cpu"))
+launcher.strategies.zero.engine.import_deepspeed(torch.device("cpu"))
 imported_s = time.process_time()
 gc.collect()
 print(imported_s, time.process_time() - imported_s)

@@ -1,11 +1,30 @@
-"""The command line: `python -m launcher VERB`. Only dispatch lives here."""
+"""The command line: `python -m launcher VERB`. The verbs, and who answers them."""
 
 import importlib
 import sys
 from pathlib import Path
 
 from launcher.startup import importing, reader_may_leave
-from launcher.verbs import VERBS
+
+VERBS = {
+    "plan": ("launcher.plan.cli", "predict what fits, how close and how fast, without a GPU"),
+    "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
+    "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
+    "sweep": ("launcher.compare.sweep.cli", "train every cell of a grid, one after the other"),
+    "report": ("launcher.compare.report.cli", "compare runs: a table, a page, CSV, Markdown, JSON"),
+    "matrix": (
+        "launcher.compare.sweep.matrix",
+        "which techniques go with which strategies, and why not",
+    ),
+    "export": ("launcher.exchange.export", "write a checkpoint as a model of transformers"),
+    "import": ("launcher.exchange.import_", "start from a model of transformers"),
+    "generate": ("launcher.generate.cli", "text from a run, a checkpoint or an export"),
+    "submit": ("launcher.submit.cli", "check a training run and hand it to Slurm"),
+    "profile": ("launcher.plan.profile", "measure this machine for the planner"),
+    "completion": ("launcher.completion", "print a script that completes all this in a shell"),
+    "doctor": ("launcher.doctor.cli", "check this machine and say what will not work"),
+}
+"""Verb -> its module, and what it does."""
 
 
 def main() -> None:
@@ -17,7 +36,7 @@ def main() -> None:
         print(usage())
         return
     if verb in ("-V", "--version"):
-        print(importlib.import_module("launcher.version").line())
+        print(importlib.import_module("launcher.packages").version_line())
         return
     if verb not in VERBS:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)

@@ -11,8 +11,8 @@ import re
 import sys
 from collections.abc import Sequence
 
+from launcher.__main__ import VERBS
 from launcher.errors import ExitCode
-from launcher.verbs import VERBS
 
 SHELLS = ("bash", "zsh", "fish")
 TAKES_TRAINING_FLAGS = ("plan", "run", "sweep", "submit")
@@ -43,13 +43,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _flags_of(verb: str) -> Flags:
     """Read from the help, so that nothing is declared twice."""
-    if verb == "completion":
-        return {}
     said = io.StringIO()
-    columns, os.environ["COLUMNS"] = (
-        os.environ.get("COLUMNS"),
-        "80",
-    )  # wider, tyro puts two flags beside each other
+    before = os.environ.copy()
+    os.environ["COLUMNS"] = "80"  # wider, tyro puts two flags beside each other
     try:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             if verb == "train":
@@ -57,10 +53,8 @@ def _flags_of(verb: str) -> Flags:
             else:
                 importlib.import_module(VERBS[verb][0]).main(["--help"])
     finally:
-        if columns is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = columns
+        del os.environ["COLUMNS"]
+        os.environ.update(before)
     found: Flags = {}
     # Deeper ones are explanations, which name flags too.
     for line in re.findall(r"^[│ ] {,3}(-.*)", said.getvalue(), re.MULTILINE):
@@ -73,13 +67,12 @@ def _flags_of(verb: str) -> Flags:
 
 
 def _bash(flags: dict[str, Flags], *, zsh: bool) -> str:
-    cases = []
-    for verb, known in flags.items():
-        cases += [
-            f"    '{verb} {flag}') words='{' '.join(values)}' ;;"
-            for flag, values in known.items()
-            if values
-        ]
+    cases = [
+        f"    '{verb} {flag}') words='{' '.join(values)}' ;;"
+        for verb, known in flags.items()
+        for flag, values in known.items()
+        if values
+    ]
     verbs = "\n".join(
         f"      {verb}) words='{' '.join(known)}' ;;" for verb, known in flags.items() if known
     )

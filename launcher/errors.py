@@ -1,6 +1,13 @@
 """How a run can end, and the one exception that means "the user can fix this"."""
 
+import contextlib
 import enum
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class ExitCode(enum.IntEnum):
@@ -22,6 +29,29 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+@contextlib.contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put where a value comes from, `--config` for example, before a UserError's sentence."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place} {error}") from None
+
+
+def refusing(main: Callable[P, int]) -> Callable[P, int]:
+    """A verb whose refusals are one sentence on stderr and exit code 2."""
+
+    @functools.wraps(main)
+    def verb(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except UserError as error:
+            print(f"shardscale: {error}", file=sys.stderr)
+            return ExitCode.REFUSED
+
+    return verb
 
 
 MOST_CHARACTERS = 280

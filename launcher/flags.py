@@ -1,9 +1,11 @@
 """How fields are spelled as flags and checked, and how the options of a verb are read."""
 
 import argparse
+import contextlib
+import io
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +15,18 @@ from launcher.errors import UserError
 def flag(name: str) -> str:
     """`micro_batch` -> `--micro-batch`."""
     return "--" + name.replace("_", "-")
+
+
+def as_flags(values: Mapping[str, Any]) -> str:
+    """`{"micro_batch": 4, "tied": False}` -> `--micro-batch 4 --no-tied`."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            several = value if isinstance(value, tuple | list) else (value,)
+            words += [flag(name), *map(str, several)]
+    return " ".join(words)
 
 
 MOST_STEPS = 10**9
@@ -92,12 +106,12 @@ def usable_path(text: str) -> Path:
         raise UserError(f"{text}: there is no such user, write the path out") from None
     except FileNotFoundError:
         raise UserError(
-            f"{text}: the working folder is gone, go to one that is there or write the whole path"
+            f"{text}: the working folder no longer exists, change to another or give a full path"
         ) from None
     longest = max(map(len, whole.split(b"/")))
     if len(whole) > LONGEST_PATH or longest > LONGEST_NAME:
         raise UserError(
-            f"{text} is too long, {len(whole)} bytes with a name of {longest}: there can be "
+            f"{text} is too long, {len(whole)} bytes with a name of {longest}: use at most "
             f"{LONGEST_PATH} in all and {LONGEST_NAME} in a name"
         )
     try:
@@ -109,7 +123,7 @@ def usable_path(text: str) -> Path:
     return path
 
 
-def read_small_file(path: Path, *, what: str) -> str:
+def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES) -> str:
     """The text of a file that a person has written.
 
     Raises:
@@ -122,8 +136,8 @@ def read_small_file(path: Path, *, what: str) -> str:
             raise UserError(f"{path}: Is a directory, give {what}")
         if not path.is_file():  # a pipe would be waited for, and could be read only once
             raise UserError(f"{path}: is a pipe or a device, give {what}")
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise UserError(f"{path}: is larger than {MOST_FILE_BYTES:,} bytes, give {what}")
+        if path.stat().st_size > most_bytes:
+            raise UserError(f"{path}: is larger than {most_bytes:,} bytes, give {what}")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error}), save it as UTF-8") from None
@@ -141,10 +155,11 @@ def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """argparse, with one sentence instead of a usage text, and values read as flags' are."""
+    """argparse, with one sentence instead of a usage text, values read as flags' are, and options
+    written in full."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
         for kind in (int, float):
             self.register("type", kind, _typed(kind))
         self.register("type", Path, lambda text: Path(text) if text == "-" else usable_path(text))
@@ -172,3 +187,19 @@ def split_options(
         for name, equals, value in [token.partition("=")]
     ]
     return parser.parse_known_args(dashed)
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            yield
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
+        body = lines[1:]
+        end = next((i for i, line in enumerate(body) if not line), len(body))
+        raise UserError(" ".join(body[:end]).replace("Error parsing ", "")) from None

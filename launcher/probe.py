@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.errors import ExitCode, UserError
 from launcher.measure.limit import is_out_of_memory
 from launcher.parallel.world import leave, ranks_from_environment, start
-from launcher.run.enough_memory import TooLarge
+from launcher.run.enough_room import TooLarge
 from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.session import Session
@@ -55,6 +55,7 @@ def short(prepared: Prepared, out: Path) -> Prepared:
     """The same run from fresh weights for two steps, without checkpoints and evaluations."""
     config = prepared.resolved.config.replace(
         **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
+        **{"sample_every": None, "sample_prompt": None},
         **{"eval_every": None, "save_every": None, "save_minutes": None, "save_last": False},
     )
     return dataclasses.replace(

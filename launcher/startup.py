@@ -1,5 +1,5 @@
-"""How what people start begins and ends: no garbage is collected while modules are imported,
-libraries say what was asked for, and a reader of the output may leave early.
+"""Start and end of a process: no garbage collection during imports, the log level of libraries, and
+output whose reader may leave early.
 
 Imports leave some 300,000 objects behind, which stay. Python's collector would look through them
 again and again as they come in, and now and then while training, on one rank with the others

@@ -12,13 +12,14 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.errors import ExitCode, UserError
+from launcher.cores import usable_cores
+from launcher.errors import ExitCode, UserError, refusing
 from launcher.startup import importing, outlive_readers, require_own_package
 
 with importing():
-    from launcher.measure.oom_killer import Kills
+    from launcher.measure.host_memory import Kills
     from launcher.orphans import for_children
     from launcher.parallel.meeting import (
         BACKEND,
@@ -30,36 +31,42 @@ with importing():
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.stopping import ASKS, LEFT_TO_TORCH, StopRequests
 
-if TYPE_CHECKING:
-    from launcher.run.preflight import Prepared
-
 OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
 BEFORE_PROGRAM = frozenset({"-m", "--module", "--no-python", "--no_python", "--run-path"})
 SAYS_WHERE_TO_MEET = ("--nnodes", "--rdzv", "--master", "--standalone", "--node")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the `torchrun` console script and of `python -m launcher run`."""
+@refusing
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `torchrun` console script and `python -m launcher run`; returns an exit code."""
+    argv = sys.argv[1:] if argv is None else argv
     run: Any = importlib.import_module("torch.distributed.run")
-    own, program, program_args = split_command(sys.argv[1:] if argv is None else argv)
+    own, program, program_args = split_command(argv)
     if {"-h", "--help"} & set(own):
         _print_help(run)
-        return
+        return ExitCode.DONE
     if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
         own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
     ours = program[-1:] == [OUR_MODULE] and program[0] in ("-m", "--module")
-    args = (_read_options if ours else run.parse_args)([*own, *program])
+    if ours:
+        from launcher.torchrun_options import read_options
+
+        args = read_options([*own, *program])
+    else:
+        args = run.parse_args([*own, *program])
     # Set here rather than parsed: torchrun refuses a program's flag that happens to be an
     # ambiguous prefix of its own (`--start`).
     args.training_script_args = program_args
     ranks_per_node: int = run.determine_local_world_size(args.nproc_per_node)
     if ranks_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // ranks_per_node))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks_per_node))
     if ours:
-        sys.exit(_run_training(run, args, ranks_per_node))
-    _run_anything(run, args)
+        return _run_training(run, args, ranks_per_node)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(run.run)(args)
+    return ExitCode.DONE
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -80,16 +87,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]
     return own, program, tokens
 
 
-def _read_options(argv: Sequence[str]) -> Any:
-    from launcher.torchrun_options import read_options
-
-    try:
-        return read_options(argv)
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        sys.exit(ExitCode.REFUSED)
-
-
 def _print_help(run: Any) -> None:
     parser = run.get_args_parser()
     parser.prog = "torchrun"
@@ -103,14 +100,12 @@ def _print_help(run: Any) -> None:
     parser.print_help()
 
 
-def _run_anything(run: Any, args: Any) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import record
-
-    record(run.run)(args)
-
-
 def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
-    """Check first, start then, and return the exit code that the run itself would have."""
+    """Check first, start then, and return the exit code that the run itself would have.
+
+    Raises:
+        UserError: whatever the user can fix.
+    """
     from launcher.plan.trials import Stopped
 
     outlive_readers()
@@ -124,9 +119,6 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         _arrange_meeting(args, nodes)
         if nodes is not None:
             folder = _prepare_folder(args, nodes, ranks_per_node)
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
     except Stopped as stopped:
         print(f"shardscale: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -136,13 +128,29 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
 def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     """Check the run, and the folder that it will have; one that is not named is named here.
 
+    Where the arguments leave the micro-batch open, it is found now, once, and written into them,
+    so that all ranks have the same.
+
     Raises:
         UserError: whatever the user can fix.
         Stopped: a signal has ended the search for a micro-batch.
     """
-    from launcher.run.preflight import default_run_folder
+    from launcher.config.schema import AutoMicroBatch
+    from launcher.plan.micro_batch import find_micro_batch
+    from launcher.run.preflight import default_run_folder, prepare
 
-    prepared = _prepared(args, nodes, ranks_per_node)
+    sizes = {"world_size": nodes * ranks_per_node, "ranks_per_node": ranks_per_node}
+    prepared = prepare(args.training_script_args, **sizes)
+    if isinstance(prepared.resolved.config.data.micro_batch, AutoMicroBatch):
+        if nodes > 1:
+            raise UserError(
+                f"--micro-batch auto tries sizes on one node, but there are {nodes}: give the "
+                "number that it finds on one of them"
+            )
+        args.training_script_args = find_micro_batch(
+            args.training_script_args, prepared.resolved, ranks=ranks_per_node
+        )
+        prepared = prepare(args.training_script_args, **sizes)
     folder: Path | None = prepared.resolved.config.loop.out
     if folder is None and nodes > 1 and args.max_restarts > 0:
         raise UserError(
@@ -160,7 +168,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from launcher.scratch import scratch_folder
+    from launcher.folder_lock import scratch_folder
 
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):
@@ -176,9 +184,6 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
         stop.install()
         try:
             run.run(args)
-        except UserError as error:
-            print(f"shardscale: {error}", file=sys.stderr)
-            return ExitCode.REFUSED
         except ChildFailedError as error:
             return _how_ranks_failed(error, folder, stop, kills)
         except SignalException as error:
@@ -195,7 +200,7 @@ def _reported(folder: Path | None) -> dict[str, Any]:
     """What ranks have said in status.json."""
     from launcher.run.folder import RunFolder
 
-    return {} if folder is None else RunFolder(folder).read_status() or {}
+    return {} if folder is None else RunFolder(folder).read_status()
 
 
 def _arrange_meeting(args: Any, nodes: int | None) -> None:
@@ -219,33 +224,6 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
         args.local_addr = LOOPBACK
     args.standalone, args.rdzv_backend = False, BACKEND
     offer_rendezvous()
-
-
-def _prepared(args: Any, nodes: int, ranks_per_node: int) -> "Prepared":
-    """The run that the arguments ask for; where they leave the micro-batch open, it is found now,
-    once, and written into them, so that all ranks have the same.
-
-    Raises:
-        UserError: whatever the user can fix.
-        Stopped: a signal has ended the search.
-    """
-    from launcher.config.schema import AutoMicroBatch
-    from launcher.plan.micro_batch import find_micro_batch
-    from launcher.run.preflight import prepare
-
-    sizes = {"world_size": nodes * ranks_per_node, "ranks_per_node": ranks_per_node}
-    prepared = prepare(args.training_script_args, **sizes)
-    if not isinstance(prepared.resolved.config.data.micro_batch, AutoMicroBatch):
-        return prepared
-    if nodes > 1:
-        raise UserError(
-            f"--micro-batch auto tries sizes on one node, but there are {nodes}: give the number "
-            "that it finds on one of them"
-        )
-    args.training_script_args = find_micro_batch(
-        args.training_script_args, prepared.resolved, ranks=ranks_per_node
-    )
-    return prepare(args.training_script_args, **sizes)
 
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
@@ -280,7 +258,7 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
     if folder is None or not folder.exists() or RunFolder(folder).is_anothers:
         print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
-    reported = RunFolder(folder).read_status() or {}
+    reported = RunFolder(folder).read_status()
     status = RunFolder(folder).settle(seen, rank, certain=certain)
     if (certain or reported.get("state") == "running") and status["reason"] == seen:
         print(f"shardscale: {seen}", file=sys.stderr)  # no rank could say so itself
@@ -288,4 +266,4 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from launcher.config.resolve import check_writable
-from launcher.errors import UserError
+from launcher.errors import UserError, naming
 from launcher.flags import MOST_RANKS, usable_path
 
 LONGEST_INTERVAL_S = 3600
@@ -50,11 +50,19 @@ def read_options(argv: Sequence[str]) -> Any:
         _require(name in signal.Signals.__members__, f"--signals-to-handle {name}", "SIGTERM,...")
     _check_meeting(args)
     if args.log_dir is not None:
-        _check_logs(args.log_dir)
+        with naming("--log-dir"):
+            folder = usable_path(args.log_dir)
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"{folder}: is a file, choose another place")
+            check_writable(folder)
     rest = copy.copy(args)
     rest.log_dir = os.devnull  # or torch makes the folder
-    with _refusing("torchrun"), _without_warnings():
-        run.config_from_args(rest)
+    logging.disable(logging.WARNING)  # torch says them when it starts
+    try:
+        with _refusing("torchrun"):
+            run.config_from_args(rest)
+    finally:
+        logging.disable(logging.NOTSET)
     return args
 
 
@@ -83,16 +91,6 @@ def _check_meeting(args: Any) -> None:
         utils.parse_rendezvous_endpoint(args.rdzv_endpoint, default_port=0)
 
 
-def _check_logs(folder: str) -> None:
-    try:
-        path = usable_path(folder)
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: is a file, choose another place")
-        check_writable(path)
-    except UserError as error:
-        raise UserError(f"--log-dir {error}") from None
-
-
 def _require(fulfilled: bool, given: str, expected: str) -> None:
     if not fulfilled:
         raise UserError(f"{given} must be {expected}")
@@ -106,13 +104,3 @@ def _refusing(what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(f"{what}: {reason}; see torchrun --help") from None
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    # torch says them when it starts.
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)

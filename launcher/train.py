@@ -21,11 +21,9 @@ with importing():
 
     from launcher.config.resolve import Resolved
     from launcher.config.schema import AutoMicroBatch
-    from launcher.data import GlobalBatches
+    from launcher.data import GlobalBatches, Sequences
     from launcher.errors import ExitCode, UserError
     from launcher.measure.records import EvalRecord
-    from launcher.model.gpt import GPT, initial_value
-    from launcher.optim.registry import build_optimizer
     from launcher.optim.schedule import learning_rate
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.plan.micro_batch import find_micro_batch
@@ -34,9 +32,10 @@ with importing():
     from launcher.run.lifecycle import ending, refuse
     from launcher.run.origin import ended_out_of_memory
     from launcher.run.preflight import Prepared, prepare
+    from launcher.run.samples import Samples
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
-    from launcher.strategies.engine import Engine, Recipe
+    from launcher.strategies.engine import Engine, Recipe, train_step
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,7 +94,7 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
     measure = take_steps(prepared, world, session)
     batches = prepared.resolved.config.loop.test_batches
     test = None
-    if batches != 0 and not session.preempted:
+    if batches != 0 and not session.agreement.preempted:
         session.begin_test()
         test = measure(
             prepared.corpus.test,
@@ -106,7 +105,7 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
             ends_after=session.agreement.ends_test_after,
         )
         session.end_test()
-    if session.preempted:
+    if session.agreement.preempted:
         session.finish_preempted()
     else:
         session.finish(test)
@@ -133,23 +132,18 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         evaluate, engine, world=world, seq_len=resolved.seq_len, batch=data.micro_batch
     )
 
+    samples = Samples.of(resolved, corpus) if loop.sample_every else None
+
     session.enter("train")
     for step in session.steps():
         with session.phase("data"):
-            rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-            micro_batches = to_device(rows, data.micro_batch, world.device)
+            place = {"rank": world.rank, "world_size": world.size}
+            sequences = batches.rank_slice(step - 1, **place)
+            micro_batches = to_device(sequences, data.micro_batch, world.device)
+            weights = batches.weights(step - 1, **place, micro_batch=data.micro_batch)
         lr = learning_rate(step, resolved.config.optim, resolved.steps)
-        engine.begin_step(lr)
-        loss_sum = torch.zeros((), device=world.device)
-        for number, (tokens, targets) in enumerate(micro_batches, start=1):
-            with session.phase("forward"):
-                loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
-            loss_sum += loss.detach()
-            with session.phase("backward"):
-                engine.backward(loss)
-        with session.phase("step"):
-            result = engine.step(lr)
-        session.step_done(loss=loss_sum / resolved.accumulation, result=result, lr=lr)
+        loss, result = train_step(engine, micro_batches, lr, weights=weights, phase=session.phase)
+        session.step_done(loss=loss, result=result, lr=lr)
         if loop.eval_every and (step % loop.eval_every == 0 or step == resolved.steps):
             session.evaluated(
                 measure(
@@ -159,39 +153,38 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
                     max_sequences=VALIDATION_SEQUENCES,
                 )
             )
+        if samples and (step % samples.every == 0 or step == resolved.steps):
+            session.sampled(samples.take(engine, step, world.device))
     return measure
 
 
 def build_engine(resolved: Resolved, world: World) -> Engine:
-    """The strategy's engine over a meta-device model."""
+    """The strategy's engine, on the device."""
     if resolved.config.optim.tf32:
         torch.set_float32_matmul_precision("high")
-    return strategy_of(resolved.config).build(
-        Recipe(
-            config=resolved.config,
-            model=resolved.model,
-            world=world,
-            accumulation=resolved.accumulation,
-            new_module=lambda: GPT(resolved.model),
-            new_optimizer=lambda module: build_optimizer(module, resolved.config.optim),
-            initial_value=lambda name, shape: initial_value(
-                name, shape, resolved.model, seed=resolved.config.loop.seed, device=world.device
-            ),
-        )
-    )
+    strategy = strategy_of(resolved.config)
+    types = strategy.dtypes(resolved.config)
+    return strategy.build(Recipe(resolved=resolved, world=world, types=types))
 
 
 def to_device(
-    rows: "np.ndarray[Any, Any]", micro_batch: int, device: torch.device
-) -> list[tuple[Tensor, Tensor]]:
-    """This rank's rows [n, T + 1] -> (tokens, targets) of [micro_batch, T] each, on the device."""
-    sequences = torch.from_numpy(rows)
-    if device.type == "cuda":
-        sequences = sequences.pin_memory().to(device, non_blocking=True)
-    return [
-        (part[:, :-1].contiguous(), part[:, 1:].contiguous())
-        for part in torch.split(sequences, micro_batch)
-    ]
+    sequences: Sequences, micro_batch: int, device: torch.device
+) -> list[tuple[Tensor, ...]]:
+    """This rank's sequences -> (tokens, targets) of [micro_batch, T] each, on the device, and with
+    documents their starts."""
+
+    def parts(array: "np.ndarray[Any, Any]") -> tuple[Tensor, ...]:
+        rows = torch.from_numpy(array)
+        if device.type == "cuda":
+            rows = rows.pin_memory().to(device, non_blocking=True)
+        return torch.split(rows, micro_batch)
+
+    tokens = parts(sequences.tokens)
+    columns = [[part[:, :-1].contiguous() for part in tokens]]
+    if sequences.targets is None:
+        columns.append([part[:, 1:].contiguous() for part in tokens])
+    columns += [[*parts(array)] for array in sequences[1:] if array is not None]
+    return list(zip(*columns, strict=True))
 
 
 if __name__ == "__main__":

@@ -6,21 +6,25 @@ Imports no torch, so that a command line can validate a model and count its para
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Activation = Literal["gelu", "relu"]
+Position = Literal["learned", "rope"]
+Norm = Literal["layer", "rms"]
+Activation = Literal["gelu", "relu", "swiglu"]
 AttentionKind = Literal["auto", "eager", "sdpa", "flash", "flex"]
 SdpaBackend = Literal["auto", "flash", "cudnn", "efficient", "math"]
 ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
+RopeScaling = tuple[float, float, float, float]
 
 MOST_LAYERS = 100_000
 MOST_PER_DIMENSION = 2**31 - 1
+MOST_ROPE = 1e30  # fp32 ends at 3.4e38
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A GPT-2-style decoder: learned positions, pre-LayerNorm, one MLP per block.
+    """A decoder of pre-norm blocks: GPT-2's by default; Llama, Qwen and Mistral by its options.
 
     Raises ValueError, in one sentence with the value and the fix, for a shape that cannot be built.
     """
@@ -31,21 +35,39 @@ class ModelConfig:
     vocab_size: int
     """Rows of the token embedding and of the output head."""
     context: int
-    """Longest sequence in tokens: the rows of the position embedding."""
+    """Longest sequence in tokens: the rows of learned positions, the range of rotary ones."""
     layers: int
     """Number of blocks."""
     heads: int
-    """Attention heads per block; must divide d_model."""
+    """Query heads per block; must divide d_model where no head_dim is given."""
+    kv_heads: int | None = None
+    """Key and value heads, each shared by heads / kv_heads query heads; None means heads."""
+    head_dim: int | None = None
+    """Width of one head; None means d_model / heads."""
     d_model: int
     """Width of the residual stream."""
     d_ff: int | None = None
     """Width of the MLP; None means 4 * d_model."""
+    position: Position = "learned"
+    """A learned vector per position, or rotary embedding of queries and keys (no parameters)."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    rope_scaling: RopeScaling | None = None
+    """Llama 3's stretched frequencies: factor, low and high frequency factor, original context."""
+    norm: Norm = "layer"
+    """LayerNorm, or RMSNorm, which has no bias and subtracts no mean."""
+    norm_eps: float = 1e-5
+    """Added to the variance."""
+    qk_norm: bool = False
+    """RMSNorm of each query and key head."""
     activation: Activation = "gelu"
-    """MLP activation; gelu is GPT-2's tanh approximation."""
+    """gelu is GPT-2's tanh approximation; swiglu multiplies silu of one projection by another."""
     attention_bias: bool = True
     """Biases on the qkv and output projections of attention."""
+    qkv_bias: bool | None = None
+    """Biases on the qkv projection where they differ from the output's; None means they do not."""
     mlp_bias: bool = True
-    """Biases on both MLP projections."""
+    """Biases on the MLP's projections."""
     tied: bool = True
     """Use the token embedding as the output head; otherwise the head has its own weight."""
     dropout: float = 0.0
@@ -64,13 +86,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
             _require_positive(field, getattr(self, field))
-        if self.d_ff is not None:
-            _require_positive("d_ff", self.d_ff)
-        if self.d_model % self.heads:
-            raise ValueError(
-                f"{self.heads} heads do not divide d_model {self.d_model}; "
-                f"use {_nearest_divisors(self.d_model, self.heads)} heads."
-            )
+        for field in ("kv_heads", "head_dim", "d_ff"):
+            if getattr(self, field) is not None:
+                _require_positive(field, getattr(self, field))
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")
         if self.window is not None and not 1 <= self.window <= self.context:
@@ -85,38 +103,114 @@ class ModelConfig:
             )
         if self.loss_chunk:
             _require_positive("loss_chunk", self.loss_chunk)
-        _require_one_of("activation", self.activation, Activation)
-        _require_one_of("attention", self.attention, AttentionKind)
-        _require_one_of("sdpa_backend", self.sdpa_backend, SdpaBackend)
-        _require_one_of(
-            "activation_checkpointing", self.activation_checkpointing, ActivationCheckpointing
-        )
+        for field, literal in _CHOICES.items():
+            _require_one_of(field, getattr(self, field), literal)
+        self._require_heads()
+        self._require_positions()
+
+    def _require_heads(self) -> None:
+        if self.head_dim is None and self.d_model % self.heads:
+            raise ValueError(
+                f"{self.heads} heads do not divide d_model {self.d_model}; "
+                f"use {_nearest_divisors(self.d_model, self.heads)} heads."
+            )
+        if self.heads % self.kv_head_count:
+            raise ValueError(
+                f"{self.kv_heads} kv_heads do not divide {self.heads} heads; "
+                f"use {_nearest_divisors(self.heads, self.kv_head_count)} kv_heads."
+            )
+
+    def _require_positions(self) -> None:
+        if not 0.0 < self.norm_eps < 1.0:
+            raise ValueError(f"norm_eps {self.norm_eps} is outside 0 to 1; GPT-2 has 1e-5.")
+        if not 1.0 < self.rope_theta <= MOST_ROPE:
+            raise ValueError(
+                f"rope_theta {self.rope_theta} is outside 1 to {MOST_ROPE:g}; Llama 2 has 10000."
+            )
+        if self.position == "rope" and self.head_size % 2:
+            raise ValueError(
+                f"position rope turns pairs, and a head of {self.head_size} is odd; use an even "
+                "head_dim, or position learned."
+            )
+        if self.rope_scaling is None:
+            return
+        factor, low, high, original = self.rope_scaling
+        if self.position != "rope":
+            raise ValueError("rope_scaling belongs to position rope; leave it out.")
+        if not (1 <= factor <= MOST_ROPE and 0 < low < high <= MOST_ROPE >= original >= 1):
+            raise ValueError(
+                f"rope_scaling {factor:g} {low:g} {high:g} {original:g} is not a factor of at "
+                "least 1, a low and a higher frequency factor and an original context; "
+                "Llama 3.1 has 8 1 4 8192."
+            )
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.heads
+    def head_size(self) -> int:
+        """Width of one attention head, with the default resolved."""
+        return self.d_model // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def kv_head_count(self) -> int:
+        """Key and value heads, with the default resolved."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all query heads together: what the output projection reads."""
+        return self.heads * self.head_size
+
+    @property
+    def qkv_dim(self) -> int:
+        """Rows of the fused projection: query, key and value heads."""
+        return (self.heads + 2 * self.kv_head_count) * self.head_size
+
+    @property
+    def up_dim(self) -> int:
+        """Rows of the MLP's first projection: swiglu's gate and value are one matrix."""
+        return (2 if self.activation == "swiglu" else 1) * self.ffn_dim
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the qkv projection has a bias, with the default resolved."""
+        return self.attention_bias if self.qkv_bias is None else self.qkv_bias
 
     @property
     def ffn_dim(self) -> int:
         """Width of the MLP, with the default resolved."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
+    def computes(self) -> dict[str, Any]:
+        """What gives the weights their meaning: `WHAT_IT_COMPUTES` with defaults resolved, and None
+        for what has no effect."""
+        found = {name: getattr(self, name) for name in WHAT_IT_COMPUTES}
+        found |= {"d_ff": self.ffn_dim, "kv_heads": self.kv_head_count}
+        found |= {"head_dim": self.head_size, "qkv_bias": self.has_qkv_bias}
+        if self.position != "rope":
+            found |= {"rope_theta": None, "rope_scaling": None}
+        return found
+
     @property
     def block_parameter_count(self) -> int:
-        """Parameters of one block: two LayerNorms, attention, MLP."""
-        layer_norms = 4 * self.d_model
-        attention_biases = 4 * self.d_model if self.attention_bias else 0
-        mlp_biases = self.ffn_dim + self.d_model if self.mlp_bias else 0
-        return layer_norms + self._block_matmul_parameter_count + attention_biases + mlp_biases
+        """Parameters of one block: two norms, attention, MLP."""
+        qk_norms = 2 * self.head_size if self.qk_norm else 0
+        qkv_biases = self.qkv_dim if self.has_qkv_bias else 0
+        attention_biases = self.d_model if self.attention_bias else 0
+        mlp_biases = self.up_dim + self.d_model if self.mlp_bias else 0
+        vectors = qk_norms + qkv_biases + attention_biases + mlp_biases
+        return self._block_matmul_parameter_count + 2 * self._norm_parameter_count + vectors
+
+    @property
+    def embedding_parameter_count(self) -> int:
+        """Of tokens, and of positions where they are learned."""
+        positions = self.context if self.position == "learned" else 0
+        return (self.vocab_size + positions) * self.d_model
 
     @property
     def parameter_count(self) -> int:
         """All parameters, a tied head counted once."""
-        embeddings = (self.vocab_size + self.context) * self.d_model
         head = 0 if self.tied else self.vocab_size * self.d_model
-        final_layer_norm = 2 * self.d_model
-        return embeddings + self.layers * self.block_parameter_count + final_layer_norm + head
+        blocks = self.layers * self.block_parameter_count
+        return self.embedding_parameter_count + blocks + self._norm_parameter_count + head
 
     @property
     def matmul_parameter_count(self) -> int:
@@ -128,8 +222,39 @@ class ModelConfig:
         return self.layers * self._block_matmul_parameter_count + self.vocab_size * self.d_model
 
     @property
+    def linear_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(in, out) of a block's projections: qkv, attention's output, the MLP's first and last."""
+        return (
+            (self.d_model, self.qkv_dim),
+            (self.attention_dim, self.d_model),
+            (self.d_model, self.up_dim),
+            (self.ffn_dim, self.d_model),
+        )
+
+    @property
     def _block_matmul_parameter_count(self) -> int:
-        return 4 * self.d_model**2 + 2 * self.d_model * self.ffn_dim
+        return sum(inner * outer for inner, outer in self.linear_shapes)
+
+    @property
+    def _norm_parameter_count(self) -> int:
+        return (2 if self.norm == "layer" else 1) * self.d_model
+
+
+_CHOICES = {
+    "position": Position,
+    "norm": Norm,
+    "activation": Activation,
+    "attention": AttentionKind,
+    "sdpa_backend": SdpaBackend,
+    "activation_checkpointing": ActivationCheckpointing,
+}
+
+WHAT_IT_COMPUTES = (
+    *("vocab_size", "context", "layers", "heads", "kv_heads", "head_dim", "d_model", "d_ff"),
+    *("position", "rope_theta", "rope_scaling", "norm", "norm_eps", "qk_norm"),
+    *("activation", "attention_bias", "qkv_bias", "mlp_bias", "tied"),
+)
+"""The fields that give a model's weights their meaning."""
 
 
 def _require_positive(field: str, value: int) -> None:
@@ -153,44 +278,3 @@ def _nearest_divisors(number: int, target: int) -> str:
     below = [n for n in divisors if n < target][-1:]
     above = [n for n in divisors if n > target][:1]
     return " or ".join(str(n) for n in below + above)
-
-
-def _gpt2(layers: int, heads: int, d_model: int) -> ModelConfig:
-    return ModelConfig(vocab_size=50257, context=1024, layers=layers, heads=heads, d_model=d_model)
-
-
-def _gpt3(layers: int, heads: int, d_model: int) -> ModelConfig:
-    return replace(_gpt2(layers, heads, d_model), context=2048)
-
-
-# GPT-2 sizes as released; 2.7b to 13b from table 2.1 of the GPT-3 paper (arXiv:2005.14165), 13b
-# with d_model 5120, which its 40 heads divide, where the paper prints 5140.
-NAMED: dict[str, ModelConfig] = {
-    "nano": ModelConfig(vocab_size=4096, context=128, layers=4, heads=4, d_model=192),
-    "seed-134m": ModelConfig(
-        vocab_size=32_000,
-        context=256,
-        layers=12,
-        heads=12,
-        d_model=768,
-        attention_bias=False,
-        tied=False,
-    ),
-    "gpt2": _gpt2(12, 12, 768),
-    "gpt2-medium": _gpt2(24, 16, 1024),
-    "gpt2-large": _gpt2(36, 20, 1280),
-    "gpt2-xl": _gpt2(48, 25, 1600),
-    "2.7b": _gpt3(32, 32, 2560),
-    "6.7b": _gpt3(32, 32, 4096),
-    "13b": _gpt3(40, 40, 5120),
-}
-
-
-def named(name: str, **overrides: Any) -> ModelConfig:
-    """The named size with some fields replaced.
-
-    Raises ValueError for an unknown name, listing the known ones, or for an impossible shape.
-    """
-    if name not in NAMED:
-        raise ValueError(f"model {name!r} is unknown; choose one of {', '.join(NAMED)}.")
-    return replace(NAMED[name], **overrides)

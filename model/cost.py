@@ -9,9 +9,9 @@ def flops_per_token(config: ModelConfig, seq_len: int) -> int:
     """Model FLOPs of forward and backward for one token of a sequence of `seq_len` tokens.
 
     6 N + 12 L d T from appendix B of the PaLM paper (arXiv:2204.02311): N matmul parameters at
-    2 FLOPs in forward and 4 in backward; L layers of Q K^T and A V over T positions of width d.
-    As there, no discount for the causal half, a window or recomputation, so that figures compare
-    with published ones.
+    2 FLOPs in forward and 4 in backward; L layers of Q K^T and A V over T positions, all heads d
+    wide. As there, no discount for the causal half, a window or recomputation, so that figures
+    compare with published ones.
     """
-    attention = 12 * config.layers * config.d_model * seq_len
+    attention = 12 * config.layers * config.attention_dim * seq_len
     return 6 * config.matmul_parameter_count + attention

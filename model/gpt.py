@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from launcher.model.attention import kernel_for
-from launcher.model.config import ModelConfig
-from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.config import Activation, ModelConfig
+from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
 from launcher.model.recompute import checkpointed
+from launcher.model.rope import Rotation, rotate, rotation
 
 _INITIAL_STD = 0.02
 
@@ -27,51 +28,114 @@ _INITIAL_STD = 0.02
 #   selective checkpointing kept, without a version bump, and backward would see the bias twice.
 
 
+class Sequences:
+    """What every block needs to know of the positions in [B, T], made once per forward.
+
+    No tuple and no dataclass: FSDP looks for tensors in those, and would cast the rotation to the
+    type of the parameters, for each block anew.
+
+    Args:
+        mask: what the attention kernel has prepared for T.
+        rotation: None where positions are learned.
+    """
+
+    def __init__(self, mask: Any, rotation: Rotation | None) -> None:
+        self.mask, self.rotation = mask, rotation
+
+
 class Attention(nn.Module):
-    """Causal multi-head self-attention with a fused qkv projection."""
+    """Causal self-attention of grouped queries with a fused qkv projection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attend = kernel_for(config).function
-        self.head_dim = config.head_dim
+        self.head_size = config.head_size
         self.window = config.window
         self.dropout = config.dropout
-        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
-        self.proj = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
+        self.sizes = [config.attention_dim, *2 * [config.kv_head_count * config.head_size]]
+        self.qkv = nn.Linear(config.d_model, config.qkv_dim, bias=config.has_qkv_bias)
+        self.q_norm = _qk_norm(config)
+        self.k_norm = _qk_norm(config)
+        self.proj = nn.Linear(config.attention_dim, config.d_model, bias=config.attention_bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Any) -> Tensor:
-        batch, seq_len, _ = x.shape
-        # [B*T, 3 d] -> q, k, v of [B, H, T, head_dim]
-        q, k, v = (
-            part.view(batch, seq_len, -1, self.head_dim).transpose(1, 2)
-            for part in self.qkv(x.flatten(0, 1)).chunk(3, dim=-1)
-        )
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x [B, T, d] -> [B, T, d]."""
+        q, k, v = (part.transpose(1, 2) for part in self.heads(x, sequences.rotation))
         dropout = self.dropout if self.training else 0.0
-        y = self.attend(q, k, v, mask=mask, window=self.window, dropout=dropout)
+        y = self.attend(q, k, v, mask=sequences.mask, window=self.window, dropout=dropout)
+        return self.output(y)
+
+    def heads(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, d] -> q [B, T, H, head_dim], and k and v with as many heads as they have."""
+        batch, seq_len, _ = x.shape
+        q, k, v = (
+            part.view(batch, seq_len, -1, self.head_size)
+            for part in self.qkv(x.flatten(0, 1)).split(self.sizes, dim=-1)
+        )
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
+    def output(self, y: Tensor) -> Tensor:
+        """What the heads have found, [B, H, T, head_dim] -> [B, T, d]."""
+        batch, _, seq_len, _ = y.shape
         y = self.proj(y.transpose(1, 2).reshape(batch * seq_len, -1))
-        return self.residual_dropout(y).view_as(x)  # type: ignore[no-any-return]
+        y = self.residual_dropout(y)
+        return y.view(batch, seq_len, -1)
 
 
 class MLP(nn.Module):
-    """Two projections with GELU (tanh approximation) or ReLU between."""
+    """Two projections with GELU (tanh approximation) or ReLU between; SwiGLU (arXiv:2002.05202) has
+    its gate and what it multiplies in one first projection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.fc = nn.Linear(config.d_model, config.ffn_dim, bias=config.mlp_bias)
+        self.fc = nn.Linear(config.d_model, config.up_dim, bias=config.mlp_bias)
         self.out = nn.Linear(config.ffn_dim, config.d_model, bias=config.mlp_bias)
-        self.activation: Callable[[Tensor], Tensor] = (
-            F.relu if config.activation == "relu" else partial(F.gelu, approximate="tanh")
-        )
+        self.activation = _ACTIVATIONS[config.activation]
         self.residual_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.out(self.activation(self.fc(x.flatten(0, 1))))
-        return self.residual_dropout(y).view_as(x)  # type: ignore[no-any-return]
+        y: Tensor = self.out(self.activation(self.fc(x.flatten(0, 1))))
+        y = self.residual_dropout(y)
+        return y.view_as(x)
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "swiglu": _swiglu,
+}
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
+    return kind(config.d_model, eps=config.norm_eps)
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of each head; under autocast heads are low precision, and its weight is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., head_dim], in the weight's type meanwhile."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+def _qk_norm(config: ModelConfig) -> nn.Module:
+    if not config.qk_norm:
+        return nn.Identity()
+    return HeadNorm(config.head_size, eps=config.norm_eps)
 
 
 class Block(nn.Module):
-    """Pre-LayerNorm residual block, which recomputes itself in backward where the config says so.
+    """Pre-norm residual block, which recomputes itself in backward where the config says so.
 
     Recomputation is in here and not around it, so that compiling a block compiles both.
     """
@@ -79,20 +143,21 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.ln_1 = nn.LayerNorm(config.d_model)
+        self.ln_1 = _norm(config)
         self.attn = Attention(config)
-        self.ln_2 = nn.LayerNorm(config.d_model)
+        self.ln_2 = _norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, mask: Any) -> Tensor:
-        """x [B, T, d] and what the attention kernel prepared for T -> [B, T, d]."""
+    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        """x [B, T, d] -> [B, T, d]."""
         if self.training and torch.is_grad_enabled():
-            return checkpointed(self._forward, x, mask, config=self.config)
-        return self._forward(x, mask)
+            return checkpointed(self._forward, x, sequences, config=self.config)
+        return self._forward(x, sequences)
 
-    def _forward(self, x: Tensor, mask: Any) -> Tensor:
-        x = x + self.attn(self.ln_1(x), mask)
-        return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
+    def _forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        x = x + self.attn(self.ln_1(x), sequences)
+        x = x + self.mlp(self.ln_2(x))
+        return x
 
 
 class LMHead(nn.Module):
@@ -122,7 +187,7 @@ class LMHead(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2-style decoder.
+    """The decoder: GPT-2's, Llama's, Qwen's or Mistral's, as its config says.
 
     A fresh instance carries torch's default values (none on the meta device); `initial_value`
     gives the ones to train from.
@@ -133,17 +198,22 @@ class GPT(nn.Module):
         self.config = config
         self.prepare_mask = kernel_for(config).prepare
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
-        self.wpe = nn.Embedding(config.context, config.d_model)
+        learned = config.position == "learned"
+        self.wpe = nn.Embedding(config.context, config.d_model) if learned else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.ln_f = nn.LayerNorm(config.d_model)
+        self.ln_f = _norm(config)
         self.head = LMHead(config, self.wte.weight if config.tied else None)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
         """Mean loss over targets that are not -100, or the logits when there are no targets.
 
         tokens [B, T] int64, targets [B, T] int64 -> fp32 scalar, or [B, T, V] in the compute
-        dtype. Raises ValueError when T exceeds the context.
+        dtype. With starts [B, T] int64, the index in its sequence of the first token of each
+        token's document, attention stays inside documents, and learned positions count from there
+        (to rotary ones only differences matter). Raises ValueError when T exceeds the context.
         """
         seq_len = tokens.size(1)
         if seq_len > self.config.context:
@@ -152,11 +222,26 @@ class GPT(nn.Module):
                 f"{self.config.context}; shorten it or raise the context."
             )
         positions = torch.arange(seq_len, device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))
-        mask = self.prepare_mask(seq_len, self.config.window, tokens.device)
+        x = self.embed(tokens, positions if starts is None else positions - starts)
+        window, dtype = self.config.window, compute_dtype(x)
+        mask = self.prepare_mask(seq_len, window, tokens.device, starts, dtype)
+        sequences = Sequences(mask, self.rotation(positions))
         for block in self.blocks:
-            x = block(x, mask)
-        return self.head(self.ln_f(x), targets)  # type: ignore[no-any-return]
+            x = block(x, sequences)
+        loss_or_logits: Tensor = self.head(self.ln_f(x), targets)
+        return loss_or_logits
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """tokens [B, T] at positions [T] or [B, T], all int64 -> [B, T, d]."""
+        x: Tensor = self.wte(tokens)
+        if self.wpe is not None:
+            x = x + self.wpe(positions)
+        x = self.drop(x)
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        """What turns queries and keys at positions [T]; None where positions are learned."""
+        return rotation(self.config, positions) if self.wpe is None else None
 
 
 def initial_value(

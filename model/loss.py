@@ -45,9 +45,7 @@ def linear_cross_entropy(
         logits = F.linear(hidden, weight).float()
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
         return total / _valid_count(targets)
-    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets, chunk_rows, torch.is_grad_enabled()
-    )
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, chunk_rows, torch.is_grad_enabled())
     return loss
 
 
@@ -55,11 +53,12 @@ def _valid_count(targets: Tensor) -> Tensor:
     return (targets != IGNORE_INDEX).sum().clamp(min=1)
 
 
-def _compute_dtype(weight: Tensor) -> torch.dtype:
-    device_type = weight.device.type
+def compute_dtype(operand: Tensor) -> torch.dtype:
+    """What matmuls of such a tensor compute in."""
+    device_type = operand.device.type
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
-    return weight.dtype
+    return operand.dtype
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -73,7 +72,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int, training: bool
     ) -> Tensor:
-        dtype = _compute_dtype(weight)
+        dtype = compute_dtype(weight)
         count = _valid_count(targets)
         wants_hidden, wants_weight = (training and wanted for wanted in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None

@@ -42,21 +42,24 @@ _Kept = defaultdict[Any, deque[Any]]
 
 
 def checkpointed(
-    function: Callable[[Tensor, Any], Tensor], x: Tensor, mask: Any, *, config: ModelConfig
+    function: Callable[[Tensor, Any], Tensor], x: Tensor, sequences: Any, *, config: ModelConfig
 ) -> Tensor:
-    """`function(x, mask)`, keeping for backward what the config's activation_checkpointing says."""
+    """`function(x, sequences)`, keeping for backward what the config says."""
     mode = config.activation_checkpointing
     if mode == "none":
-        return function(x, mask)
+        return function(x, sequences)
+    out: Tensor
     if mode == "full":
-        return checkpoint(function, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
-    if mode == "offload":
-        with offload_saved():  # of the checkpoint's own: x, and not the mask that all blocks share
-            return checkpoint(lambda x: function(x, mask), x, use_reentrant=False)  # type: ignore[no-any-return]
-    contexts = _compiled_contexts if torch.compiler.is_compiling() else selective_contexts
-    return checkpoint(  # type: ignore[no-any-return]
-        function, x, mask, use_reentrant=False, context_fn=partial(contexts, config)
-    )
+        out = checkpoint(function, x, sequences, use_reentrant=False)
+    elif mode == "offload":
+        with offload_saved():  # x alone, and not what all blocks share
+            out = checkpoint(lambda x: function(x, sequences), x, use_reentrant=False)
+    else:
+        contexts = _compiled_contexts if torch.compiler.is_compiling() else selective_contexts
+        out = checkpoint(
+            function, x, sequences, use_reentrant=False, context_fn=partial(contexts, config)
+        )
+    return out
 
 
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -80,15 +83,15 @@ def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
         return config.dropout == 0.0
     if op in _LINEAR_OPS:
         # The last projection's output feeds only the residual sum: backward never asks for it,
-        # and recomputation ends before reaching it. Known by its [d_ff, d_model] operand.
-        last = tuple(args[-1].shape) == (config.ffn_dim, config.d_model)
-        return not last or config.ffn_dim == config.d_model
+        # and recomputation ends before reaching it. Known by its operand's shape, if it is alone.
+        *others, last = config.linear_shapes
+        return tuple(args[-1].shape) != last or last in others
     return op in _BATCHED_MATMUL_OPS
 
 
 class _Mode(TorchDispatchMode):
     def __init__(self, config: ModelConfig, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.config = config
         self.kept = kept
 

@@ -34,7 +34,8 @@ def write_run(
     """One run with the given losses; every other figure follows from the arguments."""
     folder.mkdir(parents=True)
     zero = int(strategy[4:]) if strategy.startswith("zero") else None
-    values = {"model": "nano", "global_batch": 16, "seq_len": 128, "steps": 20, "seed": 0} | config
+    values: dict[str, Any] = {"model": "nano", "global_batch": 16, "seq_len": 128, "steps": 20}
+    values |= {"seed": 0} | config
     name = strategy if zero is None else "zero"
     run_config = RunConfig().replace(strategy=name, zero=zero, **values)
     (folder / "config.yaml").write_text(yaml.safe_dump(run_config.flat()))

@@ -4,8 +4,9 @@ A checkpoint is a folder `step-00000010`: one safetensors file per rank that wro
 ranges of flattened fp32 tensors, and `index.json`, which says what lies where, with checksums.
 """
 
-from launcher.checkpoint.checkpointer import Checkpointer, Loaded
-from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.checkpointer import Checkpointer
+from launcher.checkpoint.document import DamagedCheckpoint
+from launcher.checkpoint.index import Checkpoint
 from launcher.checkpoint.saving import Saved, SaveError
 from launcher.checkpoint.store import CheckpointFolder
 
@@ -14,7 +15,6 @@ __all__ = [
     "CheckpointFolder",
     "Checkpointer",
     "DamagedCheckpoint",
-    "Loaded",
     "SaveError",
     "Saved",
 ]

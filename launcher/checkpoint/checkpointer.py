@@ -5,24 +5,27 @@ has put into it before any check could look at it, and it has no checksums. What
 plan of who reads what, is a few comparisons once everything is a flat range.
 """
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
+from launcher.checkpoint.document import DamagedCheckpoint
+from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import RangeReader
-from launcher.checkpoint.index import Checkpoint, DamagedCheckpoint
-from launcher.checkpoint.ranks import Ranks
+from launcher.checkpoint.index import Checkpoint, Contents
 from launcher.checkpoint.rng import generator_states, restore_generators
-from launcher.checkpoint.saving import Saved, Snapshot, write_checkpoint
+from launcher.checkpoint.saving import Ranks, Saved, write_checkpoint
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.errors import UserError
 from launcher.strategies.engine import Engine
-from launcher.strategies.flat_shards import Shard, TrainingState
+from launcher.strategies.flat_shards import PARAM, Shard, TrainingState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +37,17 @@ class Loaded:
     """Newer checkpoints that were refused, each with its reason."""
     rng_restored: bool
     """Whether dropout goes on exactly; another number of ranks draws other masks."""
+
+
+class Weights(Protocol):
+    """Parameters under our names, wherever they are from."""
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill `shard.data`, of any type on any device, with its range.
+
+        Raises:
+            UserError: they are damaged.
+        """
 
 
 class Checkpointer:
@@ -76,20 +90,30 @@ class Checkpointer:
         assert self._pending is None, "wait for the save before this one"
         started_s = time.monotonic()
         state = engine.training_state()
-        snapshot = Snapshot(
+        contents = Contents(
             step=step,
-            shards=self._stage(state) if self._asynchronous else state.saved(),
+            world_size=self._ranks.size,
             shapes=dict(state.shapes),
             kinds=list(state.kinds),
             own_shapes=state.own_shapes,
             counters=state.counters(),
-            extra=extra,
-            rng=generator_states(),
+            extra=cast(Extra, extra),
+            rng=[generator_states()],
+            files=(),
+        )
+        shards = self._stage(state) if self._asynchronous else state.saved()
+        write = partial(
+            write_checkpoint,
+            contents,
+            shards,
+            self.folder,
+            self._ranks,
+            keep=self._keep,
             started_s=started_s,
         )
         if not self._asynchronous:
-            return self._write(snapshot)
-        self._pending = self._writer.submit(self._write, snapshot)
+            return write()
+        self._pending = self._writer.submit(write)
         return None
 
     def wait(self) -> Saved | None:
@@ -106,10 +130,6 @@ class Checkpointer:
         finished = self._pending is not None and self._pending.done()
         return self.wait() if finished else None
 
-    def latest(self) -> Path | None:
-        """The newest checkpoint of this run."""
-        return self.folder.latest()
-
     def load(self, source: Path | Literal["auto"], engine: Engine) -> Loaded | None:
         """Fill a freshly built engine, each rank reading only what it holds, and the generators.
 
@@ -122,15 +142,17 @@ class Checkpointer:
         """
         damages: list[str] = []
         state = engine.training_state()
-        for path in self._candidates(source):
+        paths = self._ranks.on_main(  # so that all ranks try the same ones
+            lambda: self.folder.list()[::-1] if source == "auto" else candidates(source)
+        )
+        for path in paths:
             checkpoint, problem = _fill(path, state)
-            found = [p for p in self._ranks.gather(problem) if p is not None]
-            agreed = self._ranks.broadcast(found[:1])
-            if agreed and not isinstance(agreed[0], DamagedCheckpoint):
-                raise agreed[0]
-            if agreed:
-                damages.append(str(agreed[0]))
+            agreed = self._agreed(problem)
+            if isinstance(agreed, DamagedCheckpoint):
+                damages.append(str(agreed))
                 continue
+            if agreed is not None:
+                raise agreed
             assert checkpoint is not None
             state.finish_load(checkpoint.counters)
             restored = restore_generators(
@@ -144,17 +166,28 @@ class Checkpointer:
             raise DamagedCheckpoint(damages[0])
         return None
 
-    def _candidates(self, source: Path | Literal["auto"]) -> list[Path]:
-        """The main rank's list, so that all ranks try the same ones."""
-        found: list[Path] | UserError | None = None
-        if self._ranks.is_main:
-            try:
-                found = self.folder.list()[::-1] if source == "auto" else candidates(source)
-            except UserError as error:
-                found = error
-        agreed: list[Path] | UserError = self._ranks.broadcast(found)
-        if isinstance(agreed, UserError):
+    def begin_with(self, weights: Weights, engine: Engine) -> None:
+        """Fill the parameters of a freshly built engine, each rank reading only what it holds; its
+        optimizer stays new.
+
+        Raises:
+            UserError: on every rank, when one rank cannot read them.
+        """
+        state, problem = engine.training_state(), None
+        try:
+            for shard in state.loaded():
+                if shard.kind == PARAM and shard.data.numel() > 0:
+                    weights.read_into(shard)
+        except UserError as error:
+            problem = error
+        if (agreed := self._agreed(problem)) is not None:
             raise agreed
+        state.finish_load(state.counters())
+
+    def _agreed(self, problem: UserError | None) -> UserError | None:
+        """The first rank's problem that has one, on every rank."""
+        problems = filter(None, self._ranks.gather(problem))
+        agreed: UserError | None = self._ranks.broadcast(next(problems, None))
         return agreed
 
     def _stage(self, state: TrainingState) -> list[Shard]:
@@ -174,22 +207,11 @@ class Checkpointer:
             data = self._staging[begin : begin + shard.data.numel()]
             begin += shard.data.numel()
             data.copy_(shard.data, non_blocking=True)
-            staged.append(
-                Shard(
-                    name=shard.name,
-                    kind=shard.kind,
-                    shape=shard.shape,
-                    start=shard.start,
-                    data=data,
-                )
-            )
+            staged.append(dataclasses.replace(shard, data=data))
         assert begin == self._staging.numel(), "the same engine holds the same ranges"
         if self._staging.is_pinned():
             torch.cuda.synchronize()
         return staged
-
-    def _write(self, snapshot: Snapshot) -> Saved:
-        return write_checkpoint(snapshot, self.folder, self._ranks, keep=self._keep)
 
 
 def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserError | None]:

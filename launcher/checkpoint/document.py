@@ -1,19 +1,28 @@
 """The file `index.json` itself: name, version, checksum, and what is said when it is not what was
 written."""
 
+import functools
 import hashlib
 import json
 import reprlib
 import stat
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, cast
+
+from annotated_types import Interval
 
 from launcher.errors import UserError
 
+T = TypeVar("T")
+
+Count = Annotated[int, Interval(ge=0, le=2**53)]
+"""0 or more, and no more than every reader of JSON keeps exactly."""
 INDEX_NAME = "index.json"
 FORMAT, VERSION = "shardscale-checkpoint", 1
 _FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
 _LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
+_WORDS = (("Input should be", "must be"), ("Value error, ", ""), ("Input should", "it should"))
 
 
 class DamagedCheckpoint(UserError):
@@ -32,8 +41,8 @@ def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
     )
 
 
-def read_document(path: Path) -> str:
-    """The content of the index as JSON, after its checksum was compared."""
+def read_document(path: Path, kind: type[T]) -> T:
+    """The content of the index as a `kind`, after its checksum was compared."""
     if file_size_bytes(path, INDEX_NAME) > _LARGEST_INDEX_BYTES:
         raise damaged(path, INDEX_NAME, f"is larger than {_LARGEST_INDEX_BYTES:,} bytes")
     try:
@@ -58,7 +67,10 @@ def read_document(path: Path) -> str:
         raise damaged(path, INDEX_NAME, "is nested too deeply") from None
     if not matches:
         raise damaged(path, INDEX_NAME, "does not match its own checksum")
-    return json.dumps(document["content"])
+    try:
+        return strictly(kind, json.dumps(document["content"]))
+    except ValueError as error:
+        raise damaged(path, INDEX_NAME, str(error)) from None
 
 
 def write_document(path: Path, content: Any) -> None:
@@ -88,3 +100,41 @@ def digest(content: Any) -> str:
     """The checksum of an index's content."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def strictly(kind: type[T], text: str) -> T:
+    """The JSON `text` as a `kind`, every value of exactly the type that is declared.
+
+    Raises:
+        ValueError: it is something else; says what and where.
+    """
+    from pydantic import ValidationError
+
+    try:
+        checked: T = _adapter(cast(Hashable, kind)).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    else:
+        return checked
+    where = ".".join(_shown(part) for part in first["loc"] if part != "[key]") or "it"
+    what = first["msg"]
+    if first["type"] == "missing":
+        raise ValueError(f"lacks {where}")
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        raise ValueError(f"has {where}, which is unknown")
+    for theirs, ours in _WORDS:
+        what = what.replace(theirs, ours)
+    raise ValueError(f"says {where} is {reprlib.repr(first['input'])[:60]}, but {what[:90]}")
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)  # takes a tenth of a second
+
+
+def _shown(part: Any) -> str:
+    """A step on the way to a value; keys are somebody's text."""
+    text = str(part)
+    return text if text.isidentifier() and len(text) < 40 else reprlib.repr(part)

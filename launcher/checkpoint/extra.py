@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from launcher.checkpoint.schema import Count
-from launcher.config.schema import ModelChoice, field_types
+from launcher.checkpoint.document import Count
+from launcher.config.model import ModelChoice
+from launcher.config.schema import field_types
 from launcher.model.config import ModelConfig
 from launcher.strategies.engine import LossScale
 
@@ -25,7 +26,7 @@ class Extra(TypedDict, total=False):
     """Known entries have these types. Others are kept and not looked at: later versions add some,
     and who saves without a run adds none."""
 
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
+    __pydantic_config__ = _OPEN  # type: ignore[misc]  # where pydantic looks
 
     config: SavedConfig
     """RunConfig, flat; what is not in it was not given."""

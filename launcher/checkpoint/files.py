@@ -2,19 +2,19 @@
 
 import bisect
 import json
+import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.document import damaged
+from launcher.checkpoint.document import FORMAT, damaged
 from launcher.checkpoint.index import (
     CHUNK_ELEMENTS,
     ELEMENT_BYTES,
@@ -22,7 +22,11 @@ from launcher.checkpoint.index import (
     Range,
     RankFile,
 )
+from launcher.cores import usable_cores
+from launcher.files import sync
 from launcher.strategies.flat_shards import Shard
+
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
@@ -34,14 +38,18 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
         OSError: no room, or the folder is gone.
     """
     shards = [shard for shard in shards if shard.data.numel() > 0]
-    header = _header(shards)
+    header = safetensors_header(
+        {f"{shard.name}:{shard.kind}:{shard.start}": [shard.data.numel()] for shard in shards},
+        torch.float32,
+        {"format": FORMAT},
+    )
     offset_bytes = len(header)
     ranges = []
     with path.open("xb") as file:
         file.write(header)
         for shard in shards:
             checksums = []
-            for chunk in _chunks(shard.data):
+            for chunk in shard.data.split(CHUNK_ELEMENTS):
                 raw = _bytes(chunk.to("cpu", torch.float32))
                 file.write(raw)
                 checksums.append(zlib.crc32(raw))
@@ -56,8 +64,7 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
                 )
             )
             offset_bytes += ELEMENT_BYTES * shard.data.numel()
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     return RankFile(
         name=path.name,
         size_bytes=offset_bytes,
@@ -73,25 +80,17 @@ class RangeReader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._path = checkpoint.path
         self._files = checkpoint.files
-        self._found: dict[tuple[str, str], list[tuple[int, RankFile, Range]]] = {}
-        for file in checkpoint.files:
-            for entry in file.ranges:
-                found = self._found.setdefault((entry.name, entry.kind), [])
-                found.append((entry.start, file, entry))
-        for found in self._found.values():
-            found.sort(key=lambda item: item[0])
+        self._ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
+        self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
+        for file, entry in sorted(self._ranges, key=_start):
+            self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
         self._descriptors: dict[str, int] = {}
         self._buffer = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
 
@@ -102,13 +101,11 @@ class RangeReader:
             DamagedCheckpoint: the bytes are not the ones that were written.
         """
         found = self._found[shard.name, shard.kind]
-        first = bisect.bisect_right(found, shard.start, key=lambda item: item[0]) - 1
-        for start, file, entry in found[first:]:
-            if start >= shard.stop:
-                break
+        first = bisect.bisect_right(found, shard.start, key=_start) - 1
+        for file, entry in found[first : bisect.bisect_left(found, shard.stop, key=_start)]:
             for number in range(len(entry.checksums)):
-                begin = start + number * CHUNK_ELEMENTS
-                end = min(start + entry.numel, begin + CHUNK_ELEMENTS)
+                begin = entry.start + number * CHUNK_ELEMENTS
+                end = min(entry.start + entry.numel, begin + CHUNK_ELEMENTS)
                 low, high = max(begin, shard.start), min(end, shard.stop)
                 if low < high:
                     chunk = self._read(file, entry, number, self._buffer)
@@ -121,12 +118,11 @@ class RangeReader:
         Raises:
             DamagedCheckpoint: some bytes are not the ones that were written.
         """
-        entries = [(file, entry) for file in self._files for entry in file.ranges]
         for file in self._files:
             self._open(file)
-        pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+        pool = ThreadPoolExecutor(min(8, usable_cores()))
         try:
-            for _ in pool.map(lambda found: self._check(*found), entries):
+            for _ in pool.map(lambda found: self._check(*found), self._ranges):
                 pass
         finally:
             pool.shutdown(cancel_futures=True)
@@ -169,29 +165,31 @@ class RangeReader:
         return self._descriptors[file.name]
 
 
-def _chunks(data: Tensor) -> Iterator[Tensor]:
-    for begin in range(0, data.numel(), CHUNK_ELEMENTS):
-        yield data[begin : begin + CHUNK_ELEMENTS]
-
-
-def _bytes(chunk: Tensor) -> memoryview:
-    """The memory of a host tensor."""
-    array: np.ndarray[Any, Any] = chunk.numpy()
-    return array.data.cast("B")
-
-
-def _header(shards: list[Shard]) -> bytes:
-    """The safetensors header: 8 bytes of length, then JSON, padded so that the data is aligned."""
-    entries: dict[str, object] = {"__metadata__": {"format": "shardscale-checkpoint"}}
+def safetensors_header(
+    shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, metadata: Mapping[str, str]
+) -> bytes:
+    """What a safetensors file of tensors of `shapes`, one after the other, begins with: 8 bytes of
+    length, then JSON, padded so that the data is aligned."""
+    entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
-    for shard in shards:
-        end = begin + ELEMENT_BYTES * shard.data.numel()
-        entries[f"{shard.name}:{shard.kind}:{shard.start}"] = {
-            "dtype": "F32",
-            "shape": [shard.data.numel()],
+    for name, shape in shapes.items():
+        end = begin + dtype.itemsize * math.prod(shape)
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": shape,
             "data_offsets": [begin, end],
         }
         begin = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _start(found: tuple[RankFile, Range]) -> int:
+    return found[1].start
+
+
+def _bytes(chunk: Tensor) -> memoryview:
+    """The memory of a host tensor."""
+    array: np.ndarray[Any, Any] = chunk.numpy()
+    return array.data.cast("B")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,18 +13,18 @@ from annotated_types import Interval, Len, MinLen, Predicate
 
 from launcher.checkpoint.document import (
     INDEX_NAME,
+    Count,
     damaged,
     file_size_bytes,
     read_document,
     write_document,
 )
-from launcher.checkpoint.document import DamagedCheckpoint as DamagedCheckpoint
 from launcher.checkpoint.extra import Extra, saved_model
 from launcher.checkpoint.rng import is_state
-from launcher.checkpoint.schema import Count, strictly
-from launcher.checkpoint.whole import what_is_missing
 from launcher.errors import UserError
-from launcher.strategies.flat_shards import PARAM, element_count
+from launcher.optim.choice import OptimChoice
+from launcher.optim.registry import OPTIMIZERS, checkpointed
+from launcher.strategies.flat_shards import PARAM
 
 _POSITIONS = "wpe.weight"
 ELEMENT_BYTES = 4  # everything is stored as fp32
@@ -63,7 +64,7 @@ class RankFile:
     ranges: Sequence[Range]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """What `index.json` says. The types are its schema: what is read fits them exactly."""
 
@@ -82,7 +83,7 @@ class Contents:
     """kind -> parameter -> shape, for kinds that are not of every parameter in its shape."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint(Contents):
     """An index, read and checked: complete, and consistent with the sizes of its files."""
 
@@ -96,13 +97,7 @@ class Checkpoint(Contents):
             DamagedCheckpoint: something is missing, cut off, changed or does not fit together.
             UserError: written in another version of the format.
         """
-        try:
-            contents = strictly(Contents, read_document(path))
-        except ValueError as error:
-            raise damaged(path, INDEX_NAME, str(error)) from None
-        checkpoint = cls(
-            path=path, **{f.name: getattr(contents, f.name) for f in dataclasses.fields(contents)}
-        )
+        checkpoint = cls(path=path, **vars(read_document(path, Contents)))
         checkpoint.check_agreement()
         checkpoint.check_coverage()
         checkpoint.check_sizes()
@@ -112,9 +107,8 @@ class Checkpoint(Contents):
 
     def write(self) -> None:
         """Write `index.json` into the folder."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(Contents)}
-        content = json.loads(json.dumps(fields, default=dataclasses.asdict))
-        write_document(self.path, content)
+        fields = {name: value for name, value in vars(self).items() if name != "path"}
+        write_document(self.path, json.loads(json.dumps(fields, default=dataclasses.asdict)))
 
     @property
     def size_bytes(self) -> int:
@@ -149,7 +143,7 @@ class Checkpoint(Contents):
             model = saved_model(self.extra)
         except UserError as error:
             return f"says that its model is none: {error}"
-        held = sum(map(element_count, self.shapes.values()))
+        held = sum(map(math.prod, self.shapes.values()))
         if model is None or model.parameter_count == held:
             return None
         return f"has {held:,} parameters, and the model that it names has another number"
@@ -171,7 +165,7 @@ class Checkpoint(Contents):
                 )
             ends[key] = entry.start + entry.numel
         wanted = {
-            (name, kind): element_count(shape)
+            (name, kind): math.prod(shape)
             for kind in self.kinds
             for name, shape in self.own_shapes.get(kind, self.shapes).items()
         }
@@ -180,14 +174,28 @@ class Checkpoint(Contents):
                 raise damaged(self.path, INDEX_NAME, f"does not cover {name} ({kind}) exactly")
 
     def missing_state(self) -> str | None:
-        """What is not there of what the optimizer of the saver's config has, if anything."""
-        return what_is_missing(
-            shapes=self.shapes,
-            kinds=self.kinds,
-            own_shapes=self.own_shapes,
-            counters=self.counters,
-            config=self.extra.get("config", {}),
-        )
+        """The first state or counter that is not there, None where all are.
+
+        The ranges are checked against `kinds` and `shapes` elsewhere; here those are checked
+        against what the optimizer of the saver's config keeps, which the engine had no part in.
+        """
+        config = self.extra.get("config", {})
+        if config.get("optimizer") not in OPTIMIZERS:
+            return None
+        choice = OptimChoice(optimizer=config["optimizer"], momentum=config.get("momentum", 0))
+        states, counters = checkpointed(choice)
+        elementwise = OPTIMIZERS[choice.optimizer].elementwise
+        for name in self.shapes:
+            found = {kind for kind in self.kinds if name in self.own_shapes.get(kind, self.shapes)}
+            missing = [kind for kind in (PARAM, *states) if kind not in found]
+            # Of Adafactor's factors a parameter has those that fit its shape.
+            factored = not elementwise and PARAM not in missing and len(missing) < len(states)
+            if missing and not factored:
+                return f"has no {missing[0]} of {name}"
+        for counter in counters:
+            if counter not in self.counters:
+                return f"has no counter {counter} of the optimizer"
+        return None
 
     def check_sizes(self) -> None:
         """All rank files are there in full length, and ranges lie inside them.

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,5 +51,4 @@ def _encode(state: Tensor) -> str:
 
 
 def _decode(text: str) -> Tensor:
-    raw = base64.b64decode(text, validate=True)
-    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -1,20 +1,22 @@
 """What happens on every rank to get a checkpoint onto the disk, all of it or nothing."""
 
+import datetime
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
-from launcher.checkpoint.extra import Extra
+from launcher.checkpoint.document import DamagedCheckpoint
 from launcher.checkpoint.files import write_shards
-from launcher.checkpoint.index import CHUNK_ELEMENTS, Checkpoint, DamagedCheckpoint, RankFile
-from launcher.checkpoint.ranks import Ranks
+from launcher.checkpoint.index import CHUNK_ELEMENTS, Checkpoint, Contents, RankFile
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.errors import Failure
-from launcher.strategies.flat_shards import PARAM, OwnShapes, Shard
+from launcher.errors import Failure, UserError
+from launcher.strategies.flat_shards import PARAM, Shard
 
 T = TypeVar("T")
 
@@ -34,118 +36,143 @@ class Saved:
     """From the call of `save` to the published folder."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    """One rank's part of the state at one step."""
+class Ranks:
+    """How the ranks that save and load together agree: on a gloo group of their own, since
+    training's group is in use while a save runs.
 
-    step: int
-    shards: Iterable[Shard]
-    shapes: Mapping[str, tuple[int, ...]]
-    kinds: Sequence[str]
-    own_shapes: OwnShapes
-    counters: Mapping[str, float]
-    extra: Mapping[str, Any]
-    rng: Mapping[str, str]
-    started_s: float
-    """When `save` was called, on the monotonic clock."""
+    Collective: all ranks build one at the same time. What is exchanged are this run's own
+    objects, never anything read from a file.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.rank, self.size = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        if self.size > 1:
+            timeout = datetime.timedelta(seconds=timeout_s)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value on the main rank, by rank; an empty list elsewhere."""
+        if self._group is None:
+            return [value]
+        everybody: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, everybody, dst=0, group=self._group)
+        return everybody or []
+
+    def broadcast(self, value: object) -> Any:
+        """The main rank's value; what other ranks pass is ignored."""
+        message: list[Any] = [value]
+        if self._group is not None:
+            dist.broadcast_object_list(message, src=0, group=self._group)
+        return message[0]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns on the main rank; a UserError or Failure there is raised on all."""
+        outcome: T | UserError | Failure | None = None
+        if self.rank == 0:
+            try:
+                outcome = work()
+            except (UserError, Failure) as error:
+                outcome = error
+        outcome = self.broadcast(outcome)
+        if isinstance(outcome, UserError | Failure):
+            raise outcome
+        return outcome
 
 
 def write_checkpoint(
-    snapshot: Snapshot, folder: CheckpointFolder, ranks: Ranks, *, keep: int | None
+    contents: Contents,
+    shards: Iterable[Shard],
+    folder: CheckpointFolder,
+    ranks: Ranks,
+    *,
+    keep: int | None,
+    started_s: float,
 ) -> Saved:
     """Write every rank's file, then the index, then give the folder its name. Collective.
+
+    Args:
+        contents: without the files, and with the generators of this rank alone.
+        shards: what this rank writes.
+        started_s: when the save was asked for, on the monotonic clock.
 
     Raises:
         SaveError: on every rank, when one rank failed; nothing is left of the attempt.
     """
-    begun = _begin(snapshot, folder) if ranks.is_main else None
-    temporary: Path = _raised(ranks.broadcast(begun))
-    part = _write_part(snapshot, temporary, ranks.rank)
-    parts = ranks.gather((part, snapshot.rng))
-    outcome: Saved | SaveError | None = None
-    if ranks.is_main:
-        try:
-            outcome = _publish(snapshot, temporary, folder, parts)
-        except (SaveError, DamagedCheckpoint, OSError) as error:
-            folder.discard(temporary)
-            outcome = error if isinstance(error, SaveError) else _error(snapshot, str(error))
-        if keep is not None and isinstance(outcome, Saved):
-            outcome = _prune(outcome, folder, keep)
-    saved: Saved = _raised(ranks.broadcast(outcome))
+    temporary = ranks.on_main(lambda: _begin(contents.step, folder))
+    part = _write_part(contents.step, shards, temporary, ranks.rank)
+    parts = ranks.gather((part, contents.rng[0]))
+    saved = ranks.on_main(lambda: _publish(contents, temporary, folder, parts, started_s))
+    if keep is not None:
+        ranks.on_main(lambda: _prune(saved, folder, keep))
     return saved
 
 
-def _begin(snapshot: Snapshot, folder: CheckpointFolder) -> Path | SaveError:
+def _begin(step: int, folder: CheckpointFolder) -> Path:
     try:
-        return folder.begin(snapshot.step)
+        return folder.begin(step)
     except OSError as error:
-        return _error(snapshot, str(error))
+        raise _error(step, str(error)) from None
 
 
-def _write_part(snapshot: Snapshot, temporary: Path, rank: int) -> RankFile | SaveError:
+def _write_part(
+    step: int, shards: Iterable[Shard], temporary: Path, rank: int
+) -> RankFile | SaveError:
     path = temporary / f"rank-{rank:05d}.safetensors"
     try:
-        return write_shards(path, _finite(snapshot))
+        return write_shards(path, _finite(step, shards))
     except SaveError as error:
         return error
     except OSError as error:
-        return _error(snapshot, f"rank {rank}, {error.strerror} while writing {path}")
+        return _error(step, f"rank {rank}, {error.strerror} while writing {path}")
 
 
-def _finite(snapshot: Snapshot) -> Iterator[Shard]:
+def _finite(step: int, shards: Iterable[Shard]) -> Iterator[Shard]:
     """The shards; weights that are no numbers must not take the place of good ones."""
-    for shard in snapshot.shards:
+    for shard in shards:
         pieces = shard.data.split(CHUNK_ELEMENTS) if shard.kind == PARAM else ()
         if not all(bool(torch.isfinite(piece).all()) for piece in pieces):
-            raise _error(snapshot, f"{shard.name} has weights that are not finite")
+            raise _error(step, f"{shard.name} has weights that are not finite")
         yield shard
 
 
 def _publish(
-    snapshot: Snapshot,
+    contents: Contents,
     temporary: Path,
     folder: CheckpointFolder,
     parts: Sequence[tuple[RankFile | SaveError, Mapping[str, str]]],
+    started_s: float,
 ) -> Saved:
-    files = [_raised(part) for part, _ in parts]
-    checkpoint = Checkpoint(
-        path=temporary,
-        step=snapshot.step,
-        world_size=len(parts),
-        shapes=snapshot.shapes,
-        kinds=snapshot.kinds,
-        own_shapes=snapshot.own_shapes,
-        counters=snapshot.counters,
-        extra=cast(Extra, snapshot.extra),
-        rng=[rng for _, rng in parts],
-        files=files,
-    )
-    if (missing := checkpoint.missing_state()) is not None:
-        raise _error(snapshot, f"the training state {missing}")
-    checkpoint.check_coverage()
-    checkpoint.check_sizes()  # a file that the main rank does not see is on another node's disk
-    checkpoint.write()
-    return Saved(
-        step=snapshot.step,
-        path=folder.publish(temporary, snapshot.step),
-        size_bytes=checkpoint.size_bytes,
-        duration_s=time.monotonic() - snapshot.started_s,
-    )
+    step = contents.step
+    try:
+        for part, _ in parts:
+            if isinstance(part, SaveError):
+                raise part
+        of_all = {"rng": [rng for _, rng in parts], "files": [part for part, _ in parts]}
+        checkpoint = Checkpoint(path=temporary, **vars(contents) | of_all)
+        if (missing := checkpoint.missing_state()) is not None:
+            raise _error(step, f"the training state {missing}")
+        checkpoint.check_coverage()
+        checkpoint.check_sizes()  # a file that the main rank does not see is on another node's disk
+        checkpoint.write()
+        path = folder.publish(temporary, step)
+    except (SaveError, DamagedCheckpoint, OSError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # the failure is what is said
+        raise error if isinstance(error, SaveError) else _error(step, str(error)) from None
+    duration_s = time.monotonic() - started_s
+    return Saved(step=step, path=path, size_bytes=checkpoint.size_bytes, duration_s=duration_s)
 
 
-def _prune(saved: Saved, folder: CheckpointFolder, keep: int) -> Saved | SaveError:
+def _prune(saved: Saved, folder: CheckpointFolder, keep: int) -> None:
     try:
         folder.prune(keep, step=saved.step)
     except OSError as error:
-        return SaveError(f"{saved.path} is saved, but older ones cannot be removed: {error}")
-    return saved
+        raise SaveError(
+            f"{saved.path} is saved, but older ones cannot be removed: {error}"
+        ) from None
 
 
-def _error(snapshot: Snapshot, why: str) -> SaveError:
-    return SaveError(f"the checkpoint of step {snapshot.step} could not be saved: {why}")
-
-
-def _raised(outcome: T | SaveError) -> T:
-    if isinstance(outcome, SaveError):
-        raise outcome
-    return outcome
+def _error(step: int, why: str) -> SaveError:
+    return SaveError(f"the checkpoint of step {step} could not be saved: {why}")

@@ -1,7 +1,5 @@
 """The folder of a run's checkpoints: what is complete, how one appears, and how old ones go."""
 
-import contextlib
-import os
 import re
 import secrets
 import shutil
@@ -9,6 +7,7 @@ from pathlib import Path
 
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.errors import UserError
+from launcher.files import sync
 
 _NAME = re.compile(r"step-\d{8,}")
 _LATEST = "latest"
@@ -49,7 +48,7 @@ class CheckpointFolder:
                 else:
                     leftover.unlink()
         # A name of its own: ranks of an earlier attempt may still be writing into theirs.
-        temporary = self.path / f".saving-{step_name(step)}-{secrets.token_hex(4)}"
+        temporary = self.path / f".saving-{_step_name(step)}-{secrets.token_hex(4)}"
         temporary.mkdir()
         return temporary
 
@@ -59,10 +58,10 @@ class CheckpointFolder:
         Raises:
             OSError: the file system refuses.
         """
-        final = self.path / step_name(step)
+        final = self.path / _step_name(step)
         for file in temporary.iterdir():
-            _sync(file)
-        _sync(temporary)
+            sync(file)
+        sync(temporary)
         if final.exists():
             # Only a run that went back and came to the same step again gets here.
             self._remove(final)
@@ -71,13 +70,8 @@ class CheckpointFolder:
         pointer.write_text(final.name + "\n", encoding="utf-8")
         temporary.rename(final)
         pointer.replace(self.path / _LATEST)
-        _sync(self.path)
+        sync(self.path)
         return final
-
-    def discard(self, temporary: Path) -> None:
-        """Free the room that a failed save has taken."""
-        with contextlib.suppress(OSError):  # the failure itself is what gets reported
-            shutil.rmtree(temporary)
 
     def prune(self, keep: int, *, step: int) -> None:
         """Remove all but the `keep` newest checkpoints up to `step`; `keep` is at least 1.
@@ -99,8 +93,7 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def step_name(step: int) -> str:
-    """The folder name of a step's checkpoint."""
+def _step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
@@ -125,11 +118,3 @@ def candidates(source: Path) -> list[Path]:
         f"--resume {source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "
         "or a run folder that has one"
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,13 @@
-"""The section of the config that says which decoder is trained."""
+"""The fields of RunConfig that choose the decoder."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
 from launcher.errors import UserError
-from launcher.model.config import ModelConfig, named
+from launcher.flags import flag
+from launcher.model import config as decoder
+from launcher.model.sizes import CUSTOM, named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,43 +15,74 @@ class ModelChoice:
     """Which decoder: a named size, and any dimension changed by hand."""
 
     model: str = "nano"
-    """Named size: nano, seed-134m, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 2.7b, 6.7b, 13b."""
+    """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b, 6.7b, 13b; tinyllama-1.1b, smollm2-135m
+    to -1.7b, llama-2-7b, llama-3.1-8b, -70b, llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to
+    -8b; mistral-7b. custom: nothing but what the other flags say."""
+    init_from: Path | None = None
+    """A folder to begin with the weights of, and to take the model's shape and tokenizer from: one
+    that transformers' save_pretrained has written, a run folder or a checkpoint (without its
+    optimizer)."""
     layers: int | None = None
     """Number of decoder blocks."""
     heads: int | None = None
-    """Attention heads; must divide d_model."""
+    """Attention heads; must divide d_model where no head_dim is given."""
+    kv_heads: int | None = None
+    """Key and value heads, each shared by heads / kv_heads query heads (heads when not given)."""
+    head_dim: int | None = None
+    """Width of one head (d_model / heads when not given)."""
     d_model: int | None = None
     """Width of the residual stream."""
     d_ff: int | None = None
     """Width of the MLP (4 x d_model when not given)."""
     context: int | None = None
-    """Learned positions: the longest sequence the model can read."""
+    """The longest sequence the model can read."""
     vocab_size: int | None = None
     """Rows of the embedding; also the size of the BPE vocabulary that is trained."""
-    activation: Literal["gelu", "relu"] | None = None
-    """Non-linearity of the MLP."""
+    position: decoder.Position | None = None
+    """A learned vector per position, or rotary embedding of queries and keys."""
+    rope_theta: float | None = None
+    """Base of the rotary frequencies."""
+    rope_scaling: decoder.RopeScaling | None = None
+    """Llama 3's: factor, low and high frequency factor, original context (8 1 4 8192)."""
+    norm: decoder.Norm | None = None
+    """LayerNorm or RMSNorm."""
+    norm_eps: float | None = None
+    """Added to the variance in norms."""
+    qk_norm: bool | None = None
+    """RMSNorm of each query and key head."""
+    activation: decoder.Activation | None = None
+    """Non-linearity of the MLP; swiglu has a second projection that it multiplies with."""
     attention_bias: bool | None = None
     """Biases in the QKV and output projections of attention."""
+    qkv_bias: bool | None = None
+    """Biases in the QKV projection where they differ from the output's."""
     mlp_bias: bool | None = None
     """Biases in the MLP."""
     tied: bool | None = None
     """Whether the output head shares the token embedding's weight."""
     dropout: float | None = None
     """Dropout probability (embedding, attention, residual)."""
-    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = "auto"
+    attention: decoder.AttentionKind = "auto"
     """Attention kernel: eager (the textbook form), sdpa (PyTorch's), flash (FlashAttention), flex
     (FlexAttention), or auto: the fastest that is installed and able."""
-    sdpa_backend: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    sdpa_backend: decoder.SdpaBackend = "auto"
     """What sdpa uses inside: PyTorch's own choice (auto), or the one named."""
     window: int | None = None
     """Sliding causal window: a token sees itself and this many tokens before it."""
-    activation_checkpointing: Literal["none", "selective", "full", "offload"] = "none"
+    activation_checkpointing: decoder.ActivationCheckpointing = "none"
     """Recompute activations in the backward: selective keeps every matmul and attention output,
     full keeps only each block's input, offload keeps that in host memory (GPUs)."""
     loss_chunk: int | None = None
     """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
 
-    def build(self) -> ModelConfig:
+    @property
+    def label(self) -> str:
+        """What to call it: a model of no named size is called as the folder it is from."""
+        if self.model == CUSTOM and self.init_from is not None:
+            return self.init_from.absolute().name
+        return self.model
+
+    def build(self) -> decoder.ModelConfig:
         """The model's own config.
 
         Raises:
@@ -57,7 +90,14 @@ class ModelChoice:
         """
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         name = changes.pop("model")
+        del changes["init_from"]  # whose shape has been adopted (launcher/config/beginning.py)
         try:
-            return named(name, **{k: v for k, v in changes.items() if v is not None})
+            model = named(name, **{k: v for k, v in changes.items() if v is not None})
         except ValueError as error:
             raise UserError(str(error)) from None
+        for given in ("rope_theta", "rope_scaling"):
+            if changes[given] is not None and model.position != "rope":
+                raise UserError(
+                    f"{flag(given)} belongs to --position rope, not {model.position}: leave it out"
+                )
+        return model

@@ -7,14 +7,23 @@ import dataclasses
 import math
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
-from launcher.config import rules
-from launcher.config.attention import choose_attention
-from launcher.config.schema import DEFAULT_STEPS, RunConfig
-from launcher.errors import NotInstalled, UserError
+import torch
+
+from launcher.config.rules import Setting, compute, default_seq_len, sharding
+from launcher.config.schema import RunConfig
+from launcher.errors import NotInstalled, UserError, naming
+from launcher.model import attention as kernels
 from launcher.model.attention import Choice
-from launcher.model.config import ModelConfig
+from launcher.model.config import AttentionKind, ModelConfig
+from launcher.optim.dtypes import dtypes
+from launcher.packages import how_to_install
+
+DEFAULT_STEPS = 300
+RULES: Final = (*sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,23 +66,22 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
     """
     model = config.model.build()
     config = _filled(config, model, world_size=world_size, device_type=device_type)
-    setting = rules.Setting(
-        config=config,
-        model=model,
-        world_size=world_size,
-        device_type=device_type,
-    )
-    refused = rules.refusal(setting)
+    setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
+    refused = refusal(setting)
     if refused is not None:
         raise UserError(refused)
-    attention = choose_attention(config, model, device_type=device_type)
+    attention = _attention(config, model, device_type=device_type)
     model = dataclasses.replace(model, attention=attention.kind)
-    missing = rules.missing_package(config)
-    if missing is not None:
-        raise NotInstalled(missing)
+    if config.optim.precision == "fp8" and find_spec("torchao") is None:
+        raise NotInstalled(f"--precision fp8 needs torchao: {how_to_install('gpu')}")
     return Resolved(
         config=config, model=model, accumulation=setting.accumulation, attention=attention
     )
+
+
+def refusal(setting: Setting) -> str | None:
+    """Why a setting cannot run, or None."""
+    return next((sentence for rule in RULES for sentence in rule(setting)), None)
 
 
 def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
@@ -91,10 +99,13 @@ def check_run_folder(out: Path) -> None:
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )
-    try:
+    with naming("--out"):
         check_writable(out)
-    except UserError as error:
-        raise UserError(f"--out {error}") from None
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the closest of its parents that is there."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
 
 
 def check_writable(path: Path) -> None:
@@ -103,7 +114,7 @@ def check_writable(path: Path) -> None:
     Raises:
         UserError: nothing can be made in the nearest folder of `path` that exists.
     """
-    parent = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    parent = nearest_existing(path)
     if not parent.is_dir():
         raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
     try:
@@ -134,8 +145,50 @@ def _filled(
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     return config.replace(
         strategy=strategy,
-        seq_len=config.data.seq_len or model.context,
+        seq_len=config.data.seq_len or default_seq_len(model),
         global_batch=config.data.global_batch or config.data.micro_batch * world_size,
         steps=steps,
         device=device_type,
     )
+
+
+def _attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Choice:
+    """The kernel that `--attention` and `--sdpa-backend` come to; allocates nothing on a GPU.
+
+    Where no GPU is visible (a login node), its compute capability is not held against a kernel.
+
+    Raises:
+        UserError: one that is asked for cannot run, with the reason; NotInstalled where only its
+            package is missing.
+    """
+    choice = _able(config, model, model.attention, device_type)
+    recomputes = config.model.activation_checkpointing == "selective" and not config.loop.compile
+    if choice.kind == "flex" and recomputes:
+        # It is compiled on its own, and compiling stands aside for the modes that keep outputs.
+        if model.attention == "flex":
+            raise UserError(
+                "--attention flex with --activation-checkpointing selective needs --compile: "
+                "give it, or full checkpointing, or --attention sdpa"
+            )
+        choice = _able(config, model, "sdpa", device_type)
+    return choice
+
+
+def _able(config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str) -> Choice:
+    visible = device_type == "cuda" and torch.cuda.is_available()
+    try:
+        return kernels.choose(
+            kind,
+            device_type=device_type,
+            dtype=dtypes(config.optim).computed,
+            head_size=model.head_size,
+            window=model.window,
+            dropout=model.dropout,
+            documents=config.data.document_attention,
+            sdpa_backend=model.sdpa_backend,
+            capability=torch.cuda.get_device_capability() if visible else None,
+        )
+    except kernels.NotInstalled as error:
+        raise NotInstalled(str(error)) from None
+    except ValueError as error:
+        raise UserError(str(error)) from None

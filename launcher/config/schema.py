@@ -6,27 +6,21 @@ Every field has one name, used everywhere: `micro_batch` in the file and in a sw
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
-from launcher.config.model import ModelChoice as ModelChoice
-from launcher.config.offload import OffloadChoice
+from launcher.config.model import ModelChoice
+from launcher.config.sharding import OffloadChoice, ShardingChoice
 from launcher.errors import UserError
-from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most
-from launcher.flags import require_positive as _positive
+from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most, require_positive
 from launcher.optim.choice import OptimChoice as OptimChoice
 from launcher.sizes import parse_bytes
 
-Strategy = Literal["single", "ddp", "fsdp", "zero"]
-Offload = Literal["none", "cpu", "nvme"]
-BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
-
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-DEFAULT_STEPS = 300
+BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
 SHORTEST_TIMEOUT_S = 0.1
 MOST_OFTEN_S = 0.001
 
@@ -36,7 +30,6 @@ class AutoMicroBatch(int):
     that whatever can be refused is refused before that."""
 
     def __new__(cls) -> Self:
-        """Always 1."""
         return super().__new__(cls, 1)
 
     def __str__(self) -> str:
@@ -54,17 +47,19 @@ class DataChoice:
 
     data: str = "stdlib"
     """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
-    or hf:NAME[:CONFIG][@SPLIT]."""
+    or hf:NAME[:CONFIG][@SPLIT]. Lines of .jsonl hold a text, prompt and completion, or messages."""
     data_field: str = "text"
-    """Where the text is: the field of .jsonl lines, the column of .parquet files and hf: datasets.
-    """
+    """What holds the text: a field of .jsonl lines, a column of .parquet files and hf: datasets."""
     data_stream: str | None = None
-    """hf: read only the first so much of the text, for example 2GB, without downloading the rest.
-    """
+    """hf: read only this much of the text, for example 2GB, and download no more."""
+    mask_prompt: bool | None = None
+    """Leave prompts out of the loss (when not given: where the data has any)."""
+    document_attention: bool = False
+    """Keep attention inside documents; each is joined to the next one in a sequence."""
     tokenizer: str = "bpe"
     """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
     seq_len: int | None = None
-    """Tokens per sequence (the model's context when not given)."""
+    """Tokens per sequence (the model's context, but at most 4096, when not given)."""
     micro_batch: int = 8
     """Sequences per rank in one forward and backward. auto: the largest that the memory there is
     has room for, found with a few real steps before training starts (one node)."""
@@ -78,51 +73,9 @@ class DataChoice:
         return None if self.data_stream is None else parse_bytes(self.data_stream, "--data-stream")
 
     def __post_init__(self) -> None:
-        _positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
+        require_positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
         if self.data_stream is not None:
             parse_bytes(self.data_stream, "--data-stream")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardingChoice:
-    """Who holds what. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 = optimizer only,
-    ZeRO-0 = DDP."""
-
-    strategy: Strategy | None = None
-    """single, ddp, fsdp or zero (DeepSpeed); not given: ddp on several processes, else single."""
-    zero: Literal[0, 1, 2, 3] | None = None
-    """ZeRO stage; implies --strategy zero."""
-    reshard_after_forward: bool = True
-    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3); without it they
-    stay until the backward (shard grad op = ZeRO-2)."""
-    replicate: int = 1
-    """FSDP: shard within groups of ranks/replicate and replicate across them (hybrid)."""
-    reduce_each_micro_batch: bool = False
-    """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
-    price of communicating in each micro-batch rather than once per step."""
-    grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
-    """ZeRO in bf16: type in which gradients are accumulated."""
-    offload_optimizer: Offload = "none"
-    """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
-    disk (nvme; zero 3)."""
-    offload_param: Offload = "none"
-    """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
-    a disk (nvme; zero 3 in bf16)."""
-    bucket: int | None = None
-    """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
-    deepspeed: Path | None = None
-    """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
-
-    def __post_init__(self) -> None:
-        _positive(self, "replicate", "bucket", most=MOST_ITEMS)
-
-    def flags_to(self, place: Offload) -> str:
-        """The flags that ask for offload to `place`, as one would type them; empty: none does."""
-        asked = {
-            "--offload-optimizer": self.offload_optimizer,
-            "--offload-param": self.offload_param,
-        }
-        return " ".join(f"{flag} {place}" for flag, value in asked.items() if value == place)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,16 +87,20 @@ class LoopChoice:
     epochs: float | None = None
     """The schedule's length in passes over the training split, instead of --steps."""
     max_minutes: float | None = None
-    """Stop training after this long, whatever the schedule says; what then comes (the last save
-    and the test split) may take a tenth of it more."""
+    """Stop training after this long, whatever the schedule says; the last save and the test split
+    may then take a tenth of it more."""
     eval_every: int | None = None
-    """Validation loss every so many steps (over the same 256 sequences each time, on any number of
-    ranks)."""
+    """Validation loss every N steps, over the same 256 sequences on any number of ranks."""
+    sample_every: int | None = None
+    """Let the model go on with --sample-prompt every N steps: 64 tokens, or as many as --seq-len
+    has room for, drawn at temperature 0.8 with --seed."""
+    sample_prompt: str | None = None
+    """What --sample-every goes on with; it begins a new text when not given."""
     test_batches: int | Literal["all"] = 50
     """How much of the test split is read at the end, in batches of 8 sequences whatever the
     micro-batch is (so that runs can be compared): a number, all, or 0 for no test loss."""
     save_every: int | None = None
-    """Write a checkpoint every so many steps."""
+    """Write a checkpoint every N steps."""
     save_last: bool = True
     """Write a checkpoint of the last step, before the test split is read."""
     save_minutes: float | None = None
@@ -153,9 +110,9 @@ class LoopChoice:
     stop_after: int | None = None
     """End after this step; --steps stays the schedule's length."""
     resume: Path | None = None
-    """Go on from a checkpoint, or from a run folder's newest intact one; any strategy and any
-    number of processes goes on from any other. auto: go on in the run folder --out itself, or
-    start there when it does not exist."""
+    """Continue from a checkpoint, or from a run folder's newest intact one; any strategy and any
+    number of processes continues from any other. auto: continue in the run folder --out itself,
+    or start there when it does not exist."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
@@ -164,8 +121,8 @@ class LoopChoice:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: GPUs when there are any (auto)."""
     log_level: LogLevel = "info"
-    """What is said while it runs: debug adds what torch, DeepSpeed and the Hugging Face libraries
-    log; warning leaves warnings, errors and the end; error leaves errors and the end."""
+    """What is printed while it runs: debug adds what torch, DeepSpeed and the Hugging Face
+    libraries log; warning keeps warnings, errors and the end; error keeps errors and the end."""
     quiet: bool = False
     """The same as --log-level warning."""
     compile: bool = False
@@ -173,8 +130,8 @@ class LoopChoice:
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
     max_skipped_steps: int = 20
-    """A step whose gradients are NaN or infinite is skipped; so many in a row that are skipped, or
-    whose loss is NaN or infinite, end the run."""
+    """A step whose gradients are NaN or infinite is skipped; this many in a row that are skipped,
+    or whose loss is NaN or infinite, end the run."""
 
     @property
     def says(self) -> LogLevel:
@@ -182,10 +139,11 @@ class LoopChoice:
         return "warning" if self.quiet and self.log_level != "error" else self.log_level
 
     def __post_init__(self) -> None:
-        _positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
-        _positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
-        _positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
-        _positive(self, "collective_timeout_s", most=YEAR_S)
+        require_positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
+        require_positive(self, "sample_every", most=MOST_STEPS)
+        require_positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
+        require_positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
+        require_positive(self, "collective_timeout_s", most=YEAR_S)
         if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
             raise UserError(
                 f"--collective-timeout-s {self.collective_timeout_s} is shorter than a collective "
@@ -227,10 +185,10 @@ class MeasureChoice:
     the process on a CPU."""
 
     def __post_init__(self) -> None:
-        _positive(self, "log_every", most=MOST_STEPS)
+        require_positive(self, "log_every", most=MOST_STEPS)
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit, "--memory-limit")
-        if not (self.sample_every_s == 0 or MOST_OFTEN_S <= self.sample_every_s < math.inf):
+        if not (self.sample_every_s == 0 or self.sample_every_s >= MOST_OFTEN_S):
             raise UserError(
                 f"--sample-every-s {self.sample_every_s} must be {MOST_OFTEN_S} or more, or 0 for "
                 "no samples"

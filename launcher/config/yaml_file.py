@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            event: Any = self.peek_event()
             raise yaml.composer.ComposerError(
                 None, None, f"*{event.anchor}: write the value out", event.start_mark
             )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from launcher.data.corpus import Split
-
-IGNORED_TARGET = -100  # torch's cross_entropy leaves it out
+from launcher.data.split import IGNORED_TARGET, Sequences, Split
 
 
+@dataclass(frozen=True, slots=True)
 class GlobalBatches:
     """Global batch `step` is a pure function of (seed, step); a rank takes a slice of it.
 
@@ -19,111 +20,115 @@ class GlobalBatches:
     left to the next epoch's order. A split smaller than one batch is repeated within the batch.
     """
 
-    steps_per_epoch: int
+    split: Split
+    _: KW_ONLY
+    seq_len: int
+    global_batch: int
+    seed: int
 
-    def __init__(self, split: Split, *, seq_len: int, global_batch: int, seed: int) -> None:
-        self._split = split
-        self._seq_len = seq_len
-        self._global_batch = global_batch
-        self._seed = seed
-        self._count = split.sequence_count(seq_len)
-        self._epoch = -1
-        self._order = np.empty(0, np.int64)
-        self.steps_per_epoch = max(1, self._count // global_batch)
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full global batches in the split, at least 1."""
+        return max(1, self.split.sequence_count(self.seq_len) // self.global_batch)
 
     def indices(self, step: int) -> np.ndarray:
         """Sequence numbers of global batch `step` (from 0): int64 [global_batch]."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._order = _permutation(self._count, self._seed, epoch)
-            self._epoch = epoch
-        start = position * self._global_batch
+        order = _permutation(self.split.sequence_count(self.seq_len), self.seed, epoch)
+        numbers = self.split.sequence_numbers(self.seq_len)
+        start = position * self.global_batch
         # resize repeats the order where the split is smaller than the batch
-        batch = np.resize(self._order[start : start + self._global_batch], self._global_batch)
-        return batch.astype(np.int64)
+        batch = np.resize(order[start : start + self.global_batch], self.global_batch)
+        return batch.astype(np.int64) if numbers is None else numbers[batch]
 
-    def rank_slice(self, step: int, *, rank: int, world_size: int) -> np.ndarray:
-        """Rank `rank`'s part of global batch `step`: int64 [global_batch/world_size, seq_len + 1].
+    def rank_slice(self, step: int, *, rank: int, world_size: int) -> Sequences:
+        """Rank `rank`'s part of global batch `step`: global_batch / world_size sequences.
 
         The ranks' parts in rank order are the global batch.
 
         Raises:
             ValueError: world_size does not divide the global batch.
         """
-        rows, rest = divmod(self._global_batch, world_size)
+        return self.split.sequences(
+            self._of_rank(self.indices(step), rank, world_size), self.seq_len
+        )
+
+    def weights(
+        self, step: int, *, rank: int, world_size: int, micro_batch: int
+    ) -> tuple[float, ...]:
+        """What the mean loss of each of rank `rank`'s micro-batches counts for in step `step`, so
+        that the mean over all micro-batches of all ranks is that over the targets that count; ()
+        where all of them do.
+
+        Every rank knows the whole global batch, so nobody has to be asked.
+        """
+        counts = self.split.target_counts(self.seq_len)
+        if counts is None:
+            return ()
+        batch = counts[self.indices(step)]
+        mine = self._of_rank(batch, rank, world_size).reshape(-1, micro_batch).sum(axis=1)
+        micro_batches = self.global_batch // micro_batch
+        return tuple((mine * micro_batches / batch.sum()).tolist())
+
+    def _of_rank(self, batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+        rows, rest = divmod(self.global_batch, world_size)
         if rest:
-            raise ValueError(f"{world_size} ranks do not divide a batch of {self._global_batch}")
-        mine = self.indices(step)[rank * rows : (rank + 1) * rows]
-        return self._split.sequences(mine, self._seq_len)
+            raise ValueError(f"{world_size} ranks do not divide a batch of {self.global_batch}")
+        return batch[rank * rows : (rank + 1) * rows]
 
 
+@dataclass(frozen=True, slots=True)
 class EvaluationBatches:
-    """A split, or its first `sequences` sequences; each target once over all ranks.
+    """A split, or its first `sequences` sequences; each target that counts exactly once over all
+    ranks.
 
     What is read does not depend on the batch or the ranks; `len()` is the same on every rank.
 
-    Yields int64 (tokens, targets), each [batch, seq_len]. Padding has target -100; a rank's last
-    batches may hold nothing else, so weigh losses by the number of targets that count.
+    Yields int64 (tokens, targets), each [batch, seq_len], and where attention stays inside
+    documents their starts too. Padding has target -100; a rank's last batches may hold nothing
+    else, so weigh losses by the number of targets that count.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        *,
-        seq_len: int,
-        batch: int,
-        rank: int,
-        world_size: int,
-        sequences: int | None = None,
-    ) -> None:
-        self._tokens = split.tokens
-        self._seq_len = seq_len
-        self._batch = batch
-        self._rank = rank
-        self._world_size = world_size
-        self._windows = math.ceil((len(split.tokens) - 1) / seq_len)
-        if sequences is not None:
-            self._windows = min(self._windows, sequences)
+    split: Split
+    _: KW_ONLY
+    seq_len: int
+    batch: int
+    rank: int
+    world_size: int
+    sequences: int | None = None
 
     def __len__(self) -> int:
-        return math.ceil(self._windows / (self._batch * self._world_size))
+        return math.ceil(len(self._windows()) / (self.batch * self.world_size))
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
+        windows, split = self._windows(), self.split
         for number in range(len(self)):
-            first = (number * self._world_size + self._rank) * self._batch
-            yield self._read(first)
+            tokens, targets, starts = (
+                np.full((self.batch, self.seq_len), padding, np.int64)
+                for padding in (0, IGNORED_TARGET, 0)
+            )
+            first = (number * self.world_size + self.rank) * self.batch
+            for row, window in enumerate(windows[first : first + self.batch]):
+                start = window * self.seq_len
+                length = min(self.seq_len, len(split.tokens) - 1 - start)
+                found = split.read(np.array([start]), length)
+                tokens[row, :length] = found.tokens[0, :-1]
+                targets[row, :length] = found.all_targets()[0]
+                if found.starts is not None:
+                    starts[row, :length] = found.starts[0]
+            yield (tokens, targets) if split.documents is None else (tokens, targets, starts)
 
-    def _read(self, first: int) -> tuple[np.ndarray, np.ndarray]:
-        shape = (self._batch, self._seq_len)
-        tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED_TARGET, np.int64)
-        for row, window in enumerate(range(first, min(first + self._batch, self._windows))):
-            start = window * self._seq_len
-            part = self._tokens[start : start + self._seq_len + 1]
-            tokens[row, : len(part) - 1] = part[:-1]
-            targets[row, : len(part) - 1] = part[1:]
-        return tokens, targets
-
-
-def evaluation_batches(
-    split: Split,
-    *,
-    seq_len: int,
-    batch: int,
-    rank: int,
-    world_size: int,
-    sequences: int | None = None,
-) -> EvaluationBatches:
-    """Batches that cover `split`, or its first `sequences`, exactly once over all ranks."""
-    return EvaluationBatches(
-        split,
-        seq_len=seq_len,
-        batch=batch,
-        rank=rank,
-        world_size=world_size,
-        sequences=sequences,
-    )
+    def _windows(self) -> Sequence[int]:
+        """Those in which a target counts."""
+        counts = self.split.target_counts(self.seq_len)
+        if counts is not None:
+            windows: Sequence[int] = np.flatnonzero(counts).tolist()
+        else:
+            windows = range(math.ceil((len(self.split.tokens) - 1) / self.seq_len))
+        return windows[: self.sequences]
 
 
+@functools.lru_cache(maxsize=1)  # all steps of an epoch ask for it
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     # Raw bits and a stable sort, not Generator.permutation: NumPy keeps the bits of PCG64 the same
     # in all versions but not what Generator makes of them, and a resumed run may have another one.

@@ -1,4 +1,7 @@
-"""One folder per corpus, built once by whoever comes first, there completely or not at all."""
+"""One folder per corpus, built once by whoever comes first, there completely or not at all.
+
+What the user sees meanwhile is live with the time left on a terminal, and plain lines in a log.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,32 @@ import ctypes
 import json
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from launcher.data.progress import Display, Progress, Report, throttled
 from launcher.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 CACHE_VARIABLE = "SHARDSCALE_CACHE"
 _WAIT_S = 0.2
+_REPORT_EVERY_S = 0.2
+_LINE_EVERY_S = 10.0
+
+
+class Progress(NamedTuple):
+    """How far a phase is; `total_bytes` is None while the amount of text is not known."""
+
+    phase: str
+    done_bytes: int
+    total_bytes: int | None
+
+
+Report = Callable[[Progress], None]
 
 
 def default_cache_dir() -> Path:
@@ -45,7 +66,7 @@ def build_once(
         return
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with Display(show=show_progress) as display, _lock(directory, display):
+        with _Display(shown=show_progress) as display, _lock(directory, display):
             if not is_complete(directory):
                 _build(directory, build, display)
     except OSError as error:
@@ -55,15 +76,7 @@ def build_once(
         ) from error
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes `text` to `path`, making its folder; readers see the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    written.write_text(text, encoding="utf-8")
-    written.replace(path)
-
-
-def _build(directory: Path, build: Callable[[Path, Report], None], display: Display) -> None:
+def _build(directory: Path, build: Callable[[Path, Report], None], display: _Display) -> None:
     prefix = f"{directory.name}.tmp-"
     for leftover in directory.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -71,13 +84,19 @@ def _build(directory: Path, build: Callable[[Path, Report], None], display: Disp
     work = directory.with_name(f"{prefix}{os.getpid()}")
     work.mkdir()
     shared = _progress_file(directory)
+    last_phase, last_s = "", 0.0
 
     def report(progress: Progress) -> None:
-        shared.write_text(json.dumps(progress), encoding="utf-8")
-        display.show(progress)
+        """Pass on the first progress of each phase, and then five a second."""
+        nonlocal last_phase, last_s
+        now_s = time.monotonic()
+        if progress.phase != last_phase or now_s - last_s >= _REPORT_EVERY_S:
+            last_phase, last_s = progress.phase, now_s
+            shared.write_text(json.dumps(progress), encoding="utf-8")
+            display.show(progress)
 
     try:
-        build(work, throttled(report))
+        build(work, report)
         _return_freed_memory()
         if directory.exists():  # damaged, or it would have been taken
             shutil.rmtree(directory)
@@ -88,7 +107,7 @@ def _build(directory: Path, build: Callable[[Path, Report], None], display: Disp
 
 
 @contextlib.contextmanager
-def _lock(directory: Path, display: Display) -> Iterator[None]:
+def _lock(directory: Path, display: _Display) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{directory}.lock")
@@ -116,3 +135,70 @@ def _return_freed_memory() -> None:
 
 def _progress_file(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.progress")
+
+
+class _Display:
+    """Shows progress on stderr from the first `show` to the end of the `with` block."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._bar: RichProgress | None = None
+        self._phase = ""
+        self._phase_start_s = self._line_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Shows the latest progress, from whichever process it came."""
+        if self._shown and sys.stderr.isatty():
+            self._show_live(progress)
+        elif self._shown:
+            self._show_line(progress)
+        self._phase = progress.phase
+
+    def _show_live(self, progress: Progress) -> None:
+        phase, done, total = progress
+        if self._bar is None:
+            self._bar = _live_bar()
+            self._bar.start()
+        if phase != self._phase:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.add_task(phase, total=total)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def _show_line(self, progress: Progress) -> None:
+        phase, done, total = progress
+        now_s = time.monotonic()
+        if phase != self._phase:
+            self._phase_start_s = self._line_s = now_s
+            text = phase
+        elif now_s - self._line_s < _LINE_EVERY_S:
+            return
+        elif total is None or not done:
+            text = f"{phase}, {done / 1e6:.0f} MB so far"
+        else:
+            left_s = (now_s - self._phase_start_s) * (total - done) / done
+            text = f"{phase}, {done / total:.0%} of {total / 1e6:.0f} MB, {left_s:.0f} s left"
+        self._line_s = now_s
+        print(f"data: {text}", file=sys.stderr, flush=True)
+
+
+def _live_bar() -> RichProgress:
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("data: {task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

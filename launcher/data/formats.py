@@ -1,16 +1,19 @@
-"""Reading text out of one file, and cutting a long text into documents."""
+"""Files: which there are, the hash that names what they hold, their text, and documents of it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UserError
-from launcher.extras import how_to_install
+from launcher.packages import how_to_install
 
 TEXT_FIELD = "text"
 
@@ -19,6 +22,52 @@ _LONGEST_LINE_BYTES = 1 << 28
 _MOST_LISTED = 5
 _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
+
+
+def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
+    """Files below `root` without hidden ones, sorted by relative path."""
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def hash_files(paths: Sequence[Path]) -> str:
+    """SHA-256 over the content of the files, in order, and their suffixes (not their names)."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for its other end
+                raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        digest.update(path.suffix.lower().encode() + content)
+    return digest.hexdigest()
+
+
+def hub_key(name: str) -> str:
+    """Names a dataset or tokenizer: a local folder by its content, one on the Hub by its name.
+
+    A warm start must not ask the network, so a change on the Hub is not seen.
+    """
+    folder = Path(name).expanduser()
+    return hash_files(walk(folder)) if folder.is_dir() else name
+
+
+def field_key(field: str) -> str:
+    """What a field adds to a content key: the usual one nothing."""
+    return "" if field == TEXT_FIELD else f" {field}"
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """For a file that the system does not let us read."""
+    return UserError(
+        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
+    )
 
 
 def read_text(path: Path) -> Iterator[str]:
@@ -47,6 +96,20 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
     Raises:
         UserError: a line is not UTF-8, not JSON, or has no such string field.
     """
+    for where, record in read_records(path):
+        if not isinstance(record, dict):
+            kind = type(record).__name__
+            raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{field}": "..."}}')
+        check_fields(record, field, where, "field")
+        yield string_of(record, field, where)
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields where each line stands, for messages, and what it holds.
+
+    Raises:
+        UserError: a line is not UTF-8 or not JSON.
+    """
     with path.open("rb") as file:
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
         for number, raw in enumerate(lines, start=1):
@@ -72,7 +135,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
                     f"{path} line {number} has a number of too many digits, or is nested too deep: "
                     "correct or remove the line"
                 ) from error
-            yield _without_lone_surrogates(_text_of(record, field, f"{path} line {number}"))
+            yield f"{path} line {number}", record
 
 
 def read_parquet(path: Path, field: str) -> Iterator[str]:
@@ -91,7 +154,7 @@ def read_parquet(path: Path, field: str) -> Iterator[str]:
     try:
         file = pq.ParquetFile(path)
         schema = file.schema_arrow
-        check_columns(schema.names, field, str(path))
+        check_fields(schema.names, field, str(path))
         kind = schema.field(field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(f"{path}: column {field!r} holds {kind}, it must hold strings")
@@ -104,21 +167,17 @@ def read_parquet(path: Path, field: str) -> Iterator[str]:
         ) from error
 
 
-def check_columns(names: list[str], field: str, where: str) -> None:
-    """Refuses a table without the column `field`, and says which columns it has."""
+def check_fields(names: Collection[str], field: str, where: str, what: str = "column") -> None:
+    """Refuses a table or record without `field`, and says the first of those it has: they can be
+    thousands."""
     if field not in names:
+        first = [f"{name!s:.24}" for name in islice(names, _MOST_LISTED + 1)]
+        if len(first) > _MOST_LISTED:
+            first[-1] = "..."
         raise UserError(
-            f"{where} has no column {field!r} (columns: {_listed(names)}): "
+            f"{where} has no {what} {field!r} ({what}s: {', '.join(first) or 'none'}): "
             "name the one that holds the text with --data-field"
         )
-
-
-def _listed(names: Iterable[object]) -> str:
-    """The first of them: a table can have thousands of columns."""
-    first = [f"{name!s:.24}" for name in islice(names, _MOST_LISTED + 1)]
-    if len(first) > _MOST_LISTED:
-        first[-1] = "..."
-    return ", ".join(first) or "none"
 
 
 def documents(texts: Iterator[str]) -> Iterator[str]:
@@ -157,19 +216,18 @@ def cut(text: str, size: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _text_of(record: Any, field: str, where: str) -> str:
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{field}": "..."}}')
+def string_of(record: dict[str, Any], field: str, where: str) -> str:
+    """A field of a JSON object.
+
+    Raises:
+        UserError: it is not there, or no string.
+    """
     if field not in record:
-        raise UserError(
-            f"{where} has no field {field!r} (fields: {_listed(record)}): "
-            "name the one that holds the text with --data-field"
-        )
+        raise UserError(f"{where} has no {field!r}: write it, or remove the line")
     text = record[field]
     if not isinstance(text, str):
         raise UserError(f"{where}: {field!r} is {text!r:.40}, it must be a string")
-    return text
+    return _without_lone_surrogates(text)
 
 
 def _without_lone_surrogates(text: str) -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
-from launcher.data.content import field_key, hub_key
-from launcher.data.formats import check_columns, documents
+from launcher.data.formats import check_fields, field_key, hub_key
 from launcher.errors import UserError
-from launcher.extras import how_to_install
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from launcher.packages import how_to_install
 
 HUB_PREFIX = "hf:"
 
@@ -62,83 +60,73 @@ class HubDataset:
         part += f" first {self.stream_bytes}" if self.stream_bytes else ""
         return f"{hub_key(self.name)} {self.config}{part}{field_key(self.field)}"
 
-    def documents(self) -> Iterator[str]:
-        """A document per row."""
-        return documents(self._texts())
-
-    def _texts(self) -> Iterator[str]:
-        if self.stream_bytes is None:
-            yield from self._whole()
-            return
-        left = self.stream_bytes
-        for text in self._streamed():
-            yield text
-            left -= len(text.encode())
-            if left <= 0:
-                return
+    def texts(self) -> Iterator[str]:
+        """One per row."""
+        return self._whole() if self.stream_bytes is None else self._streamed(self.stream_bytes)
 
     def _whole(self) -> Iterator[str]:
-        table = _load(self.label, self.name, self.config, self.split, streaming=False)
-        check_columns(table.column_names, self.field, self.label)
+        table = _load(self)
+        check_fields(table.column_names, self.field, self.label)
         kind = table.features[self.field]
         if getattr(kind, "dtype", None) not in ("string", "large_string"):
             raise UserError(f"{self.label}: column {self.field!r} holds {kind}, not strings")
         for batch in table.with_format("arrow").iter(batch_size=1000):
             yield from (text or "" for text in batch.column(self.field).to_pylist())
 
-    def _streamed(self) -> Iterator[str]:
-        rows = _load(self.label, self.name, self.config, self.split, streaming=True)
-        for row in _readable(self.label, self.name, rows):
-            check_columns(list(row), self.field, self.label)
-            text = row[self.field]
-            if text is not None and not isinstance(text, str):
-                kind = type(text).__name__
-                raise UserError(f"{self.label}: column {self.field!r} holds {kind}, not strings")
-            yield text or ""
+    def _streamed(self, left_bytes: int) -> Iterator[str]:
+        with _said(self, "read on"):
+            for row in _load(self):
+                check_fields(row, self.field, self.label)
+                text = "" if row[self.field] is None else row[self.field]
+                if not isinstance(text, str):
+                    kind = type(text).__name__
+                    raise UserError(
+                        f"{self.label}: column {self.field!r} holds {kind}, not strings"
+                    )
+                yield text
+                left_bytes -= len(text.encode())
+                if left_bytes <= 0:
+                    return
 
 
 @functools.lru_cache(maxsize=1)  # a build reads the documents twice
-def _load(label: str, name: str, config: str | None, split: str | None, *, streaming: bool) -> Any:
+def _load(source: HubDataset) -> Any:
     try:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"--data {label} needs the library datasets: {how_to_install('hf')}"
+            f"--data {source.label} needs the library datasets: {how_to_install('hf')}"
         ) from error
-    try:
-        found = datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except datasets.exceptions.DatasetNotFoundError as error:
-        raise UserError(
-            f"--data {label}: there is no dataset {name!r} on the Hugging Face Hub, or it is "
-            "private: check the name, or log in with `hf auth login`"
-        ) from error
-    except (ConnectionError, TimeoutError) as error:
-        raise _unreachable(label, name) from error
-    except Exception as error:
-        # Of many kinds: an unknown configuration or split, a loading script, files that cannot be
-        # parsed.
-        reason = " ".join(str(error).split())
-        raise UserError(f"--data {label} cannot be loaded: {reason}") from error
-    if split is not None:
+    streaming = source.stream_bytes is not None
+    with _said(source, "loaded"):
+        try:
+            found = datasets.load_dataset(
+                source.name, source.config, split=source.split, streaming=streaming
+            )
+        except datasets.exceptions.DatasetNotFoundError as error:
+            raise UserError(
+                f"--data {source.label}: there is no dataset {source.name!r} on the Hugging Face "
+                "Hub, or it is private: check the name, or log in with `hf auth login`"
+            ) from error
+    if source.split is not None:
         return found
     return found["train"] if "train" in found else next(iter(found.values()))
 
 
-def _readable(label: str, name: str, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of a stream, whose failures come while it is read."""
+@contextlib.contextmanager
+def _said(source: HubDataset, what: str) -> Iterator[None]:
+    """Make one sentence of what the library raises; a stream's failures come while it is read."""
     try:
-        yield from rows
-    except (ConnectionError, TimeoutError) as error:
-        raise _unreachable(label, name) from error
+        yield
     except UserError:
         raise
-    except Exception as error:  # of as many kinds
+    except (ConnectionError, TimeoutError) as error:
+        raise UserError(
+            f"--data {source.label}: the Hugging Face Hub cannot be reached and {source.name!r} is "
+            "not in its local cache: connect to the network, or give a local file or folder"
+        ) from error
+    except Exception as error:
+        # Of many kinds: an unknown configuration or split, a loading script, files that cannot be
+        # parsed.
         reason = " ".join(str(error).split())
-        raise UserError(f"--data {label} cannot be read on: {reason}") from error
-
-
-def _unreachable(label: str, name: str) -> UserError:
-    return UserError(
-        f"--data {label}: the Hugging Face Hub cannot be reached and {name!r} is not in its "
-        "local cache: connect to the network, or give a local file or folder"
-    )
+        raise UserError(f"--data {source.label} cannot be {what}: {reason}") from error

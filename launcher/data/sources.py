@@ -9,13 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from launcher.data.cache import write_atomically
-from launcher.data.content import field_key, hash_files, unreadable, walk
-from launcher.data.formats import TEXT_FIELD, documents, read_jsonl, read_parquet, read_text
+from launcher.data.examples import Document, Form, ReadExample, form_of_file, read_examples
+from launcher.data.formats import (
+    TEXT_FIELD,
+    field_key,
+    hash_files,
+    read_jsonl,
+    read_parquet,
+    read_text,
+    unreadable,
+    walk,
+)
 from launcher.data.hub import HUB_PREFIX, HubDataset
 from launcher.errors import UserError
+from launcher.files import replace_text
 
 _MEMO_BYTES = 256 << 20
 
@@ -24,25 +32,12 @@ _WITH_FIELDS: dict[str, Callable[[Path, str], Iterator[str]]] = {
     ".jsonl": read_jsonl,
     ".parquet": read_parquet,
 }
+_EXAMPLES = ".jsonl"
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
 _READ = ", ".join(_SUFFIXES)
 _NOT_STDLIB_TEXT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "lib2to3"}
 )
-
-
-class Source(Protocol):
-    """A text that can be read from the start as often as needed."""
-
-    @property
-    def label(self) -> str:
-        """How the user named it."""
-
-    def content_key(self, memo_dir: Path) -> str:
-        """Names the content: the same text gives the same key. `memo_dir` keeps slow answers."""
-
-    def documents(self) -> Iterator[str]:
-        """The documents in a stable order, none of them blank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +50,8 @@ class Stdlib:
         """Hash of the module files; reading 11 MB takes some 20 ms, so nothing is kept."""
         return hash_files(self._files())
 
-    def documents(self) -> Iterator[str]:
-        """One document per module."""
-        return documents(self._texts())
-
-    def _texts(self) -> Iterator[str]:
+    def texts(self) -> Iterator[str]:
+        """One per module."""
         for path in self._files():
             try:
                 yield path.read_text(encoding="utf-8")
@@ -87,18 +79,16 @@ class Files:
     files: tuple[Path, ...]
     field: str = TEXT_FIELD
 
-    @property
-    def has_fields(self) -> bool:
-        """Whether `field` says anything of them."""
-        return any(path.suffix.lower() in _WITH_FIELDS for path in self.files)
-
     def content_key(self, memo_dir: Path) -> str:
         """Names the files' bytes, and what is read of them."""
         return self._hash(memo_dir) + field_key(self.field)
 
     def _hash(self, memo_dir: Path) -> str:
         """Hash of the files; that of a long text is kept until a file's size or time changes."""
-        stats = [_stat(path) for path in self.files]
+        try:
+            stats = [path.stat() for path in self.files]
+        except OSError as error:
+            raise unreadable(Path(error.filename), error) from error
         if sum(info.st_size for info in stats) < _MEMO_BYTES:
             return hash_files(self.files)
         # Every rank of every run would read it all, only to find it unchanged.
@@ -112,20 +102,57 @@ class Files:
         key = hash_files(self.files)
         # A file written this very moment could change again under the same time stamp.
         if max(info.st_mtime for info in stats) < time.time() - 60:
-            write_atomically(memo, key)
+            memo_dir.mkdir(parents=True, exist_ok=True)
+            replace_text(memo, key)
         return key
 
-    def documents(self) -> Iterator[str]:
-        """A document per .txt file, JSON line or parquet row; fewer than 100 are cut to pieces."""
-        return documents(self._texts())
+    def form(self) -> Form:
+        """What the lines of .jsonl files hold, by the first one; texts, where the field is named.
 
-    def _texts(self) -> Iterator[str]:
+        Raises:
+            UserError: examples beside files of another kind.
+        """
+        lines = [path for path in self.files if path.suffix.lower() == _EXAMPLES]
+        form = form_of_file(lines[0]) if lines and self.field == TEXT_FIELD else "text"
+        others = [path for path in self.files if path not in lines]
+        if form != "text" and others:
+            raise UserError(
+                f"--data {self.label}: {lines[0].name} does not hold plain texts, and "
+                f"{others[0].name} does: give one of them"
+            )
+        return form
+
+    def examples(self, form: Form, read: ReadExample) -> Iterator[Document]:
+        """One per JSON line, of a form that is not plain text."""
+        for path in self.files:
+            try:
+                yield from read_examples(path, form, read)
+            except OSError as error:
+                raise unreadable(path, error) from error
+
+    def texts(self) -> Iterator[str]:
+        """One per .txt file, JSON line or parquet row."""
         for path in self.files:
             try:
                 reader = _WITH_FIELDS.get(path.suffix.lower())
                 yield from read_text(path) if reader is None else reader(path, self.field)
             except OSError as error:
                 raise unreadable(path, error) from error
+
+
+Source = Stdlib | Files | HubDataset
+"""A text that can be read from the start as often as needed. `label` is how the user named it, and
+`texts` come in a stable order. The same text gives the same `content_key`,
+whose `memo_dir` keeps slow answers."""
+
+
+def form_of_source(source: Source) -> Form:
+    """What a source holds; only files can hold something else than texts.
+
+    Raises:
+        UserError: as `Files.form`, or a first line that cannot be read.
+    """
+    return source.form() if isinstance(source, Files) else "text"
 
 
 def resolve(data: str, field: str = TEXT_FIELD, stream_bytes: int | None = None) -> Source:
@@ -140,16 +167,13 @@ def resolve(data: str, field: str = TEXT_FIELD, stream_bytes: int | None = None)
         return HubDataset.named(data, field, stream_bytes)
     if stream_bytes is not None:
         raise UserError(f"--data-stream is for --data hf:NAME, not {data}: leave it out")
-    if data == "stdlib":
-        found: Stdlib | Files = Stdlib()
-    else:
-        found = Files(label=data, files=_text_files(data), field=field)
-    if field != TEXT_FIELD and not (isinstance(found, Files) and found.has_fields):
+    files = () if data == "stdlib" else _text_files(data)
+    if field != TEXT_FIELD and not any(path.suffix.lower() in _WITH_FIELDS for path in files):
         raise UserError(
             f"--data-field {field}: --data {data} holds no .jsonl or .parquet file, whose fields "
             "have names: leave it out"
         )
-    return found
+    return Files(label=data, files=files, field=field) if files else Stdlib()
 
 
 def _text_files(data: str) -> tuple[Path, ...]:
@@ -169,10 +193,3 @@ def _text_files(data: str) -> tuple[Path, ...]:
             f"--data {data}: the suffix {path.suffix!r} is not one that is read ({_READ})"
         )
     return (path,)
-
-
-def _stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise unreadable(path, error) from error

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from launcher.data.content import hash_files, hub_key
+from launcher.data.formats import hash_files, hub_key
 from launcher.data.hub import HUB_PREFIX
 from launcher.errors import UserError
-from launcher.extras import how_to_install
+from launcher.packages import how_to_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,24 +29,6 @@ _HEARD_WITHIN_S = 0.2
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
-class Encoder(Protocol):
-    """Turns texts into token ids."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-
-    @property
-    def end_of_text(self) -> int:
-        """The id that ends a document."""
-
-    def encode(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]:
-        """The ids of each text, without special tokens."""
-
-    def save(self, path: Path) -> None:
-        """Writes a tokenizer.json, where the tokenizer has that form."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FastEncoder:
     """A tokenizer of the `tokenizers` library."""
@@ -56,18 +38,20 @@ class FastEncoder:
     end_of_text: int
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens."""
-        try:
+        with _encoding():
             encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(
-                f"the tokenizer cannot encode this text ({error}): add the token it lacks, or give "
-                "bpe"
-            ) from error
         return [encoding.ids for encoding in encodings]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        with _encoding():
+            ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids))
+        return text
+
     def save(self, path: Path) -> None:
-        """Writes the tokenizer.json."""
         self.tokenizer.save(str(path))
 
 
@@ -78,14 +62,22 @@ class ByteEncoder:
     end_of_text = 256
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, without special tokens."""
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(n for n in ids if n < self.end_of_text).decode(errors="replace")
+
     def save(self, path: Path) -> None:
-        """Writes the same mapping as a BPE without merges, so that it can be exported."""
+        """Writes the same mapping as a BPE without merges."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        # Printable bytes stand for themselves, the others for 256 and on (GPT-2's encoder.py).
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        others = (character for character in alphabet if ord(character) > 255)
+        vocabulary = {chr(n) if chr(n) in alphabet else next(others): n for n in range(256)}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -102,14 +94,30 @@ class PythonEncoder:
     end_of_text: int
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without special tokens."""
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)[
-            "input_ids"
-        ]
+        found = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        ids: list[list[int]] = found["input_ids"]
         return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
 
     def save(self, path: Path) -> None:
         """Writes nothing: there is no such form."""
+
+
+Encoder = FastEncoder | ByteEncoder | PythonEncoder
+"""Turns texts into token ids: `encode` gives those of each text, without special tokens, and
+`encode_prompt` those of one that a model goes on from, with what the tokenizer begins a text with.
+`end_of_text` is the one that ends a document. `decode` gives the text of ids, without special
+tokens; a character that is not whole is U+FFFD. `vocab_size` is one more than the largest, and
+`save` writes a tokenizer.json, where the tokenizer has that form."""
 
 
 def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
@@ -143,7 +151,7 @@ def load_encoder(tokenizer: str) -> Encoder:
     if tokenizer == "byte":
         return ByteEncoder()
     if tokenizer.startswith(HUB_PREFIX):
-        return _load_from_transformers(tokenizer)
+        return _encoder_of_transformers(tokenizer)
     from tokenizers import Tokenizer
 
     try:
@@ -174,6 +182,16 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
     return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
 
 
+@contextlib.contextmanager
+def _encoding() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"the tokenizer cannot encode this text ({error}): add the token it lacks, or give bpe"
+        ) from error
+
+
 @functools.cache
 def tokenizer_fingerprint(path: Path) -> str:
     """Hash of which text gets which ids by a tokenizer.json, however the file spells it."""
@@ -190,11 +208,10 @@ def _without_defaults(value: Any) -> Any:
     """Versions of the library differ in what they spell out of what is off."""
     if not isinstance(value, dict):
         return value
-    off = (None, False)
     return {
         key: _without_defaults(part)
         for key, part in value.items()
-        if part != "" and not any(part is nothing for nothing in off)
+        if part != "" and part is not None and part is not False
     }
 
 
@@ -239,15 +256,12 @@ def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncod
     return FastEncoder(tokenizer=tokenizer, vocab_size=size, end_of_text=end_of_text)
 
 
-def _byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2's encoder.py):
-    itself when it is printable, else the next one from 256 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    following = itertools.count(256)
-    return [chr(byte if byte in printable else next(following)) for byte in range(256)]
+def load_from_transformers(tokenizer: str) -> Any:
+    """The tokenizer of `hf:NAME`.
 
-
-def _load_from_transformers(tokenizer: str) -> Encoder:
+    Raises:
+        UserError: transformers is missing, or cannot load it.
+    """
     name = tokenizer.removeprefix(HUB_PREFIX)
     try:
         from transformers import AutoTokenizer
@@ -267,6 +281,11 @@ def _load_from_transformers(tokenizer: str) -> Encoder:
             f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "
             f"or give a local folder ({reason})"
         ) from error
+    return loaded
+
+
+def _encoder_of_transformers(tokenizer: str) -> Encoder:
+    loaded = load_from_transformers(tokenizer)
     end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id
     if loaded.is_fast:
         return _fast(loaded.backend_tokenizer, end, tokenizer)

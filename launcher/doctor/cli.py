@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from launcher.doctor import gpu, host, software, storage
 from launcher.doctor.finding import Check, Finding, run_checks
-from launcher.errors import ExitCode, UserError
+from launcher.errors import ExitCode, refusing
 from launcher.flags import OptionParser
 
 SCHEMA_VERSION = 1
@@ -65,22 +64,18 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
     }
 
 
+@refusing
 def main(argv: Sequence[str]) -> int:
     """Examine this machine; exit code 0 whatever is found, 2 for bad arguments."""
     parser = OptionParser(
         prog="shardscale doctor",
         description="What works on this machine, what will not, and the fix.",
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--nvme-path", type=Path, metavar="FOLDER", help="measure this folder's disk for offload"
     )
-    try:
-        options = parser.parse_args(argv)
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
+    options = parser.parse_args(argv)
     groups = checks(options.nvme_path)
     every = {name: check for group in groups.values() for name, check in group.items()}
     findings = run_checks(every, within_s=WITHIN_S)
@@ -140,11 +135,9 @@ def show(
 
 
 def _verdict(findings: dict[str, Finding]) -> str:
-    broken = [name for name, finding in findings.items() if finding.state == "fail"]
-    weak = [name for name, finding in findings.items() if finding.state == "warn"]
     parts = []
-    if broken:
-        parts.append(f"will not work: {', '.join(broken)}")
-    if weak:
-        parts.append(f"worth a look: {', '.join(weak)}")
-    return "; ".join(parts) if parts else "nothing is in the way of training here"
+    for state, what in (("fail", "will not work"), ("warn", "worth a look")):
+        names = [name for name, finding in findings.items() if finding.state == state]
+        if names:
+            parts.append(f"{what}: {', '.join(names)}")
+    return "; ".join(parts) or "nothing is in the way of training here"

@@ -4,17 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 State = Literal["ok", "warn", "fail", "n/a"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """`found` is a fact; `consequence` is what will not work because of it; `fix` removes it.
 
-    `fail`: something people come here for will not work. `warn`: it works less well, or only in
-    another way. `n/a`: does not concern this machine.
+    `ok`: all is well. `warn`: it works less well, or only in another way. `fail`: something that
+    people come here for will not work. `n/a`: does not concern this machine.
     """
 
     state: State
@@ -26,24 +27,10 @@ class Finding:
 Check = Callable[[], Finding]
 
 
-def ok(found: str) -> Finding:
-    """All is well."""
-    return Finding(state="ok", found=found)
-
-
-def warn(found: str, consequence: str, fix: str) -> Finding:
-    """Works, but less well or in another way."""
-    return Finding(state="warn", found=found, consequence=consequence, fix=fix)
-
-
-def fail(found: str, consequence: str, fix: str) -> Finding:
-    """Will not work."""
-    return Finding(state="fail", found=found, consequence=consequence, fix=fix)
-
-
-def not_applicable(found: str, consequence: str | None = None) -> Finding:
-    """Does not concern this machine."""
-    return Finding(state="n/a", found=found, consequence=consequence)
+ok = partial(Finding, "ok")
+warn = partial(Finding, "warn")
+fail = partial(Finding, "fail")
+not_applicable = partial(Finding, "n/a")
 
 
 def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Finding]:

@@ -1,5 +1,6 @@
 """GPUs, NVML, the driver against the torch build, NCCL, and which kernels the hardware has."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ import torch.distributed as dist
 
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome, openable_gpus
-from launcher.sizes import gib
+from launcher.sizes import GIB, gib
 
-GIB = 2**30
 BUSY_BYTES = 2 * GIB
 # Feature -> lowest compute capability with hardware (and kernels in torch) for it.
 NEEDS_CAPABILITY = {"bf16": (8, 0), "flash attention": (8, 0), "fp8": (8, 9)}
@@ -188,10 +188,10 @@ def _without_nvml(fault: NvmlFault) -> Finding:
 
 def _used_bytes() -> list[int]:
     used = []
-    for _, uuid in openable_gpus():
+    for uuid in openable_gpus():
         try:
             device = NvmlDevice.open(uuid)
-            used.append(device.memory().used_bytes)
+            used.append(device.memory_bytes()[0])
             device.close()
         except NvmlFault:
             continue
@@ -213,13 +213,7 @@ def _runs_on(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
 
 def _cpu_flags() -> set[str]:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return set()
-    words = (line.partition(":") for line in lines)
-    return {
-        flag
-        for name, _, value in words
-        if name.strip() in ("flags", "Features")
-        for flag in value.split()
-    }
+    return set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)", known, re.MULTILINE)).split())

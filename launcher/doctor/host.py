@@ -10,14 +10,15 @@ from pathlib import Path
 
 import psutil
 
+from launcher.cores import usable_cores
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.doctor.gpu import device_files
-from launcher.sizes import gib
+from launcher.measure.host_memory import available_host_bytes, host_bytes
+from launcher.sizes import GIB, MIB, gib
 
-GIB = 2**30
 LITTLE_RAM_BYTES = 4 * GIB
 LITTLE_SHM_BYTES = 1 * GIB
-LITTLE_LOCKED_BYTES = 64 * 2**20
+LITTLE_LOCKED_BYTES = 64 * MIB
 OFFLOADED_BYTES_PER_PARAMETER = 12  # fp32 master weight and Adam's two moments
 SLURM_S = 4.0
 
@@ -38,25 +39,11 @@ def cores() -> Finding:
     return ok(f"{found}; threads: {said}")
 
 
-def usable_cores() -> int:
-    """Cores by affinity and by the control group's quota, whichever is less."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    quota = _words(Path("/sys/fs/cgroup/cpu.max"))
-    if len(quota) == 2 and quota[0].isdecimal():
-        allowed = min(allowed, max(1, int(quota[0]) // int(quota[1])))
-    return allowed
-
-
 def memory() -> Finding:
     """Host memory: what offload, data and every CPU rank live in."""
-    host = psutil.virtual_memory()
-    total, available, whose = host.total, host.available, ""
-    limit = _words(Path("/sys/fs/cgroup/memory.max")) or _words(
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    )
-    if limit and limit[0].isdecimal() and int(limit[0]) < total:
-        total, whose = int(limit[0]), " (limit of this control group)"
-        available = min(available, total)
+    total, available = host_bytes(), available_host_bytes()
+    limited = total < psutil.virtual_memory().total
+    whose = " (limit of this control group)" if limited else ""
     room = available // OFFLOADED_BYTES_PER_PARAMETER
     found = f"{gib(available)} of {gib(total)} free{whose}"
     if available < LITTLE_RAM_BYTES:
@@ -149,10 +136,3 @@ def slurm() -> Finding:
 def _say(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_S, check=True)
     return done.stdout.strip()
-
-
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except OSError:
-        return []

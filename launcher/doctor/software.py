@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,14 +11,11 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.doctor.finding import Finding, fail, ok, warn
-from launcher.extras import SOURCE, how_to_install
+from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.orphans import for_children
+from launcher.packages import SOURCE, how_to_install, version_of
 from launcher.strategies.zero import nvme_build
-from launcher.version import version_of
 
-OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 11)
 OURS = "launcher.torchrun"
 DEEPSPEED_S = 12.0
 
@@ -35,11 +33,7 @@ print("\\nprobe " + json.dumps({"version": deepspeed.__version__, "able": able})
 
 def python() -> Finding:
     """The interpreter."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        return fail(version, "shardscale does not start", f"use Python {wanted} or newer")
-    return ok(f"{version} in {sys.prefix}")
+    return ok(f"{platform.python_version()} in {sys.prefix}")
 
 
 def torchrun(search_path: str | None = None) -> Finding:
@@ -115,8 +109,11 @@ def compilers() -> Finding:
             "install a C++ compiler, ninja and Python's headers, for example "
             "apt install g++ ninja-build python3-dev",
         )
+    from torch.utils.cpp_extension import CUDA_HOME
+
     words = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=5)
-    return ok(f"{words.stdout.splitlines()[0]}; ninja, Python.h{_nvcc()}")
+    nvcc = f"; CUDA toolkit in {CUDA_HOME}" if CUDA_HOME else ""
+    return ok(f"{words.stdout.splitlines()[0]}; ninja, Python.h{nvcc}")
 
 
 def async_io() -> Finding:
@@ -126,11 +123,10 @@ def async_io() -> Finding:
         return ok("DeepSpeed's async_io is built, for --offload-optimizer nvme")
     missing = nvme_build.what_is_missing()
     if missing is not None:
-        return Finding(
-            state="n/a",
-            found=f"DeepSpeed's async_io cannot be built without {missing}",
-            consequence="no --offload-optimizer nvme and --offload-param nvme",
-            fix=nvme_build.INSTALL,
+        return not_applicable(
+            f"DeepSpeed's async_io cannot be built without {missing}",
+            "no --offload-optimizer nvme and --offload-param nvme",
+            nvme_build.INSTALL,
         )
     return ok("DeepSpeed's async_io can be built; the first run with NVMe offload does, in minutes")
 
@@ -160,18 +156,7 @@ def extras(packages: Mapping[str, str], extra: str) -> Finding:
     if not absent:
         return ok(found)
     needs = "; ".join(f"without {name}: {packages[name]}" for name in absent)
-    return Finding(
-        state="ok" if there else "n/a",
-        found=found,
-        consequence=needs,
-        fix=how_to_install(extra),
-    )
-
-
-def _nvcc() -> str:
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    return f"; CUDA toolkit in {CUDA_HOME}" if CUDA_HOME else ""
+    return Finding("ok" if there else "n/a", found, needs, how_to_install(extra))
 
 
 def _is_ours(script: Path) -> bool:

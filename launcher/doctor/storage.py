@@ -7,18 +7,19 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from launcher.config.resolve import nearest_existing
 from launcher.data.cache import default_cache_dir
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
-from launcher.sizes import gib
+from launcher.sizes import GIB, MIB, gib
 from launcher.strategies.zero.nvme_folder import file_system
 
-GIB = 2**30
 LITTLE_DISK_BYTES = 5 * GIB
 LITTLE_NVME_BYTES = 20 * GIB
-TEST_BYTES = 256 * 2**20
-BLOCK_BYTES = 8 * 2**20
+TEST_BYTES = 256 * MIB
+BLOCK_BYTES = 8 * MIB
 LONGEST_S = 4.0  # per direction; a slow disk is known by then
 SLOW_BYTES_PER_S = 1e9
 
@@ -69,58 +70,43 @@ def nvme(folder: Path | None) -> Finding:
             f"room for about {free / 16e9:.1f} billion parameters with their Adam states"
         )
     if problems:
-        return warn(
-            found,
-            "; ".join(problems),
-            "choose a folder on a local NVMe disk",
-        )
+        return warn(found, "; ".join(problems), "choose a folder on a local NVMe disk")
     return ok(found)
 
 
 def measure(folder: Path) -> tuple[float, float, bool]:
     """(bytes/s written, bytes/s read, whether the page cache was bypassed)."""
-    handle, name = tempfile.mkstemp(prefix=".shardscale-speed-", dir=folder)
-    os.close(handle)
     block = mmap.mmap(-1, BLOCK_BYTES)  # aligned to pages, as direct I/O wants it
     block.write(os.urandom(BLOCK_BYTES))
-    try:
-        written, write_s, direct = _write(Path(name), block)
-        read, read_s = _read(Path(name), block, direct=direct, size=written)
-    finally:
-        os.unlink(name)
+    with tempfile.NamedTemporaryFile(prefix=".shardscale-speed-", dir=folder) as made:
+        file, direct = _open(made.name)
+        try:
+            started_s = time.monotonic()
+            written = _repeat(lambda: os.write(file, block), TEST_BYTES)
+            os.fsync(file)
+            write_s = time.monotonic() - started_s
+            os.lseek(file, 0, os.SEEK_SET)
+            if not direct and sys.platform == "linux":
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            started_s = time.monotonic()
+            read = _repeat(lambda: os.readv(file, [block]), written)
+            read_s = time.monotonic() - started_s
+        finally:
+            os.close(file)
     return written / write_s, read / read_s, direct
 
 
-def nearest_existing(path: Path) -> Path:
-    """`path`, or the closest of its parents that is there."""
-    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-
-
-def _write(path: Path, block: mmap.mmap) -> tuple[int, float, bool]:
-    direct, descriptor = True, -1
+def _open(path: str) -> tuple[int, bool]:
+    """(file, whether it goes past the page cache)."""
     if hasattr(os, "O_DIRECT"):
         with contextlib.suppress(OSError):  # tmpfs and some overlays refuse it
-            descriptor = os.open(path, os.O_WRONLY | os.O_DIRECT)
-    if descriptor < 0:
-        direct, descriptor = False, os.open(path, os.O_WRONLY)
-    written, started_s = 0, time.monotonic()
-    try:
-        while written < TEST_BYTES and time.monotonic() < started_s + LONGEST_S:
-            written += os.write(descriptor, block)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return written, time.monotonic() - started_s, direct
+            return os.open(path, os.O_RDWR | os.O_DIRECT), True
+    return os.open(path, os.O_RDWR), False
 
 
-def _read(path: Path, block: mmap.mmap, *, direct: bool, size: int) -> tuple[int, float]:
-    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
-    if not direct and sys.platform == "linux":
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    done, started_s = 0, time.monotonic()
-    try:
-        while done < size and time.monotonic() < started_s + LONGEST_S:
-            done += os.readv(descriptor, [block])
-    finally:
-        os.close(descriptor)
-    return done, time.monotonic() - started_s
+def _repeat(move: Callable[[], int], size_bytes: int) -> int:
+    """Bytes that were moved, which are fewer than asked for where that takes too long."""
+    moved, end_s = 0, time.monotonic() + LONGEST_S
+    while moved < size_bytes and time.monotonic() < end_s:
+        moved += move()
+    return moved

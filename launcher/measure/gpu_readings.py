@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def _memory(device: NvmlDevice) -> Values:
-    memory = device.memory()
-    return {"memory_used_bytes": memory.used_bytes, "memory_total_bytes": memory.total_bytes}
+    used_bytes, total_bytes = device.memory_bytes()
+    return {"memory_used_bytes": used_bytes, "memory_total_bytes": total_bytes}
 
 
 def _utilization(device: NvmlDevice) -> Values:
@@ -96,10 +96,8 @@ class GpuReadings:
     def missing(self) -> dict[str, str]:
         """Readings that never came, with the last error."""
         wanted = list(READINGS) if "device" in self._came else ["device"]
-        return {name: self._reason(name) for name in wanted if name not in self._came}
-
-    def _reason(self, name: str) -> str:
-        return list(self._faults.get(name, {"not read": 0}))[-1]
+        faults = {name: list(self._faults.get(name, ("not read",))) for name in wanted}
+        return {name: faults[name][-1] for name in wanted if name not in self._came}
 
     def counted_faults(self) -> dict[str, dict[str, int]]:
         """How often each reading gave which error."""

@@ -1,27 +1,26 @@
 """Known GPUs: data-sheet figures, and the memory overhead of a CUDA context and NCCL.
 
-The one table of GPUs: `launcher.measure.flops` reads MFU's peak rates from it, and
-`launcher.plan.machine` makes of an entry a machine that nobody has measured. A `shardscale profile`
-of the real one beats all of it.
+The one table of GPUs: MFU's peak rates are read from it, and `launcher.plan.machine` makes of an
+entry a machine that nobody has measured. A `shardscale profile` of the real one beats all of it.
 """
 
 import re
 from dataclasses import dataclass
 
 from launcher.errors import UserError
+from launcher.sizes import GIB, MIB
 
-GIB = 2**30
-MIB = 2**20
+ASSUMED_NETWORK_BYTES_PER_S = 1.5625e9  # one link of 100 Gbit/s for 8 GPUs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One model of GPU; rates are peaks, dense, without sparsity."""
 
     name: str
     pattern: str
     """Regular expression for what CUDA or a user calls it (case does not matter)."""
-    memory_bytes: int
+    memory_gib: float
     """What CUDA reports as total, which is less than the size on the box."""
     bf16_flops_per_s: float | None
     """Tensor cores with fp32 accumulation; None where the GPU has no bf16 ones."""
@@ -30,12 +29,17 @@ class Gpu:
     memory_bytes_per_s: float
     pcie_generation: int
     """With 16 lanes."""
-    nvlink_bytes_per_s: float | None
-    """To all GPUs of the node together, in one direction; None for PCIe and for bridged pairs."""
-    network_bytes_per_s: float
-    """A GPU's share of its node's network."""
     source: str
     """Whose data sheet the figures are from."""
+    nvlink_bytes_per_s: float | None = None
+    """To all GPUs of the node together, in one direction; None for PCIe and for bridged pairs."""
+    network_bytes_per_s: float = ASSUMED_NETWORK_BYTES_PER_S
+    """A GPU's share of its node's network."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """As CUDA reports it."""
+        return int(self.memory_gib * GIB)
 
     @property
     def pcie_bytes_per_s(self) -> float:
@@ -66,109 +70,41 @@ Taken once a group has communicated."""
 # Dense peaks and bandwidths from NVIDIA's data sheet (or whitepaper) of what `source` names; where
 # a sheet prints the rate with sparsity, half of it. Memory as cudaMemGetInfo reports it. Network:
 # the DGX of that GPU (A100: 8 x 200 Gbit/s, H100 and later: 8 x 400 Gbit/s for 8 GPUs, V100:
-# 4 x 100 for 8); otherwise one link of 100 Gbit/s for 8 GPUs is assumed.
-_NDR, _HDR, _EDR, _ETHERNET = 50e9, 25e9, 6.25e9, 1.5625e9
-ASSUMED_NETWORK_BYTES_PER_S = _ETHERNET
+# 4 x 100 for 8); otherwise ASSUMED_NETWORK_BYTES_PER_S.
+_NDR, _HDR, _EDR = 50e9, 25e9, 6.25e9
 
 
-def _gpu(
-    name: str,
-    pattern: str,
-    memory_gib: float,
-    bf16_tflops: float | None,
-    fp32_tflops: float,
-    memory_gb_per_s: float,
-    pcie_generation: int,
-    nvlink_gb_per_s: float | None,
-    network_bytes_per_s: float,
-    source: str,
-) -> Gpu:
-    return Gpu(
-        name=name,
-        pattern=pattern,
-        memory_bytes=int(memory_gib * GIB),
-        bf16_flops_per_s=None if bf16_tflops is None else bf16_tflops * 1e12,
-        fp32_flops_per_s=fp32_tflops * 1e12,
-        memory_bytes_per_s=memory_gb_per_s * 1e9,
-        pcie_generation=pcie_generation,
-        nvlink_bytes_per_s=None if nvlink_gb_per_s is None else nvlink_gb_per_s * 1e9,
-        network_bytes_per_s=network_bytes_per_s,
-        source=source,
-    )
-
-
-# The first match wins, so longer names come first. Columns as in `_gpu`:
-# name, pattern, GiB, bf16 and fp32 TFLOP/s, memory GB/s, PCIe, NVLink GB/s, network B/s, source
+# The first match wins, so longer names come first. Columns as in `Gpu`.
 GPUS = (
-    _gpu("B200", "B200", 178.0, 2250.0, 75.0, 8000.0, 5, 900.0, _NDR, "DGX B200"),
-    _gpu("GH200", "GH200", 94.5, 989.4, 67.0, 4000.0, 5, 450.0, _NDR, "GH200"),
-    _gpu("H200", "H200", 139.8, 989.4, 66.9, 4800.0, 5, 450.0, _NDR, "H200"),
-    _gpu("H100-PCIe", "H100.?PCIE", 79.1, 756.0, 51.2, 2000.0, 5, None, _ETHERNET, "H100"),
-    _gpu("H100-NVL", "H100.?NVL", 93.0, 835.0, 60.0, 3900.0, 5, None, _ETHERNET, "H100 NVL"),
-    _gpu("H100", "H100", 79.1, 989.4, 66.9, 3350.0, 5, 450.0, _NDR, "H100"),
-    _gpu(
-        "A100-40GB-PCIe",
-        "A100.*PCIE.*40|A100.*40.*PCIE",
-        39.3,
-        312.0,
-        19.5,
-        1555.0,
-        4,
-        None,
-        _ETHERNET,
-        "A100",
+    Gpu("B200", "B200", 178, 2250e12, 75e12, 8000e9, 5, "DGX B200", 900e9, _NDR),
+    Gpu("GH200", "GH200", 94.5, 989.4e12, 67e12, 4000e9, 5, "GH200", 450e9, _NDR),
+    Gpu("H200", "H200", 139.8, 989.4e12, 66.9e12, 4800e9, 5, "H200", 450e9, _NDR),
+    Gpu("H100-PCIe", "H100.?PCIE", 79.1, 756e12, 51.2e12, 2000e9, 5, "H100"),
+    Gpu("H100-NVL", "H100.?NVL", 93, 835e12, 60e12, 3900e9, 5, "H100 NVL"),
+    Gpu("H100", "H100", 79.1, 989.4e12, 66.9e12, 3350e9, 5, "H100", 450e9, _NDR),
+    Gpu(
+        "A100-40GB-PCIe", "A100.*PCIE.*40|A100.*40.*PCIE", 39.3, 312e12, 19.5e12, 1555e9, 4, "A100"
     ),
-    _gpu("A100-80GB-PCIe", "A100.*PCIE", 79.1, 312.0, 19.5, 1935.0, 4, None, _ETHERNET, "A100"),
-    _gpu("A100-40GB", "A100.*40", 39.3, 312.0, 19.5, 1555.0, 4, 300.0, _HDR, "A100"),
-    _gpu("A100-80GB", "A100", 79.1, 312.0, 19.5, 2039.0, 4, 300.0, _HDR, "A100"),
-    _gpu("A800", "A800", 79.1, 312.0, 19.5, 2039.0, 4, 200.0, _HDR, "A800"),
-    _gpu("A40", "A40", 44.3, 149.7, 37.4, 696.0, 4, None, _ETHERNET, "A40"),
-    _gpu("A30", "A30", 23.5, 165.0, 10.3, 933.0, 4, None, _ETHERNET, "A30"),
-    _gpu("A10G", "A10G", 22.0, 70.0, 31.5, 600.0, 4, None, _ETHERNET, "A10G"),
-    _gpu("A10", "A10", 22.0, 125.0, 31.2, 600.0, 4, None, _ETHERNET, "A10"),
-    _gpu("A6000", "A6000", 47.4, 154.8, 38.7, 768.0, 4, None, _ETHERNET, "RTX A6000"),
-    _gpu("L40S", "L40S", 44.3, 362.05, 91.6, 864.0, 4, None, _ETHERNET, "L40S"),
-    _gpu("L40", "L40", 44.3, 181.05, 90.5, 864.0, 4, None, _ETHERNET, "L40"),
-    _gpu("L4", "L4", 21.9, 121.0, 30.3, 300.0, 4, None, _ETHERNET, "L4"),
-    _gpu(
-        "RTX-5090",
-        "RTX.?5090(?! D)",
-        31.3,
-        209.5,
-        104.8,
-        1792.0,
-        5,
-        None,
-        _ETHERNET,
-        "RTX Blackwell architecture",
+    Gpu("A100-80GB-PCIe", "A100.*PCIE", 79.1, 312e12, 19.5e12, 1935e9, 4, "A100"),
+    Gpu("A100-40GB", "A100.*40", 39.3, 312e12, 19.5e12, 1555e9, 4, "A100", 300e9, _HDR),
+    Gpu("A100-80GB", "A100", 79.1, 312e12, 19.5e12, 2039e9, 4, "A100", 300e9, _HDR),
+    Gpu("A800", "A800", 79.1, 312e12, 19.5e12, 2039e9, 4, "A800", 200e9, _HDR),
+    Gpu("A40", "A40", 44.3, 149.7e12, 37.4e12, 696e9, 4, "A40"),
+    Gpu("A30", "A30", 23.5, 165e12, 10.3e12, 933e9, 4, "A30"),
+    Gpu("A10G", "A10G", 22, 70e12, 31.5e12, 600e9, 4, "A10G"),
+    Gpu("A10", "A10", 22, 125e12, 31.2e12, 600e9, 4, "A10"),
+    Gpu("A6000", "A6000", 47.4, 154.8e12, 38.7e12, 768e9, 4, "RTX A6000"),
+    Gpu("L40S", "L40S", 44.3, 362.05e12, 91.6e12, 864e9, 4, "L40S"),
+    Gpu("L40", "L40", 44.3, 181.05e12, 90.5e12, 864e9, 4, "L40"),
+    Gpu("L4", "L4", 21.9, 121e12, 30.3e12, 300e9, 4, "L4"),
+    Gpu(
+        "RTX-5090", "RTX.?5090(?! D)", 31.3, 209.5e12, 104.8e12, 1792e9, 5, "Blackwell architecture"
     ),
-    _gpu(
-        "RTX-4090",
-        "RTX.?4090(?! D)",
-        23.5,
-        165.2,
-        82.6,
-        1008.0,
-        4,
-        None,
-        _ETHERNET,
-        "Ada architecture",
-    ),
-    _gpu(
-        "RTX-3090",
-        "RTX.?3090(?! Ti)",
-        23.5,
-        71.0,
-        35.6,
-        936.0,
-        4,
-        None,
-        _ETHERNET,
-        "GA102 architecture",
-    ),
-    _gpu("V100-32GB", "V100.*32", 31.7, None, 15.7, 900.0, 3, 150.0, _EDR, "V100"),
-    _gpu("V100-16GB", "V100", 15.7, None, 15.7, 900.0, 3, 150.0, _EDR, "V100"),
-    _gpu("T4", "T4", 14.5, None, 8.1, 320.0, 3, None, _ETHERNET, "T4"),
+    Gpu("RTX-4090", "RTX.?4090(?! D)", 23.5, 165.2e12, 82.6e12, 1008e9, 4, "Ada architecture"),
+    Gpu("RTX-3090", "RTX.?3090(?! Ti)", 23.5, 71e12, 35.6e12, 936e9, 4, "GA102 architecture"),
+    Gpu("V100-32GB", "V100.*32", 31.7, None, 15.7e12, 900e9, 3, "V100", 150e9, _EDR),
+    Gpu("V100-16GB", "V100", 15.7, None, 15.7e12, 900e9, 3, "V100", 150e9, _EDR),
+    Gpu("T4", "T4", 14.5, None, 8.1e12, 320e9, 3, "T4"),
 )
 
 
@@ -183,6 +119,13 @@ def find_gpu(device_name: str | None) -> Gpu | None:
         if re.search(rf"\b(?:{gpu.pattern})(?!\d)", device_name, re.IGNORECASE):
             return gpu
     return None
+
+
+def peak_flops_per_s(device_name: str | None) -> float | None:
+    """bf16 tensor-core FLOP/s of a GPU by its name, for MFU; None when it has none or is not
+    known."""
+    gpu = find_gpu(device_name)
+    return None if gpu is None else gpu.bf16_flops_per_s
 
 
 def gpu_named(name: str) -> Gpu:

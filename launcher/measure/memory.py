@@ -1,17 +1,20 @@
-"""Peaks per phase and period, and the ledger at the peak of chosen steps.
+"""What one rank has in memory: headlines, peaks per phase and period, and the ledger at the peak of
+chosen steps.
 
 On a GPU from the caching allocator's statistics; on a CPU from `--memory-trace`; without either
 the figures are unknown, and stay None.
 """
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
+import psutil
 import torch
 
+from launcher.measure.host_memory import host_bytes
 from launcher.memory.ledger import Ledger, LedgerLines
 from launcher.memory.live_trace import LiveTrace
 from launcher.memory.storages import StorageCount
@@ -21,60 +24,101 @@ from launcher.strategies.engine import Engine
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
 
 
-class MemoryMeter(Protocol):
-    """What the session asks of either way of measuring."""
-
-    def period(self, name: str) -> None:
-        """From now on peaks belong to `name` (init, first_step, steady, evaluation)."""
-
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Measure what runs inside."""
-
-    def watch(self, engine: Engine) -> None:
-        """The engine whose states the ledger names."""
-
-    def begin_step(self, step: int) -> None:
-        """A step starts."""
-
-    def end_step(self, step: int) -> Ledger | None:
-        """A step is over; the ledger at its peak, for the steps that have one."""
-
-    def step_peak_bytes(self) -> int | None:
-        """Highest bytes in the step that has just ended."""
-
-    def peaks(self) -> dict[tuple[str, str], int]:
-        """(period, phase) -> highest bytes."""
-
-    def now(self) -> Ledger | None:
-        """The ledger at this moment, for a failure report."""
+def read_memory(device: torch.device) -> tuple[int | None, int]:
+    """Bytes of (the highest this process has reserved of a GPU, None on a CPU; what the whole
+    device, or process, uses now)."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return torch.cuda.max_memory_reserved(device), total - free
+    return None, psutil.Process().memory_info().rss
 
 
-class _Peaks:
-    """Highest bytes per period and phase, over nested or repeated phases."""
-
-    def __init__(self) -> None:
-        self.period = "init"
-        self.step = 0
-        self.values: dict[tuple[str, str], int] = {}
-
-    def note(self, phase: str, value: int) -> None:
-        self.step = max(self.step, value)
-        key = (self.period, phase)
-        self.values[key] = max(value, self.values.get(key, 0))
+def capacity_bytes(device: torch.device) -> int:
+    """All that there is of the memory that `read_memory` reads."""
+    on_gpu = device.type == "cuda"
+    return torch.cuda.mem_get_info(device)[1] if on_gpu else host_bytes()
 
 
-class TracedMemory:
-    """CPU, by tracing: exact, phase by phase and byte by byte."""
+def peak_rss_bytes() -> int:
+    """Highest resident set of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class MemoryMeter:
+    """What the session asks of either way of measuring; by itself, the answers of a CPU without
+    tracing, where nothing is known phase by phase."""
 
     def __init__(self, device: torch.device) -> None:
-        self.trace = LiveTrace()
         self._device = device
-        self._peaks = _Peaks()
+        self._period = "init"
+        self._peaks: dict[tuple[str, str], int] = {}
+        self._step_peak_bytes = 0
         self._engine: Engine | None = None
         self._recording = False
 
     def period(self, name: str) -> None:
-        self._peaks.period = name
+        """From now on peaks belong to `name` (init, first_step, steady, evaluation)."""
+        self._period = name
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Measure what runs inside."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def checkpointing(self, period: str) -> Iterator[None]:
+        """A checkpoint is read or written inside, whose peaks belong to `period` from now on."""
+        self.period(period)
+        with self.phase("checkpoint"):
+            yield
+
+    def watch(self, engine: Engine) -> None:
+        """The engine whose states the ledger names."""
+        self._engine = engine
+
+    def begin_step(self, step: int) -> None:
+        """A step starts."""
+        self._step_peak_bytes = 0
+        self._recording = step in LEDGER_STEPS
+
+    def end_step(self, step: int) -> Ledger | None:
+        """A step is over; the ledger at its peak, for the steps that have one."""
+        return None
+
+    def step_peak_bytes(self) -> int | None:
+        """Highest bytes in the step that has just ended."""
+        return None
+
+    def peaks(self) -> dict[tuple[str, str], int]:
+        """(period, phase) -> highest bytes."""
+        return self._peaks
+
+    def now(self) -> Ledger | None:
+        """The ledger at this moment, for a failure report."""
+        return None
+
+    def _note(self, phase: str, peak_bytes: int) -> None:
+        """A phase is over; it may be nested in another, and come again."""
+        self._step_peak_bytes = max(self._step_peak_bytes, peak_bytes)
+        key = (self._period, phase)
+        self._peaks[key] = max(peak_bytes, self._peaks.get(key, 0))
+
+    def _count(self) -> StorageCount:
+        return StorageCount() if self._engine is None else self._engine.count_states()
+
+    def _ledger_of(self, live_bytes: int) -> Ledger:
+        """What is no state is temporary."""
+        states = self._count().ledger(self._device)
+        rest = live_bytes - states.device.states_bytes
+        lines = replace(states.device, temporary_bytes=rest, used_bytes=live_bytes)
+        return replace(states, device=lines)
+
+
+class TracedMemory(MemoryMeter):
+    """CPU, by tracing: exact, phase by phase and byte by byte."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.trace = LiveTrace()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -85,21 +129,17 @@ class TracedMemory:
         try:
             yield
         finally:
-            self._peaks.note(name, self.trace.peak_bytes())
+            self._note(name, self.trace.peak_bytes())
             if name == "forward" and self._recording:
                 self.trace.mark_activations(self._count().owners)
 
-    def watch(self, engine: Engine) -> None:
-        self._engine = engine
-
     def begin_step(self, step: int) -> None:
-        self._peaks.step = 0
-        self._recording = step in LEDGER_STEPS
+        super().begin_step(step)
         if self._recording:
             self.trace.record()
 
     def step_peak_bytes(self) -> int | None:
-        return self._peaks.step
+        return self._step_peak_bytes
 
     def end_step(self, step: int) -> Ledger | None:
         if not self._recording:
@@ -107,38 +147,22 @@ class TracedMemory:
         self._recording = False
         self.trace.claim(self._count().owners)  # optimizer states may be new
         content = self.trace.stop()
-        lines = {f"{name}_bytes": size for name, size in content.by_category.items()}
-        activations = lines.pop("activations_bytes", 0)
-        temporary = lines.pop("temporary_bytes", 0)
+        by_category = {"activations": 0, "temporary": 0, **content.by_category}
+        lines = LedgerLines(
+            **{f"{name}_bytes": size for name, size in by_category.items()},
+            used_bytes=content.total_bytes,
+            unexplained_bytes=0,
+        )
+        nothing = LedgerLines()
         return Ledger(
-            moment="peak",
-            step=step,
-            phase=content.phase,
-            device=LedgerLines(
-                **lines,
-                activations_bytes=activations,
-                temporary_bytes=temporary,
-                used_bytes=content.total_bytes,
-                unexplained_bytes=0,
-            ),
-            host=LedgerLines(),
-            disk=LedgerLines(),
+            moment="peak", step=step, phase=content.phase, device=lines, host=nothing, disk=nothing
         )
 
-    def peaks(self) -> dict[tuple[str, str], int]:
-        return self._peaks.values
-
     def now(self) -> Ledger | None:
-        states = self._count().ledger(self._device)
-        rest = self.trace.current_bytes - states.device.states_bytes
-        lines = replace(states.device, temporary_bytes=rest, used_bytes=self.trace.current_bytes)
-        return replace(states, device=lines)
-
-    def _count(self) -> StorageCount:
-        return StorageCount() if self._engine is None else self._engine.count_states()
+        return self._ledger_of(self.trace.current_bytes)
 
 
-class CudaMemory:
+class CudaMemory(MemoryMeter):
     """GPU, from the caching allocator.
 
     The ledger names states by walking storages, and activations by what the last forward left
@@ -147,11 +171,8 @@ class CudaMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._peaks = _Peaks()
-        self._engine: Engine | None = None
+        super().__init__(device)
         self._context_bytes: int | None = None
-        self._recording = False
         self._sampled = True
         self._before_forward = 0
         self._left_by_forward = 0
@@ -159,11 +180,11 @@ class CudaMemory:
         self._before_step = StorageCount()
 
     def period(self, name: str) -> None:
-        if self._peaks.period == "init" and name != "init":
-            self._peaks.note("build", torch.cuda.max_memory_allocated(self._device))
+        if self._period == "init" and name != "init":
+            self._note("build", torch.cuda.max_memory_allocated(self._device))
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = total - free - torch.cuda.memory_reserved(self._device)
-        self._peaks.period = name
+        super().period(name)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -178,25 +199,20 @@ class CudaMemory:
         try:
             yield
         finally:
-            peak = torch.cuda.max_memory_allocated(self._device)
-            self._peaks.note(name, peak)
+            self._note(name, torch.cuda.max_memory_allocated(self._device))
             if name == "forward" and self._recording:
                 allocated = torch.cuda.memory_allocated(self._device)
                 self._left_by_forward = allocated - self._before_forward
                 self._in_forward = self._count()
 
-    def watch(self, engine: Engine) -> None:
-        self._engine = engine
-
     def begin_step(self, step: int) -> None:
+        super().begin_step(step)
         # Reading the allocator's statistics takes tens of microseconds: often enough is enough.
         self._sampled = step <= 10 or step % 10 == 0
-        self._recording = step in LEDGER_STEPS
-        self._peaks.step = 0
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def step_peak_bytes(self) -> int | None:
-        return max(self._peaks.step, torch.cuda.max_memory_allocated(self._device))
+        return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
     def end_step(self, step: int) -> Ledger | None:
         if not self._recording:
@@ -206,67 +222,25 @@ class CudaMemory:
         params = self._in_forward.only(held).ledger(self._device).device.params_bytes
         activations = max(0, self._left_by_forward - (with_gathered - params))
         states = self._before_step.ledger(self._device, moment="peak")
-        return replace(states, step=step, device=self._lines(states.device, activations))
-
-    def peaks(self) -> dict[tuple[str, str], int]:
-        return self._peaks.values
-
-    def now(self) -> Ledger | None:
-        states = self._count().ledger(self._device)
-        allocated = torch.cuda.memory_allocated(self._device)
-        rest = allocated - states.device.states_bytes
-        return replace(
-            states, device=replace(states.device, temporary_bytes=rest, used_bytes=allocated)
-        )
-
-    def _lines(self, states: LedgerLines, activations: int) -> LedgerLines:
-        on_top = self._peaks.step - states.states_bytes + states.grads_bytes - activations
-        grads = min(states.grads_bytes, max(0, on_top))
+        lines = states.device
+        on_top = self._step_peak_bytes - lines.states_bytes + lines.grads_bytes - activations
+        grads = min(lines.grads_bytes, max(0, on_top))
         free, total = torch.cuda.mem_get_info(self._device)
-        used = total - free
-        reserved = torch.cuda.memory_reserved(self._device)
-        context = self._context_bytes
-        return replace(
-            states,
+        reserved, context = torch.cuda.memory_reserved(self._device), self._context_bytes
+        lines = replace(
+            lines,
             grads_bytes=grads,
             activations_bytes=activations,
             temporary_bytes=on_top - grads,
-            allocator_slack_bytes=reserved - self._peaks.step,
+            allocator_slack_bytes=reserved - self._step_peak_bytes,
             context_bytes=context,
-            used_bytes=used,
-            unexplained_bytes=None if context is None else used - reserved - context,
+            used_bytes=total - free,
+            unexplained_bytes=None if context is None else total - free - reserved - context,
         )
-
-    def _count(self) -> StorageCount:
-        return StorageCount() if self._engine is None else self._engine.count_states()
-
-
-class UnknownMemory:
-    """CPU without tracing: nothing is known phase by phase."""
-
-    def period(self, name: str) -> None:
-        pass
-
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def watch(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def begin_step(self, step: int) -> None:
-        pass
-
-    def end_step(self, step: int) -> Ledger | None:
-        return None
-
-    def step_peak_bytes(self) -> int | None:
-        return None
-
-    def peaks(self) -> dict[tuple[str, str], int]:
-        return {}
+        return replace(states, step=step, device=lines)
 
     def now(self) -> Ledger | None:
-        return None
+        return self._ledger_of(torch.cuda.memory_allocated(self._device))
 
 
 def dump_snapshot(folder: Path, world: World) -> str | None:
@@ -282,4 +256,4 @@ def memory_meter(device: torch.device, *, trace: bool) -> MemoryMeter:
     """The meter for a device; `trace` asks for the exact one on a CPU."""
     if device.type == "cuda":
         return CudaMemory(device)
-    return TracedMemory(device) if trace else UnknownMemory()
+    return TracedMemory(device) if trace else MemoryMeter(device)

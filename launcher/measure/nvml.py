@@ -6,18 +6,13 @@ starts it.
 
 import contextlib
 import enum
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import pynvml
 
 if TYPE_CHECKING:
     import torch
-
-UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 
 
 class Outcome(enum.Enum):
@@ -30,41 +25,29 @@ class Outcome(enum.Enum):
     TRANSIENT = "transient"  # may work the next time
 
 
-# Every nvmlReturn_t, by value: older nvidia-ml-py releases lack the newer constants.
-ERRORS: dict[int, tuple[str, Outcome]] = {
-    1: ("UNINITIALIZED", Outcome.CLOSED),
-    2: ("INVALID_ARGUMENT", Outcome.UNAVAILABLE),
-    3: ("NOT_SUPPORTED", Outcome.UNAVAILABLE),
-    4: ("NO_PERMISSION", Outcome.UNAVAILABLE),
-    5: ("ALREADY_INITIALIZED", Outcome.TRANSIENT),
-    6: ("NOT_FOUND", Outcome.UNAVAILABLE),
-    7: ("INSUFFICIENT_SIZE", Outcome.UNAVAILABLE),
-    8: ("INSUFFICIENT_POWER", Outcome.UNAVAILABLE),
-    9: ("DRIVER_NOT_LOADED", Outcome.MISSING),
-    10: ("TIMEOUT", Outcome.TRANSIENT),
-    11: ("IRQ_ISSUE", Outcome.TRANSIENT),
-    12: ("LIBRARY_NOT_FOUND", Outcome.MISSING),
-    13: ("FUNCTION_NOT_FOUND", Outcome.UNAVAILABLE),
-    14: ("CORRUPTED_INFOROM", Outcome.UNAVAILABLE),
-    15: ("GPU_IS_LOST", Outcome.LOST),
-    16: ("RESET_REQUIRED", Outcome.LOST),
-    17: ("OPERATING_SYSTEM", Outcome.UNAVAILABLE),
-    18: ("LIB_RM_VERSION_MISMATCH", Outcome.MISSING),
-    19: ("IN_USE", Outcome.TRANSIENT),
-    20: ("MEMORY", Outcome.TRANSIENT),
-    21: ("NO_DATA", Outcome.TRANSIENT),
-    22: ("VGPU_ECC_NOT_SUPPORTED", Outcome.UNAVAILABLE),
-    23: ("INSUFFICIENT_RESOURCES", Outcome.TRANSIENT),
-    24: ("FREQ_NOT_SUPPORTED", Outcome.UNAVAILABLE),
-    25: ("ARGUMENT_VERSION_MISMATCH", Outcome.UNAVAILABLE),
-    26: ("DEPRECATED", Outcome.UNAVAILABLE),
-    27: ("NOT_READY", Outcome.TRANSIENT),
-    28: ("GPU_NOT_FOUND", Outcome.UNAVAILABLE),
-    29: ("INVALID_STATE", Outcome.TRANSIENT),
-    30: ("RESET_TYPE_NOT_SUPPORTED", Outcome.UNAVAILABLE),
-    999: ("UNKNOWN", Outcome.TRANSIENT),
+_ERRORS = {
+    Outcome.CLOSED: "UNINITIALIZED",
+    Outcome.MISSING: "DRIVER_NOT_LOADED LIBRARY_NOT_FOUND LIB_RM_VERSION_MISMATCH",
+    Outcome.LOST: "GPU_IS_LOST RESET_REQUIRED",
+    Outcome.UNAVAILABLE: (
+        "INVALID_ARGUMENT NOT_SUPPORTED NO_PERMISSION NOT_FOUND INSUFFICIENT_SIZE "
+        "INSUFFICIENT_POWER FUNCTION_NOT_FOUND CORRUPTED_INFOROM OPERATING_SYSTEM "
+        "VGPU_ECC_NOT_SUPPORTED FREQ_NOT_SUPPORTED ARGUMENT_VERSION_MISMATCH DEPRECATED "
+        "GPU_NOT_FOUND RESET_TYPE_NOT_SUPPORTED"
+    ),
+    Outcome.TRANSIENT: (
+        "ALREADY_INITIALIZED TIMEOUT IRQ_ISSUE IN_USE MEMORY NO_DATA INSUFFICIENT_RESOURCES "
+        "NOT_READY INVALID_STATE UNKNOWN"
+    ),
 }
-NOT_FOUND = 6
+ERRORS: dict[int, tuple[str, Outcome]] = {
+    getattr(pynvml, f"NVML_ERROR_{name}"): (name, outcome)
+    for outcome, names in _ERRORS.items()
+    for name in names.split()
+    if hasattr(pynvml, f"NVML_ERROR_{name}")  # older releases lack the newest
+}
+"""Every nvmlReturn_t, by value."""
+NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 
 
 class NvmlFault(Exception):
@@ -77,19 +60,6 @@ class NvmlFault(Exception):
         self.code = code
         self.name = name
         self.outcome = outcome
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """Bytes of the whole device. `used_bytes` leaves out `reserved_bytes` (driver, firmware).
-
-    NVML's first version of this call counts the reserved bytes as used and does not tell them
-    apart: then `reserved_bytes` is None.
-    """
-
-    used_bytes: int
-    total_bytes: int
-    reserved_bytes: int | None
 
 
 class NvmlDevice:
@@ -124,24 +94,23 @@ class NvmlDevice:
         """
         _call("nvmlShutdown")
 
-    def memory(self) -> Memory:
-        """Bytes in use. The first version of the call steps in for good where there is no second.
+    def memory_bytes(self) -> tuple[int, int]:
+        """(used, total) of the whole device; what driver and firmware reserve is not used.
 
-        A passing error of the second version is not papered over with the first: its `used`
-        includes the reserved bytes and would show a peak that never was.
+        The first version of the call, which counts the reserved bytes as used, steps in for good
+        where there is no second. A passing error of the second is not papered over with it: that
+        would show a peak that never was.
         """
         if self.has_memory_v2:
             try:
                 info = _call("nvmlDeviceGetMemoryInfo", self._handle, pynvml.nvmlMemory_v2)
-                return Memory(
-                    used_bytes=info.used, total_bytes=info.total, reserved_bytes=info.reserved
-                )
+                return info.used, info.total
             except NvmlFault as fault:
                 if fault.outcome is not Outcome.UNAVAILABLE:
                     raise
         info = _call("nvmlDeviceGetMemoryInfo", self._handle)
         self.has_memory_v2 = False
-        return Memory(used_bytes=info.used, total_bytes=info.total, reserved_bytes=None)
+        return info.used, info.total
 
     def utilization_percent(self) -> tuple[float, float]:
         """Share of the driver's last sampling window in which (a kernel ran, memory was busy)."""
@@ -176,67 +145,24 @@ class NvmlDevice:
 def resolve_uuid(device: "torch.device") -> str | None:
     """UUID of the GPU that this process computes on, None where there is none to name.
 
-    The CUDA runtime is asked first: NVML's order is not CUDA's, NVML ignores
-    CUDA_VISIBLE_DEVICES, and under Slurm its GPU 0 may be another job's. A MIG instance is named
-    by the environment before that, because the CUDA 12 runtime gives its parent's UUID.
+    The CUDA runtime is asked: NVML's order is not CUDA's, NVML ignores CUDA_VISIBLE_DEVICES, and
+    under Slurm its GPU 0 may be another job's. A MIG instance is named by the environment before
+    that, because the CUDA 12 runtime gives its parent's UUID.
     """
     import torch
 
     if device.type != "cuda":
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
-    named = uuid_from_environment(os.environ, index, [])
-    if named is not None and named.startswith("MIG-"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    named = visible[index].strip() if index < len(visible) else ""
+    if named.startswith("MIG-"):
         return named
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    if uuid is not None:
-        return f"GPU-{uuid}"
-    return uuid_from_environment(os.environ, index, openable_gpus())
+    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-def uuid_from_environment(
-    environ: Mapping[str, str], index: int, gpus: Sequence[tuple[int, str]]
-) -> str | None:
-    """UUID of CUDA device `index` by CUDA's own rules for its environment variables.
-
-    Args:
-        environ: holds CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
-        index: as in `cuda:<index>`.
-        gpus: (NVML index, UUID) of the GPUs that this process may open; NVML's order is the PCI
-            bus order. Empty when unknown: then only whole UUIDs in the environment count.
-
-    None where the environment does not settle it: unless CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA counts
-    the fastest GPU first, and what it holds for fast is not known here.
-    """
-    uuids = [uuid for _, uuid in sorted(gpus)]
-    by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(uuids) == 1
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        entries = [str(position) for position in range(len(uuids))]
-    else:
-        entries = [entry.strip() for entry in visible.split(",")]
-    if len(set(entries)) < len(entries):
-        return None  # CUDA shows no device at all when one is named twice
-
-    def named(entry: str) -> str | None:
-        if entry.startswith("MIG-"):
-            return entry
-        if entry.startswith("GPU-"):
-            matches = [uuid for uuid in uuids if uuid.startswith(entry)]
-            whole = not uuids and len(entry) == UUID_LENGTH
-            return entry if whole else matches[0] if len(matches) == 1 else None
-        # A position among the GPUs that can be opened, not an NVML index: where cgroups hide some,
-        # CUDA counts only the others.
-        known = by_bus and entry.isdecimal() and int(entry) < len(uuids)
-        return uuids[int(entry)] if known else None
-
-    # CUDA's list ends at the first entry that names nothing.
-    chosen = list(itertools.takewhile(lambda uuid: uuid is not None, map(named, entries)))
-    return chosen[index] if index < len(chosen) else None
-
-
-def openable_gpus() -> list[tuple[int, str]]:
-    """(NVML index, UUID) of the GPUs that this process may use; empty without NVML."""
+def openable_gpus() -> list[str]:
+    """UUIDs of the GPUs that this process may use; empty without NVML."""
     gpus = []
     try:
         _call("nvmlInit")
@@ -246,7 +172,7 @@ def openable_gpus() -> list[tuple[int, str]]:
         for index in range(_call("nvmlDeviceGetCount")):
             with contextlib.suppress(NvmlFault):  # NO_PERMISSION: hidden by a cgroup
                 handle = _call("nvmlDeviceGetHandleByIndex", index)
-                gpus.append((index, str(_call("nvmlDeviceGetUUID", handle))))
+                gpus.append(str(_call("nvmlDeviceGetUUID", handle)))
         _call("nvmlShutdown")
     return gpus
 

@@ -61,10 +61,9 @@ class PhaseClock:
         ended, self._ended = self._ended, []
         times = []
         for start, end, spans in ended:
-            seconds = dict.fromkeys(PHASES, 0.0)
+            in_phases = {f"{name}_s": 0.0 for name in PHASES}
             for name, first, last in spans:
-                seconds[name] += _seconds(first, last)
-            in_phases = {f"{name}_s": value for name, value in seconds.items()}
+                in_phases[f"{name}_s"] += _seconds(first, last)
             times.append(PhaseTimes(duration_s=_seconds(start, end), **in_phases))
         return times
 

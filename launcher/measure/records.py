@@ -5,8 +5,10 @@ could not be measured is `None`, never 0. A field whose default is None is left 
 it has no value, so a reader takes a missing field for None.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, Self
 
 from launcher.record import Record
 
@@ -72,6 +74,18 @@ class EvalRecord(Record):
     split: str
     loss: float
     perplexity: float
+    tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRecord(Record):
+    """A text that the model has made after a step (`--sample-every`)."""
+
+    kind: ClassVar[str] = "sample"
+    step: int
+    prompt: str
+    text: str
     tokens: int
     duration_s: float
 
@@ -143,7 +157,7 @@ class Status:
     rank: int | None = None
     exit_code: int | None = None
     detail: dict[str, Any] = field(default_factory=dict)
-    updated_unix_s: float
+    updated_unix_s: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,3 +170,118 @@ class FailureReport:
     rank: int
     exit_code: int
     traceback: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSummary:
+    """What one rank's sampler saw. None is what could not be measured.
+
+    `missing` names each reading that never came and why (`device`: the GPU as a whole), and
+    `faults` counts the errors of every reading. `missed_ticks` are deadlines that went by while
+    the machine was busy with something else.
+    """
+
+    source: Literal["nvml", "psutil"]
+    uuid: str | None
+    samples: int
+    missed_ticks: int
+    peak_used_bytes: int | None
+    peak_host_rss_bytes: int | None
+    mean_gpu_utilization_percent: float | None
+    mean_power_w: float | None
+    max_power_w: float | None
+    max_temperature_c: float | None
+    energy_j: float | None
+    gpu_lost: bool
+    missing: dict[str, str]
+    faults: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSummary:
+    """What one rank has come to. `peak_bytes` is of the kind that the summary names."""
+
+    rank: int
+    peak_bytes: int
+    traced_peak_bytes: int | None
+    tokens_per_s: float | None
+    training_power_w: float | None
+    samples: SamplerSummary | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """`summary.json`: what a run comes to. Memory is the worst rank's.
+
+    None is what could not be measured, and in a file also what an older version has not written.
+    """
+
+    strategy: str | None = None
+    model: str | None = None
+    world_size: int | None = None
+    steps: int | None = None
+    """In this attempt, from `resumed_step` on."""
+    resumed_step: int | None = None
+    skipped_steps: int | None = None
+    stopped_by: str | None = None
+    test_loss: float | None = None
+    perplexity: float | None = None
+    test_tokens: int | None = None
+    test_split_tokens: int | None = None
+    test_cut_short: bool | None = None
+    tokens_per_s: float | None = None
+    first_step_s: float | None = None
+    peak_bytes: int | None = None
+    peak_kind: str | None = None
+    peak_rank: int | None = None
+    tokens_per_joule: float | None = None
+    duration_s: float | None = None
+    ranks: list[RankSummary] = field(default_factory=list)
+    plan: dict[str, Any] | None = None
+    """What was predicted beside what was measured; left out where nothing was predicted."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """That of a file, whatever version has written it."""
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+SweepState = State | Literal["timeout", "refused", "unavailable", "pending", "interrupted"]
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepRow:
+    """One cell of a sweep and how it stands, in `sweep.json` and in `rows/NAME.json`.
+
+    `flags` is what differs from RunConfig's defaults, by flat name; `figures` are taken from the
+    run's `summary.json`. `refused` is a cell whose choices do not go together, `unavailable` one
+    that its grid file says cannot run.
+    """
+
+    name: str
+    flags: dict[str, Any]
+    state: SweepState = "pending"
+    reason: str | None = None
+    duration_s: float | None = None
+    folder: str = field(init=False)
+    log: str = field(init=False)
+    figures: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.folder, self.log = f"cells/{self.name}", f"logs/{self.name}.txt"
+
+    @property
+    def done(self) -> bool:
+        """Whether another start of the sweep leaves this cell alone."""
+        return self.state in ("completed", "oom", "refused", "unavailable")
+
+
+@dataclass(kw_only=True, slots=True)
+class Sweep:
+    """`sweep.json`: what a sweep was asked for, and how each cell stands."""
+
+    schema_version: int = SCHEMA_VERSION
+    nproc: int
+    arguments: list[str]
+    updated_unix_s: float = 0.0
+    cells: list[SweepRow]

@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
-from launcher.measure.records import EventRecord, GpuRecord
+from launcher.measure.records import EventRecord, GpuRecord, SamplerSummary
 from launcher.record import Record
 
 MOST = ("memory_used_bytes", "host_rss_bytes")  # of all since the last record; the rest: the newest
@@ -60,31 +60,6 @@ def mean_power_w(first: EnergyReading | None, last: EnergyReading | None) -> flo
     if first is None or last is None or last.t_s <= first.t_s:
         return None
     return (last.energy_j - first.energy_j) / (last.t_s - first.t_s)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplerSummary:
-    """What one rank's sampler saw. None is what could not be measured.
-
-    `missing` names each reading that never came and why (`device`: the GPU as a whole), and
-    `faults` counts the errors of every reading. `missed_ticks` are deadlines that went by while
-    the machine was busy with something else.
-    """
-
-    source: Literal["nvml", "psutil"]
-    uuid: str | None
-    samples: int
-    missed_ticks: int
-    peak_used_bytes: int | None
-    peak_host_rss_bytes: int | None
-    mean_gpu_utilization_percent: float | None
-    mean_power_w: float | None
-    max_power_w: float | None
-    max_temperature_c: float | None
-    energy_j: float | None
-    gpu_lost: bool
-    missing: dict[str, str]
-    faults: dict[str, dict[str, int]]
 
 
 class Sampler:
@@ -207,7 +182,7 @@ class Sampler:
 class _Totals:
     samples: int = 0
     from_nvml: bool = False
-    peaks: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, Any] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -219,22 +194,17 @@ class _Totals:
             self.sums[name] = value + self.sums.get(name, 0.0)
             self.counts[name] += 1
 
-    def mean(self, name: str) -> float | None:
-        return self.sums[name] / self.counts[name] if name in self.sums else None
-
-    def peak_bytes(self, name: str) -> int | None:
-        return int(self.peaks[name]) if name in self.peaks else None
-
     def summary(self, gpu: GpuReadings | None, missed_ticks: int) -> SamplerSummary:
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
         return SamplerSummary(
             source="nvml" if self.from_nvml else "psutil",
             uuid=gpu.uuid if gpu is not None and self.from_nvml else None,
             samples=self.samples,
             missed_ticks=missed_ticks,
-            peak_used_bytes=self.peak_bytes("memory_used_bytes"),
-            peak_host_rss_bytes=self.peak_bytes("host_rss_bytes"),
-            mean_gpu_utilization_percent=self.mean("gpu_utilization_percent"),
-            mean_power_w=self.mean("power_w"),
+            peak_used_bytes=self.peaks.get("memory_used_bytes"),
+            peak_host_rss_bytes=self.peaks.get("host_rss_bytes"),
+            mean_gpu_utilization_percent=means.get("gpu_utilization_percent"),
+            mean_power_w=means.get("power_w"),
             max_power_w=self.peaks.get("power_w"),
             max_temperature_c=self.peaks.get("temperature_c"),
             # One reading of the counter is a beginning, not an amount.

@@ -30,18 +30,6 @@ Event = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutOfMemory:
-    """The request that could not be served, even after all cached segments were given back."""
-
-    storage_id: int
-    requested_bytes: int
-    segment_bytes: int
-    """What the allocator wanted from the device for it."""
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorUse:
     """What `torch.cuda.memory_stats` would say, sizes rounded up to blocks."""
 
@@ -49,18 +37,10 @@ class AllocatorUse:
     reserved_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    reserved_at_peak_bytes: int
-    """Reserved at the moment when most was allocated."""
     retries: int
     """How often cached segments had to be given back to the device (num_alloc_retries)."""
-    out_of_memory: OutOfMemory | None
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the reserved bytes that nothing used when most was allocated."""
-        if self.reserved_at_peak_bytes == 0:
-            return 0.0
-        return 1.0 - self.peak_allocated_bytes / self.reserved_at_peak_bytes
+    out_of_memory: bool
+    """A request could not be served, even after all cached segments were given back."""
 
 
 class CachingAllocator:
@@ -81,14 +61,9 @@ class CachingAllocator:
         self._live: dict[int, Block] = {}
         self._next_address = 0
         self._allocated = self._reserved = 0
+        self._peak_allocated = self._peak_reserved = 0
         self._retries = 0
-        self._out_of_memory: OutOfMemory | None = None
-        self.reset_peaks()
-
-    def reset_peaks(self) -> None:
-        """Count peaks from here on, as `torch.cuda.reset_peak_memory_stats` does."""
-        self._peak_allocated = self._allocated
-        self._peak_reserved = self._reserved_at_peak = self._reserved
+        self._out_of_memory = False
 
     def replay(self, events: Iterable[Event]) -> AllocatorUse:
         """Serve events in program order, up to the first that runs out of memory."""
@@ -100,19 +75,18 @@ class CachingAllocator:
         return self.use()
 
     def use(self) -> AllocatorUse:
-        """What is held now, and was held at most since the peaks were reset."""
+        """What is held now, and was held at most."""
         return AllocatorUse(
             allocated_bytes=self._allocated,
             reserved_bytes=self._reserved,
             peak_allocated_bytes=self._peak_allocated,
             peak_reserved_bytes=self._peak_reserved,
-            reserved_at_peak_bytes=self._reserved_at_peak,
             retries=self._retries,
             out_of_memory=self._out_of_memory,
         )
 
     def allocate(self, storage_id: int, size_bytes: int) -> bool:
-        """Serve one request; False when there is no memory for it (then `use` has the details)."""
+        """Serve one request; False when there is no memory for it."""
         assert storage_id not in self._live, f"storage {storage_id} is allocated twice"
         size = rounded_bytes(size_bytes)
         pool = self._pools[0 if size <= K_SMALL_SIZE else 1]
@@ -122,21 +96,14 @@ class CachingAllocator:
             self.release_cached()
             block = self._from_device(pool, size)
         if block is None:
-            self._out_of_memory = OutOfMemory(
-                storage_id=storage_id,
-                requested_bytes=size_bytes,
-                segment_bytes=segment_bytes(size),
-                allocated_bytes=self._allocated,
-                reserved_bytes=self._reserved,
-            )
+            self._out_of_memory = True
             return False
         if self._should_split(block, size):
             pool.insert(block.split_off(size))
         block.free = False
         self._live[storage_id] = block
         self._allocated += block.size
-        if self._allocated > self._peak_allocated:
-            self._peak_allocated, self._reserved_at_peak = self._allocated, self._reserved
+        self._peak_allocated = max(self._peak_allocated, self._allocated)
         return True
 
     def free(self, storage_id: int) -> None:

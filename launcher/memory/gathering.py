@@ -72,7 +72,7 @@ def _mark_module(name: str, module: nn.Module, mark: Mark) -> None:
 def _follow(value: Any, passing: Callable[[], None]) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return _Passing.apply(value, passing)  # type: ignore[no-untyped-call]
+    return _Passing.apply(value, passing)
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class LiveTrace(TorchDispatchMode):
     """Counts live tensor storages; `record`/`stop` keep one step's events to look into its peak."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.current_bytes = 0
         self.phase = "build"
         self._modules = _ModulePath()
@@ -116,14 +116,14 @@ class LiveTrace(TorchDispatchMode):
                 trace._change(live, storage.nbytes() - live.size_bytes)
             return result
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]  # until __exit__
         self._modules.follow()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]  # torch's again
         self._modules.leave()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -23,11 +26,22 @@ class Parameter:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
-    def layer(self) -> int | None:
-        """Its block, or None outside of them."""
-        parts = self.name.split(".")
-        return int(parts[1]) if parts[0] == "blocks" else None
+
+class _WithoutValues(TorchFunctionMode):
+    """Modules are built without drawing values: on the meta device, which has no room for any,
+    torch would import its compiler to do so."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 @cache
@@ -36,7 +50,7 @@ def parameters_of(model: ModelConfig) -> tuple[Parameter, ...]:
 
     Only one block is built, whatever the depth.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutValues():
         one = GPT(dataclasses.replace(model, layers=1))
     found: list[Parameter] = []
     named = [(name, tuple(p.shape)) for name, p in one.named_parameters()]
@@ -47,6 +61,11 @@ def parameters_of(model: ModelConfig) -> tuple[Parameter, ...]:
         found += [Parameter(n.replace(".0.", f".{layer}.", 1), shape) for n, shape in block]
     found += [Parameter(name, shape) for name, shape in named[first + len(block) :]]
     return tuple(found)
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, in the same order."""
+    return {parameter.name: parameter.shape for parameter in parameters_of(model)}
 
 
 def row_shard(

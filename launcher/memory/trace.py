@@ -4,15 +4,13 @@ The model runs under FakeTensorMode, followed by the tracker that also measures
 (`launcher.memory.live_trace`), so that a predicted byte and a measured byte mean the same.
 
 The events are cut into segments: the embedding, each block, the head, and the same backwards.
-Blocks repeat, so three are traced, and the middle one stands for any number; sizes are linear in
-the micro-batch, so two of them give the rest. Only the loss, which may work in chunks, is traced
-at the batch itself, behind a single block. Nothing here depends on how the model is sharded.
+Blocks repeat, so three are traced, and the middle one stands for any number. Nothing here depends
+on how the model is sharded.
 """
 
 from dataclasses import replace
 from functools import cache
 
-from launcher.memory.timeline import Tag
 from launcher.memory.trace_events import (
     Birth,
     Born,
@@ -23,13 +21,12 @@ from launcher.memory.trace_events import (
     Key,
     MicroBatch,
     Place,
+    Segment,
     Trace,
 )
 from launcher.memory.trace_record import record_trace
 from launcher.model.config import ModelConfig
 
-# A dimension of size one is contiguous in any order, so a batch of one copies less than others.
-_BATCHES = (2, 3)
 _LAYERS = 3
 
 
@@ -38,62 +35,39 @@ def trace_micro_batch(
     model: ModelConfig, compute: Compute, *, micro_batch: int, seq_len: int
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens; cached."""
-    layers = min(model.layers, _LAYERS)
-    body = _body(replace(model, layers=layers), compute, micro_batch, seq_len)
-    if micro_batch not in _BATCHES and micro_batch > 1:
-        body = _with_head(
-            body, record_trace(replace(model, layers=1), compute, micro_batch, seq_len)
-        )
-    return _deepened(body, model.layers)
+    few = replace(model, layers=min(model.layers, _LAYERS))
+    return _deepened(record_trace(few, compute, micro_batch, seq_len), model.layers)
 
 
-def _body(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
-    if micro_batch == 1 or micro_batch in _BATCHES:
-        return record_trace(model, compute, micro_batch, seq_len)
-    # Chunks of the loss come and go with the batch; it is replaced anyway.
-    model = replace(model, loss_chunk=0)
-    low, high = (record_trace(model, compute, batch, seq_len) for batch in _BATCHES)
-    lives = {}
-    for birth, life in low.lives.items():
-        other = high.lives[birth]
-        size, *shape = (
-            a + (b - a) * (micro_batch - _BATCHES[0])
-            for a, b in zip(
-                (life.size_bytes, *life.shape), (other.size_bytes, *other.shape), strict=True
-            )
-        )
-        lives[birth] = replace(life, size_bytes=size, shape=tuple(shape))
-    return Trace(low.layers, lives, low.gradients, low.modules)
+def on_host(trace: MicroBatch) -> MicroBatch:
+    """The same micro-batch under `--activation-checkpointing offload` on a GPU: the blocks' saved
+    inputs are on the host until they are fetched.
 
-
-def _with_head(body: Trace, one: Trace) -> Trace:
-    """`body` with the head of a model of one layer."""
-    last = body.layers - 1
-    in_head = ("head", "head_backward")
-
-    def moved(end: tuple[Place, int] | None) -> tuple[Place, int] | None:
-        return None if end is None else (_at_layer(end[0], last), end[1])
-
-    lives = {}
-    for key, life in body.lives.items():
-        if key[0].part in in_head:
-            continue
-        if life.end is not None and life.end[0].part in in_head:
-            same = one.lives[Place(key[0].part), key[1]]
-            life = replace(life, end=same.end)
-        lives[key] = life
-    for key, life in one.lives.items():
-        if key[0].part in in_head:
-            lives[key] = replace(life, end=moved(life.end))
-    gradients = [entry for entry in body.gradients if entry[2].part not in in_head]
-    gradients += [entry for entry in one.gradients if entry[2].part in in_head]
-    modules = [entry for entry in body.modules if entry[1].part not in in_head]
-    modules += [entry for entry in one.modules if entry[1].part in in_head]
-    return Trace(body.layers, lives, gradients, modules)
-
-
-def _at_layer(place: Place, layer: int) -> Place:
-    return replace(place, layer=layer) if place.part.startswith("block") else place
+    The trace runs on a CPU, where the copies that model/offload.py makes are in the same memory as
+    everything else. On a GPU they are in page-locked host memory, whose blocks torch rounds up to
+    powers of two (CachingHostAllocator). Each comes back as the backward of the block after it
+    begins, so that two are on the device at a time.
+    """
+    inputs = _inputs(trace)
+    away = {born.key for born in inputs.values()}
+    forward = [
+        (place, [_to_host(e) if isinstance(e, Born) and e.key in away else e for e in events])
+        for place, events in trace.forward
+    ]
+    fetched = {  # under keys that the trace does not have
+        layer: replace(born, key=-1 - layer, category="temporary") for layer, born in inputs.items()
+    }
+    backward: list[Segment] = []
+    for place, events in trace.backward:
+        if place.part == "block_backward":
+            arriving = [place.layer - 1] if place.layer else []
+            if place.layer == max(inputs):
+                arriving.insert(0, place.layer)
+            end = events.index(Freed(inputs[place.layer].key))
+            freed = Freed(fetched[place.layer].key)
+            events = [*(fetched[n] for n in arriving), *events[:end], freed, *events[end:]]
+        backward.append((place, events))
+    return replace(trace, forward=forward, backward=backward)
 
 
 def _deepened(trace: Trace, layers: int) -> MicroBatch:
@@ -102,13 +76,12 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
     keys: dict[Birth, Key] = {}
     left: set[Key] = set()
-    for life in trace.lives.values():
+    for life in trace.lives:
         template, number = life.birth
         category = "activations" if life.saved else "temporary"
         for place in _instances(template, trace.layers, layers):
             key = keys[place, number] = len(keys)
-            tag = Tag(category, _renamed(life.module, template, place), life.shape, life.dtype)
-            events[place].append((life.at, Born(key, life.size_bytes, tag)))
+            events[place].append((life.at, Born(key, life.size_bytes, category)))
             if life.end is None:
                 left.add(key)
             else:
@@ -163,3 +136,23 @@ def _relative(other: Place, template: Place, instance: Place, traced: int, layer
     if template.part.startswith("block"):
         return replace(other, layer=instance.layer + other.layer - template.layer)
     return replace(other, layer=layers - 1 if other.layer == traced - 1 else other.layer)
+
+
+def _inputs(trace: MicroBatch) -> dict[int, Born]:
+    """What each block has saved: born in its forward, freed in its own backward."""
+    freed: dict[Key, int] = {
+        event.key: place.layer
+        for place, events in trace.backward
+        for event in events
+        if isinstance(event, Freed) and place.part == "block_backward"
+    }
+    return {
+        place.layer: event
+        for place, events in trace.forward
+        for event in events
+        if isinstance(event, Born) and place.part == "block" and freed.get(event.key) == place.layer
+    }
+
+
+def _to_host(born: Born) -> Born:
+    return replace(born, size_bytes=1 << (born.size_bytes - 1).bit_length(), where="host")

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from launcher.memory.timeline import Tag, Where
+from launcher.memory.timeline import Where
 
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
 
@@ -28,7 +28,7 @@ class Born:
 
     key: Key
     size_bytes: int
-    tag: Tag
+    category: str
     where: Where = "device"
 
 
@@ -72,14 +72,18 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """In which types the model computes: parameters as given, or fp32 under bf16 autocast.
+    """Where and in which types the model computes: parameters as given, or fp32 under bf16
+    autocast.
 
-    `stage3` asks for the model as DeepSpeed's stage 3 runs it.
+    `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
+    documents.
     """
 
+    device_type: str = "cpu"
     params_dtype: torch.dtype = torch.float32
     autocast: bool = False
     stage3: bool = False
+    documents: bool = False
 
 
 # A storage of a trace: the segment that it is born in, and its number among that segment's.
@@ -92,9 +96,6 @@ class Life:
 
     birth: Birth
     size_bytes: int
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
     saved: bool
     at: int
     end: tuple[Place, int] | None
@@ -105,7 +106,7 @@ class Trace:
     """A recorded micro-batch of a model with few layers."""
 
     layers: int
-    lives: dict[Birth, Life]
+    lives: list[Life]
     gradients: list[tuple[str, Birth, Place, int]]
     """(parameter, storage, segment and event number of its accumulation)."""
     modules: list[tuple[Module, Place, int]]

@@ -1,6 +1,5 @@
 """Adafactor over whole parameters and over FSDP's rows, without waiting for the device."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ class Adafactor(torch.optim.Adafactor):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
         """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
         assert closure is None
         if getattr(self, "found_inf", 0):

@@ -55,6 +55,11 @@ class OptimChoice:
     clip: float = 1.0
     """Largest global gradient norm; 0 = no clipping (the norm is still reported)."""
 
+    @property
+    def keeps_fp32(self) -> bool:
+        """Whether the weights that are updated are in fp32."""
+        return self.precision != "bf16-pure"
+
     def __post_init__(self) -> None:
         require_positive(self, "lr", "eps", "decay_steps")
         for name in ("weight_decay", "clip", "warmup_steps"):

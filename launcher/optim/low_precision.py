@@ -6,7 +6,7 @@ moments have the type of the weight; and stochastic rounding, which it has for b
 the replicas of DDP drift apart, each with random numbers of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.choice import Moments
+from launcher.optim.costs import Costs
 from launcher.optim.dtensor import local_part
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -55,7 +56,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
         """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
         assert closure is None
         if getattr(self, "found_inf", 0):
@@ -126,29 +127,29 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         return state
 
 
-def state_bytes(elements: int, *, moments: Moments, compensated: bool) -> int:
-    """Bytes of the states of a range of `elements`."""
-    each: float = 2 if moments == "bf16" else 4
-    total = 2 * each * elements
-    if moments == "int8" and elements >= SMALLEST_QUANTIZED:
-        total = 2 * (elements + 4 * scale_count(elements))
-    return int(total) + (2 * elements if compensated else 0)
+def costs(elements: int, *, moments: Moments, compensated: bool) -> Costs:
+    """Of a range of `elements`; `compensated` says that the weight is bf16.
 
-
-def temporary_bytes(elements: int, *, moments: Moments, compensated: bool) -> int:
-    """Most bytes that the update of a range of `elements` holds beside weight, gradient and states.
-
-    fp32 per element of a chunk: both moments, the root of the second and what is divided by it;
-    beside a bf16 weight also the gradient and the weight. Quantizing holds moments, scaled values
-    and codes of 8 bytes at once, 25 bytes and its scales.
+    The kernels of the update read and write, as counted, 80 bytes per element in fp32, and what it
+    takes to convert moments, and weight and gradient, to it and back. It holds in fp32 per element
+    of a chunk: both moments, the root of the second and what is divided by it; beside a bf16 weight
+    also the gradient and the weight. Quantizing holds moments, scaled values and codes of 8 bytes
+    at once, 25 bytes and its scales.
     """
-    each = 8 if moments == "fp32" else 16
-    chunk = min(elements, _CHUNK_ELEMENTS)
-    scales = 0
-    if moments == "int8":
-        quantized = elements >= SMALLEST_QUANTIZED
-        each, scales = (25, 4 * scale_count(chunk)) if quantized else (8, 0)
-    return (each + (8 if compensated else 0)) * chunk + scales
+    chunk, scales = min(elements, _CHUNK_ELEMENTS), 0
+    states = (4 if moments == "bf16" else 8) * elements
+    held = 8 if moments == "fp32" else 16
+    if moments == "int8" and elements >= SMALLEST_QUANTIZED:
+        states = 2 * (elements + 4 * scale_count(elements))
+        held, scales = 25, 4 * scale_count(chunk)
+    elif moments == "int8":
+        held = 8
+    converting = {"fp32": 0.0, "bf16": 24.0, "int8": 174.5}[moments]
+    return Costs(
+        state_bytes=states + (2 * elements if compensated else 0),
+        update_bytes=int((80 + converting + (44 if compensated else 0)) * elements),
+        temporary_bytes=(held + (8 if compensated else 0)) * chunk + scales,
+    )
 
 
 def _flat(tensor: Tensor) -> Tensor:

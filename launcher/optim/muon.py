@@ -1,12 +1,13 @@
 """torch's Muon for the matrices of blocks, AdamW for everything else, as one optimizer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from launcher.optim.choice import OptimChoice
+from launcher.optim.costs import Costs, fused_adam_costs
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -35,7 +36,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
         """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
         assert closure is None
         if not getattr(self, "found_inf", 0):
@@ -48,14 +49,22 @@ def is_hidden(name: str, shape: Sequence[int]) -> bool:
     return name.startswith("blocks.") and len(shape) == 2
 
 
-def state_bytes(name: str, shape: Sequence[int]) -> int:
-    """One momentum in fp32, or AdamW's two moments."""
-    return (4 if is_hidden(name, shape) else 8) * math.prod(shape)
+def costs(name: str, shape: Sequence[int], _: OptimChoice) -> Costs:
+    """Muon's or AdamW's (torch/optim/_muon.py).
 
-
-def temporary_bytes(name: str, shape: Sequence[int]) -> int:
-    """The update in fp32; in bf16 it, the next one, and two products with itself
-    (torch/optim/_muon.py)."""
+    Muon keeps one momentum in fp32. Besides the matmuls its kernels read and write per element:
+    momentum and its Nesterov step 24, to bf16 and normalised 12, decay and update 18. Newton-Schulz
+    has for X of [m, n], m <= n, in each of 5 iterations the products X X^T and B X of 2 m^2 n FLOPs
+    and A A of 2 m^3 (Jordan, "Runtime analysis"). It holds the update in fp32; in bf16 it, the next
+    one, and two products with itself.
+    """
+    elements = math.prod(shape)
     if not is_hidden(name, shape):
-        return 0
-    return 8 * math.prod(shape) + 4 * min(shape) ** 2
+        return fused_adam_costs(elements)
+    m, n = sorted(shape)
+    return Costs(
+        state_bytes=4 * elements,
+        update_bytes=54 * elements,
+        update_flops=5 * (4 * m * m * n + 2 * m**3),
+        temporary_bytes=8 * elements + 4 * m**2,
+    )

@@ -1,25 +1,21 @@
-"""One entry for each optimizer: how it is built, what it keeps, and what it can be sharded into.
-
-Nothing here imports torch until an optimizer is built: refusals and plans need only the table.
-"""
-
-from __future__ import annotations
+"""One entry for each optimizer: how it is built, what it keeps, and what it can be sharded into."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import torch
+from torch import nn
+
+from launcher.optim import low_precision, muon
 from launcher.optim.choice import Moments, OptimChoice, OptimizerName
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from launcher.optim.costs import COUNTER_BYTES, Costs, fused_adam_costs
+from launcher.optim.dtensor import is_dtensor
+from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
+from launcher.optim.muon import MuonWithAdamW, is_hidden
 
 Groups = list[dict[str, Any]]
-
-COUNTER_BYTES = 4
-"""torch counts an optimizer's steps in one fp32 scalar per tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +25,14 @@ class OptimizerEntry:
     build: Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
     states: tuple[str, ...]
     """Names of its states in a checkpoint; a parameter may have only some of them."""
-    counters: tuple[str, ...]
+    costs: Callable[[str, Sequence[int], OptimChoice], Costs]
+    """(name of a parameter, its shape, or that of the range of it that a rank holds) -> what it
+    takes. A range of several parameters has no name."""
+    counters: tuple[str, ...] = ("step",)
     """Scalars that it keeps per parameter."""
-    elementwise: bool
+    elementwise: bool = True
     """Whether an element's update needs only its own gradient and states, so that any flat range
     of a parameter can be updated alone."""
-    state_bytes: Callable[[str, Sequence[int], OptimChoice], int]
-    """(name of a parameter, its shape, or that of the range of it that a rank holds) -> bytes of
-    its states and counters. A range of several parameters has no name."""
-    temporary_bytes: Callable[[str, Sequence[int], OptimChoice], int] = lambda _, __, ___: 0
-    """What its update of such a tensor holds at most beside them; nothing where it is fused."""
 
 
 def parameter_groups(
@@ -78,44 +72,26 @@ def moments_type(choice: OptimChoice) -> Moments:
     """How both moments of AdamW are stored: fp32, bf16 or int8."""
     if choice.optimizer == "adamw8bit":
         return "int8"
-    return choice.moments_dtype or ("bf16" if choice.precision == "bf16-pure" else "fp32")
-
-
-def _adamw(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    if not _is_torchs(choice):
-        return _low_precision(module, choice)
-    import torch
-
-    groups = parameter_groups(module, choice.weight_decay)
-    # Fused: one kernel over all tensors, on GPUs and on CPUs.
-    return torch.optim.AdamW(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
-
-
-def _low_precision(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    from launcher.optim.low_precision import LowPrecisionAdamW
-
-    return LowPrecisionAdamW(
-        parameter_groups(module, choice.weight_decay),
-        lr=choice.lr,
-        betas=choice.betas,
-        eps=choice.eps,
-        weight_decay=choice.weight_decay,
-        moments=moments_type(choice),
-    )
+    return choice.moments_dtype or ("fp32" if choice.keeps_fp32 else "bf16")
 
 
 def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    import torch
-
     groups = parameter_groups(module, choice.weight_decay)
-    return torch.optim.Adam(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
+    if not _is_torchs(choice):
+        return LowPrecisionAdamW(
+            groups,
+            lr=choice.lr,
+            betas=choice.betas,
+            eps=choice.eps,
+            weight_decay=choice.weight_decay,
+            moments=moments_type(choice),
+        )
+    kind = torch.optim.Adam if choice.optimizer == "adam" else torch.optim.AdamW
+    # Fused: one kernel over all tensors, on GPUs and on CPUs.
+    return kind(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
 
 
 def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    import torch
-
-    from launcher.optim.dtensor import is_dtensor
-
     groups = parameter_groups(module, choice.weight_decay)
     # torch has no fused SGD for DTensors; foreach would hold a copy of all gradients at once.
     fused = not is_dtensor(groups[0]["params"][0])
@@ -125,113 +101,66 @@ def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
 
 
 def _adafactor(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    from launcher.optim.adafactor import Adafactor
+    from launcher.optim.adafactor import Adafactor  # which imports DTensor
 
     return Adafactor(parameter_groups(module, choice.weight_decay), lr=choice.lr)
 
 
 def _muon(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    from launcher.optim.muon import MuonWithAdamW, is_hidden
-
     hidden = parameter_groups(module, choice.weight_decay, is_hidden)
     rest = parameter_groups(module, choice.weight_decay, lambda *of: not is_hidden(*of))
     return MuonWithAdamW(hidden, rest, choice)
 
 
 def _is_torchs(choice: OptimChoice) -> bool:
-    """Whether torch's own AdamW serves, which knows fp32 only."""
-    return moments_type(choice) == "fp32" and choice.precision != "bf16-pure"
+    """Whether torch's own Adam serves, which knows fp32 only."""
+    return moments_type(choice) == "fp32" and choice.keeps_fp32
 
 
-def _adamw_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
-    from launcher.optim.low_precision import state_bytes
-
-    states = state_bytes(
-        math.prod(shape),
-        moments=moments_type(choice),
-        compensated=choice.precision == "bf16-pure",
-    )
-    return states + (COUNTER_BYTES if _is_torchs(choice) else 0)  # ours is a Python integer
-
-
-def _adamw_temporary_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
+def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice) -> Costs:
+    elements, compensated = math.prod(shape), not choice.keeps_fp32
     if _is_torchs(choice):
-        return 0
-    from launcher.optim.low_precision import temporary_bytes
+        return fused_adam_costs(elements)
+    return low_precision.costs(elements, moments=moments_type(choice), compensated=compensated)
 
-    return temporary_bytes(
-        math.prod(shape),
-        moments=moments_type(choice),
-        compensated=choice.precision == "bf16-pure",
+
+def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice) -> Costs:
+    elements = math.prod(shape)
+    if choice.momentum:
+        return Costs(state_bytes=4 * elements, update_bytes=20 * elements)
+    return Costs(state_bytes=0, update_bytes=12 * elements)
+
+
+def _adafactor_costs(_: str, shape: Sequence[int], __: OptimChoice) -> Costs:
+    """In fp32: 28 for squares, their means and the estimate, 28 for the update, 24 for root mean
+    squares of update and weight, 28 to apply it. Held: the squared gradient or the update times its
+    rate, the estimate and the update."""
+    elements = kept = math.prod(shape)
+    if len(shape) >= 2:
+        kept = math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))
+    return Costs(
+        state_bytes=COUNTER_BYTES + 4 * kept,
+        update_bytes=108 * elements,
+        temporary_bytes=12 * elements,
     )
 
 
-def _adafactor_bytes(_: str, shape: Sequence[int], choice: OptimChoice) -> int:
-    if len(shape) < 2:
-        return COUNTER_BYTES + 4 * math.prod(shape)
-    return COUNTER_BYTES + 4 * (math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1])))
-
-
-def _muon_bytes(name: str, shape: Sequence[int], _: OptimChoice) -> int:
-    from launcher.optim.muon import is_hidden, state_bytes
-
-    counter = 0 if is_hidden(name, shape) else COUNTER_BYTES
-    return counter + state_bytes(name, shape)
-
-
-def _muon_temporary_bytes(name: str, shape: Sequence[int], _: OptimChoice) -> int:
-    from launcher.optim.muon import temporary_bytes
-
-    return temporary_bytes(name, shape)
-
-
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_ADAM: Final = OptimizerEntry(build=_adam, states=MOMENTS, costs=_adam_costs)
 OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
-    "adamw": OptimizerEntry(
-        build=_adamw,
-        states=_MOMENTS,
-        counters=("step",),
-        elementwise=True,
-        state_bytes=_adamw_bytes,
-        temporary_bytes=_adamw_temporary_bytes,
-    ),
-    "adam": OptimizerEntry(
-        build=_adam,
-        states=_MOMENTS,
-        counters=("step",),
-        elementwise=True,
-        state_bytes=lambda _, shape, __: COUNTER_BYTES + 8 * math.prod(shape),
-    ),
-    "sgd": OptimizerEntry(
-        build=_sgd,
-        states=("momentum_buffer",),
-        counters=(),
-        elementwise=True,
-        state_bytes=lambda _, shape, choice: 4 * math.prod(shape) if choice.momentum else 0,
-    ),
+    "adamw": _ADAM,
+    "adam": _ADAM,
+    "sgd": OptimizerEntry(build=_sgd, states=("momentum_buffer",), costs=_sgd_costs, counters=()),
     "adafactor": OptimizerEntry(
         build=_adafactor,
         states=("row_var", "col_var", "variance"),
-        counters=("step",),
+        costs=_adafactor_costs,
         elementwise=False,
-        state_bytes=_adafactor_bytes,
-        # In fp32: the squared gradient or the update times its rate, the estimate and the update.
-        temporary_bytes=lambda _, shape, __: 12 * math.prod(shape),
     ),
-    "adamw8bit": OptimizerEntry(
-        build=_low_precision,
-        states=_MOMENTS,
-        counters=("step",),
-        elementwise=True,
-        state_bytes=_adamw_bytes,
-        temporary_bytes=_adamw_temporary_bytes,
-    ),
+    "adamw8bit": _ADAM,
     "muon": OptimizerEntry(
         build=_muon,
-        states=("momentum_buffer", *_MOMENTS),
-        counters=("step",),
+        states=("momentum_buffer", *MOMENTS),
+        costs=muon.costs,
         elementwise=False,
-        state_bytes=_muon_bytes,
-        temporary_bytes=_muon_temporary_bytes,
     ),
 }

@@ -8,20 +8,16 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from launcher.errors import UserError
 
 BACKEND = "shardscale"  # by this name torch's agent finds our rendezvous
 LOOPBACK = "127.0.0.1"
+BACKLOG = 4096  # ranks that come all at once
 DEFAULT_PORT = 29400  # torch's own, of an --rdzv-endpoint without one
 
 
@@ -68,7 +64,7 @@ def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
     if nodes > 1 and ipaddress.ip_address(address[0]).is_loopback:
         family, address = socket.AF_INET, ("", port)
     try:
-        return _bound(family, address)
+        return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
@@ -77,30 +73,18 @@ def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
             ) from None
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return _bound(socket.AF_INET, ("", port))  # behind another machine's address
-
-
-def _bound(family: int, address: Any) -> socket.socket:
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(4096)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+        return socket.create_server(("", port), backlog=BACKLOG)  # behind another's address
 
 
 def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> Store:
     """What `init_process_group` needs, as torch would make it from the environment.
 
     Raises:
-        UserError: MASTER_PORT is in use, or is none.
+        UserError: MASTER_PORT is in use.
     """
     if size == 1:
         return listening_store(LOOPBACK, 0, nodes=1, timeout=timeout)
-    host, port = _master(os.environ)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = TCPStore(host, port, is_master=False, timeout=timeout)
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -108,16 +92,6 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
     if rank == 0:
         return listening_store(host, port, nodes=nodes, timeout=timeout)
     return TCPStore(host, port, is_master=False, timeout=timeout)
-
-
-def _master(environment: Mapping[str, str]) -> tuple[str, int]:
-    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
-    if not host or not port.isdecimal():
-        raise UserError(
-            "ranks that no torchrun starts need MASTER_ADDR and MASTER_PORT, the same for all, "
-            f"but they are {host!r} and {port!r}"
-        )
-    return host, int(port)
 
 
 def stay_on_this_node() -> None:

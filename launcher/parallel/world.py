@@ -49,18 +49,14 @@ class World(Place):
             dist.broadcast_object_list(message, src=0)
         return message[0]
 
-    @property
-    def distributed(self) -> bool:
-        """Whether there is a process group."""
-        return dist.is_initialized()
 
-
-def place_from_environment(environment: Mapping[str, str]) -> Place:
+def place_from_environment() -> Place:
     """As torchrun, or whoever starts ranks, has set it; the only process without.
 
     Raises:
         UserError: a variable that is no number, or contradicts another.
     """
+    environment = os.environ
     size = number_of(environment, "WORLD_SIZE", least=1, default=1)
     rank = number_of(environment, "RANK", default=0, most=size - 1)
     local_size = number_of(environment, "LOCAL_WORLD_SIZE", least=1, default=size, most=size)
@@ -72,7 +68,7 @@ def place_from_environment(environment: Mapping[str, str]) -> Place:
 
 def ranks_from_environment() -> tuple[int, int]:
     """(world size, ranks on this node), as `place_from_environment` has them."""
-    place = place_from_environment(os.environ)
+    place = place_from_environment()
     return place.size, place.local_size
 
 
@@ -124,7 +120,7 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     Raises:
         UserError: the environment does not say where ranks meet.
     """
-    place = place_from_environment(os.environ)
+    place = place_from_environment()
     if place.size > 1 or "RANK" in os.environ:
         for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
             if not os.environ.get(name):

@@ -19,7 +19,7 @@ from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.parallel.world import World
 from launcher.plan.calibration import Calibration
 from launcher.plan.machine import Machine
-from launcher.plan.predict import Prediction, predict
+from launcher.plan.predict import by_category, predict
 from launcher.plan.timing import step_seconds
 from launcher.sizes import gib
 from launcher.strategies import variant_of
@@ -116,36 +116,25 @@ def _against(
     measured_step_s = statistics.median(step_times_s) if step_times_s else None
     predicted_step_s = None
     if world.device.type == "cuda":
-        name = torch.cuda.get_device_name(world.device)
-        predicted_step_s = _predicted_step_s(resolved, world, name)
-        _learn(resolved, world, name, peak, measured_step_s, predicted_step_s)
+        gpu = torch.cuda.get_device_name(world.device)
+        if known := find_gpu(gpu):
+            predicted_step_s = step_seconds(
+                resolved,
+                world_size=world.size,
+                gpus_per_node=world.local_size,
+                machine=Machine.of_gpu(known.name, ranks_per_node=world.local_size),
+            ).total_s
+        _learn(resolved, world, gpu, peak, measured_step_s, predicted_step_s)
     ledger = prediction.peak if period == "steady" else prediction.first_step
+    highest = max(size for (when, _), size in prediction.peaks.items() if when == period)
     return Against(
         period=period,
-        predicted=_by_category(ledger) | {"peak": _highest(prediction, period)},
-        measured=_by_category(peak) | {"peak": sum(_by_category(peak).values())},
+        predicted=by_category(ledger) | {"peak": highest},
+        measured=by_category(peak) | {"peak": sum(by_category(peak).values())},
         predicted_step_s=predicted_step_s,
         measured_step_s=measured_step_s,
         ledger=ledger,
     )
-
-
-def _by_category(ledger: Ledger) -> dict[str, int]:
-    return {name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES}
-
-
-def _highest(prediction: Prediction, period: str) -> int:
-    return max(size for (when, _), size in prediction.peaks.items() if when == period)
-
-
-def _predicted_step_s(resolved: Resolved, world: World, gpu: str) -> float | None:
-    known = find_gpu(gpu)
-    if known is None:
-        return None
-    machine = Machine.of_gpu(known.name, ranks_per_node=world.local_size)
-    return step_seconds(
-        resolved, world_size=world.size, gpus_per_node=world.local_size, machine=machine
-    ).total_s
 
 
 def _learn(
@@ -157,17 +146,14 @@ def _learn(
     predicted_s: float | None,
 ) -> None:
     calibration = Calibration.load()
-    # The planner knows a GPU by its name in the table.
-    known = find_gpu(gpu)
-    name = gpu if known is None else known.name
     context, rest = peak.device.context_bytes, peak.device.unexplained_bytes
     if context is not None and rest is not None:
         outside = context + rest  # in use on the device, less what the allocator has reserved
-        calibration.learn_fixed_bytes(name, grouped=world.size > 1, size_bytes=outside)
+        calibration.learn_fixed_bytes(gpu, grouped=world.size > 1, size_bytes=outside)
     if measured_s is not None and predicted_s is not None:
         precision = resolved.config.optim.precision
         calibration.learn_time(
-            name, precision, variant_of(resolved.config).label, ratio=measured_s / predicted_s
+            gpu, precision, variant_of(resolved.config).label, ratio=measured_s / predicted_s
         )
     with contextlib.suppress(OSError):  # a cache that cannot be written is no fault of the run
         calibration.save()

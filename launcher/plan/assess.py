@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -13,14 +12,16 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from launcher.config.resolve import Resolved
-from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
-from launcher.memory.ledger import CATEGORIES, Ledger
+from launcher.config.schema import RunConfig
+from launcher.cores import usable_cores
+from launcher.memory.ledger import Ledger
+from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.calibration import Calibration
-from launcher.plan.candidates import Choice
+from launcher.plan.candidates import PRECISIONS, Choice, choices
 from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict, wanted_bytes
 from launcher.plan.machine import Machine
-from launcher.plan.predict import Prediction, predict
+from launcher.plan.predict import Prediction, by_category, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
 from launcher.strategies import variant_of
 
@@ -46,11 +47,6 @@ class Place:
     fixed_bytes: int
     """What a process takes of it before the first tensor: context, NCCL, workspaces."""
 
-    @property
-    def device_type(self) -> str:
-        """`cuda` or `cpu`."""
-        return self.machine.device
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assessment:
@@ -61,7 +57,6 @@ class Assessment:
     prediction: Prediction
     used_bytes: int
     """Of the device, at the highest moment: what the allocator reserves, context, NCCL."""
-    reserved_bytes: int
     with_room_bytes: int
     """What it would use of a device with room for all that the allocator likes to keep."""
     memory_bytes: int
@@ -80,17 +75,11 @@ class Assessment:
         return self.memory_bytes - self.used_bytes
 
     @property
-    def live_bytes(self) -> int:
-        """Of tensors, at the highest moment."""
-        return self.prediction.peak_bytes
-
-    @property
     def why_not(self) -> str:
         """Where it is highest and what takes most there."""
         (period, phase), _ = max(self.prediction.peaks.items(), key=lambda item: item[1])
-        ledger = self.highest
-        lines = Counter({name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES})
-        ((name, size_bytes),) = lines.most_common(1)
+        lines = by_category(self.highest)
+        name, size_bytes = max(lines.items(), key=lambda item: item[1])
         share = size_bytes / max(1, sum(lines.values()))
         when = {"steady": "later steps"}.get(period, period.replace("_", " "))
         return f"{phase} of {when}: {share:.0%} is {name}"
@@ -103,15 +92,44 @@ class Assessment:
         return first if used[0] > used[1] else later
 
 
-def fixed_bytes(machine: Machine, world_size: int) -> int:
-    """Bytes of a GPU that no tensor accounts for; 0 on a CPU."""
-    if machine.device == "cpu":
-        return 0
-    return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
+def plan(
+    config: RunConfig,
+    fixed: set[str],
+    place: Place,
+    *,
+    goal: str,
+    progress: Callable[[int, int], None],
+) -> list[Assessment]:
+    """Every choice, best first.
+
+    Raises:
+        UserError: no choice is valid.
+    """
+    models = [config]
+    if goal == "largest-model":
+        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
+        models = [config.replace(model=name) for name in names]
+    for candidate in models:
+        seen = fixed | {"model"}
+        found = assess_all(
+            choices(
+                candidate,
+                seen,
+                world_size=place.world_size,
+                ranks_per_node=place.ranks_per_node,
+                device_type=place.machine.device,
+                precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
+            ),
+            place,
+            progress,
+        )
+        if any(a.verdict == "fits" for a in found):
+            break
+    return ranked(found, goal)
 
 
 def assess_all(
-    choices: Sequence[Choice], place: Place, progress: Callable[[int, int], None]
+    candidates: Sequence[Choice], place: Place, progress: Callable[[int, int], None]
 ) -> list[Assessment]:
     """All of them, on all cores; what has one trace in common stays on one core.
 
@@ -121,17 +139,17 @@ def assess_all(
         UserError: the machine has no rate for a precision.
     """
     groups: dict[tuple[str, str], list[Choice]] = {}
-    for choice in choices:
+    for choice in candidates:
         rated_type(choice.runs[0], place.machine)  # rather than refused after a minute
         groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
-    workers = min(len(groups), len(os.sched_getaffinity(0)))
+    workers = min(len(groups), usable_cores())
     context = multiprocessing.get_context("fork")  # so that nothing is imported again
     done = context.Value("i", 0)
     with context.Pool(workers, _start_worker, (done, os.getpid())) as pool:
         tasks = [(group, place) for group in groups.values()]
         result = pool.starmap_async(_assess_group, tasks, chunksize=1)
         while not result.ready():
-            progress(done.value, len(choices))
+            progress(done.value, len(candidates))
             result.wait(0.2)
     return [assessment for group in result.get() for assessment in group]
 
@@ -185,20 +203,19 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
     Live bytes stand in for reserved ones where it clearly fits with them: replaying takes as long
     as predicting.
     """
-    prediction = predict(run, world_size=place.world_size, device_type=place.device_type)
-    reserved = prediction.peak_bytes
-    if place.device_type == "cuda":
+    prediction = predict(run, world_size=place.world_size, device_type=place.machine.device)
+    used = prediction.peak_bytes
+    if place.machine.device == "cuda":
         gpu, limit = place.machine.name, place.memory_bytes - place.fixed_bytes
-        reserved = wanted_bytes(prediction, gpu)
-        if reserved + place.fixed_bytes > CLEARLY_FITS * place.memory_bytes:
-            reserved = reserved_bytes(prediction, gpu, limit_bytes=limit)
+        used = place.fixed_bytes + wanted_bytes(prediction, gpu)
+        if used > CLEARLY_FITS * place.memory_bytes:
+            used = place.fixed_bytes + reserved_bytes(prediction, gpu, limit_bytes=limit)
     return Assessment(
         choice=choice,
         run=run,
         prediction=prediction,
-        used_bytes=reserved + place.fixed_bytes,
-        reserved_bytes=reserved,
-        with_room_bytes=reserved + place.fixed_bytes,
+        used_bytes=used,
+        with_room_bytes=used,
         memory_bytes=place.memory_bytes,
         time=_time(run, place),
         largest_micro_batch=None,
@@ -209,24 +226,17 @@ def _replayed(a: Assessment, place: Place) -> Assessment:
     """The same with what the allocator really holds: within the memory there is, and with room."""
     limit = place.memory_bytes - place.fixed_bytes
     gpu = place.machine.name
-    if place.device_type == "cpu" or wanted_bytes(a.prediction, gpu) > limit:
+    if place.machine.device == "cpu" or wanted_bytes(a.prediction, gpu) > limit:
         return a  # there is no allocator, or nothing that it could do
     use = within = replayed(a.prediction, gpu, limit_bytes=limit)
     if within.retries:
         use = replayed(a.prediction, gpu, limit_bytes=None)
-    reserved = (use if within.out_of_memory else within).peak_reserved_bytes
+    held = use if within.out_of_memory else within
     return dataclasses.replace(
         a,
-        reserved_bytes=reserved,
-        used_bytes=reserved + place.fixed_bytes,
+        used_bytes=held.peak_reserved_bytes + place.fixed_bytes,
         with_room_bytes=use.peak_reserved_bytes + place.fixed_bytes,
     )
-
-
-def gpu_name(machine: Machine) -> str:
-    """The name by which constants of a GPU are learnt."""
-    known = find_gpu(machine.name)
-    return machine.name if known is None else known.name
 
 
 def _time(run: Resolved, place: Place) -> StepTime:
@@ -237,16 +247,12 @@ def _time(run: Resolved, place: Place) -> StepTime:
         machine=place.machine,
     )
     ratio = place.calibration and place.calibration.time_ratio(
-        gpu_name(place.machine), run.config.optim.precision, variant_of(run.config).label
+        place.machine.name, run.config.optim.precision, variant_of(run.config).label
     )
     if not ratio:
         return time
-    return dataclasses.replace(
-        time,
-        forward_s=ratio * time.forward_s,
-        backward_s=ratio * time.backward_s,
-        step_s=ratio * time.step_s,
-    )
+    phases = ("forward_s", "backward_s", "step_s")
+    return dataclasses.replace(time, **{name: ratio * getattr(time, name) for name in phases})
 
 
 def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:

@@ -4,9 +4,11 @@ Rates come from the model's own shapes, and count FLOPs and bytes as `launcher.p
 that a prediction divides by what was measured in the same unit.
 """
 
+import dataclasses
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from launcher.config.rules import default_seq_len
 from launcher.model.config import ModelConfig
-from launcher.plan.link_benchmarks import disk_rates, fit_rate
-from launcher.plan.machine import COLLECTIVES, Rate
+from launcher.plan.collectives import fit_rate
+from launcher.plan.machine import COLLECTIVES
+from launcher.plan.work import block_elements
+from launcher.plan.workloads import elementwise, linears
+from launcher.sizes import MIB
 from launcher.strategies.traffic import Collective
 
-MIB = 2**20
+_CHUNK_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +66,14 @@ class Bench:
     ) -> None:
         self.model, self.device, self.effort, self.say = model, device, effort, say
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
-        self.rows = min(max(int(effort.flops / per_token), 16), 8 * model.context)
+        self.rows = min(max(int(effort.flops / per_token), 16), 8 * default_seq_len(model))
 
     def run(self, disk_folder: Path | None) -> dict[str, Any]:
         """Everything; the names are fields of `Machine`."""
-        matmul = {name: self.matmul_flops_per_s(name) for name in self._types()}
-        attention = {name: self.attention_flops_per_s(name) for name in self._types()}
+        types = self._types()
         found: dict[str, Any] = {
-            "matmul_flops_per_s": matmul,
-            "attention_flops_per_s": attention,
+            "matmul_flops_per_s": {name: self.matmul_flops_per_s(name) for name in types},
+            "attention_flops_per_s": {name: self.attention_flops_per_s(name) for name in types},
             "elementwise_bytes_per_s": self.elementwise_bytes_per_s(),
             "copy_bytes_per_s": self.copy_bytes_per_s(),
             "operator_s": self.operator_s(),
@@ -86,14 +91,14 @@ class Bench:
 
     def matmul_flops_per_s(self, name: str) -> float:
         """Forward, input gradient and weight gradient of all linears of the model."""
-        model, layers, dtype = self.model, self.model.layers, _dtype(name)
-        block = [(model.d_model, 3 * model.d_model), (model.d_model, model.d_model)]
-        block += [(model.d_model, model.ffn_dim), (model.ffn_dim, model.d_model)]
+        model = self.model
+        head = [(model.d_model, model.vocab_size)]
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        seconds = layers * self._time(_linears(block, self.rows, dtype, self.device))
-        seconds += self._time(
-            _linears([(model.d_model, model.vocab_size)], self.rows, dtype, self.device)
+        block_s, head_s = (
+            self._time(linears(shapes, self.rows, _dtype(name), self.device))
+            for shapes in (model.linear_shapes, head)
         )
+        seconds = model.layers * block_s + head_s
         rate = 6 * self.rows * model.matmul_parameter_count / seconds
         self.say(f"matmul, {name}: {rate / 1e9:,.0f} GFLOP/s")
         return rate
@@ -101,10 +106,10 @@ class Bench:
     def attention_flops_per_s(self, name: str) -> float:
         """Forward and backward of causal attention over whole sequences; 2.5 times the forward's
         FLOPs in the backward, and half of the scores, as in `launcher.plan.work`."""
-        model, seq_len = self.model, self.model.context
-        flops_of_head = 3.5 * 4 * model.head_dim * seq_len / 2 * seq_len
+        model, seq_len = self.model, default_seq_len(self.model)
+        flops_of_head = 3.5 * 4 * model.head_size * seq_len / 2 * seq_len
         heads = min(max(int(self.effort.flops / flops_of_head), 1), 8 * model.heads)
-        shape = (1, heads, seq_len, model.head_dim)
+        shape = (1, heads, seq_len, model.head_size)
         q, k, v = (
             torch.randn(shape, dtype=_dtype(name), device=self.device, requires_grad=True)
             for _ in range(3)
@@ -121,20 +126,9 @@ class Bench:
 
     def elementwise_bytes_per_s(self) -> float:
         """What a block has besides matmuls and attention, forward and backward in fp32."""
-        model = self.model
-        x = torch.randn(self.rows, model.d_model, device=self.device, requires_grad=True)
-        hidden = torch.randn(self.rows, model.ffn_dim, device=self.device, requires_grad=True)
-        norm = nn.LayerNorm(model.d_model, device=self.device)
-        gradients = torch.randn_like(x), torch.randn_like(hidden)
-
-        def forward_and_backward() -> None:
-            y = x + norm(x).view(-1, model.heads, model.head_dim).clone().view_as(x)
-            y = y + norm(y)
-            z = F.relu(hidden) if model.activation == "relu" else F.gelu(hidden, approximate="tanh")
-            torch.autograd.grad((y, z), (x, hidden, norm.weight, norm.bias), gradients)
-
-        elements = self.rows * (12 * model.d_model + 2 * model.ffn_dim)
-        rate = 3 * 4 * elements / self._time(forward_and_backward)
+        model, device = self.model, self.device
+        elements = self.rows * block_elements(model, device.type)
+        rate = 3 * 4 * elements / self._time(elementwise(model, self.rows, device))
         self.say(f"norms, activations, sums: {rate / 1e9:,.1f} GB/s")
         return rate
 
@@ -189,18 +183,16 @@ class Bench:
         self.say(f"AdamW on the CPU: {rate / 1e6:,.0f} M parameters/s")
         return rate
 
-    def collectives(self) -> dict[str, Rate]:
-        """The three collectives that the strategies use, over several sizes."""
-        rates: dict[str, Rate] = {}
+    def collectives(self) -> dict[str, dict[str, float]]:
+        """The three collectives that the strategies use, over several sizes: a `Rate`'s fields."""
+        rates: dict[str, dict[str, float]] = {}
+        sizes, ranks = self.effort.collective_bytes, dist.get_world_size()
         for kind in COLLECTIVES:
-            seconds = [self._collective_s(kind, size) for size in self.effort.collective_bytes]
-            rates[kind] = fit_rate(
-                kind, self.effort.collective_bytes, seconds, ranks=dist.get_world_size()
-            )
-            bus = rates[kind].bytes_per_s / 1e9
-            self.say(
-                f"{kind.replace('_', '-')}: {bus:,.2f} GB/s, {seconds[0] * 1e6:,.0f} us at least"
-            )
+            seconds = [self._collective_s(kind, size) for size in sizes]
+            rate = fit_rate(kind, sizes, seconds, ranks=ranks)
+            rates[kind] = dataclasses.asdict(rate)
+            bus, least_us = rate.bytes_per_s / 1e9, seconds[0] * 1e6
+            self.say(f"{kind.replace('_', '-')}: {bus:,.2f} GB/s, {least_us:,.0f} us at least")
         return rates
 
     def _types(self) -> tuple[str, ...]:
@@ -211,9 +203,7 @@ class Bench:
         return ("fp32", "tf32", "bf16")
 
     def _block_matmuls(self) -> int:
-        model = self.model
-        head = model.vocab_size * model.d_model
-        return (model.matmul_parameter_count - head) // model.layers
+        return sum(inner * outer for inner, outer in self.model.linear_shapes)
 
     def _collective_s(self, kind: Collective, size_bytes: int) -> float:
         ranks = dist.get_world_size()
@@ -234,17 +224,13 @@ class Bench:
         if dist.is_initialized():
             dist.barrier()
         seconds: list[float] = []
-        while not self._enough(seconds, repeats):
+        least_s = 0.0 if repeats is not None else self.effort.seconds
+        while len(seconds) < (repeats or 3) or sum(seconds) < least_s:
             start = time.perf_counter()
             call()
             self._wait()
             seconds.append(time.perf_counter() - start)
         return statistics.median(seconds)
-
-    def _enough(self, seconds: Sequence[float], repeats: int | None) -> bool:
-        if repeats is not None:
-            return len(seconds) >= repeats
-        return len(seconds) >= 3 and sum(seconds) >= self.effort.seconds
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -255,20 +241,26 @@ def _dtype(name: str) -> torch.dtype:
     return torch.bfloat16 if name == "bf16" else torch.float32
 
 
-def _linears(
-    shapes: Sequence[tuple[int, int]], rows: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[], None]:
-    """All three matmuls of linears of (inputs, outputs) over `rows` tokens."""
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, dtype=dtype, device=device)
-
-    operands = [(random(rows, i), random(o, i), random(rows, o)) for i, o in shapes]
-
-    def forward_and_backward() -> None:
-        for inputs, weight, gradient in operands:
-            inputs @ weight.t()
-            gradient @ weight
-            gradient.t() @ inputs
-
-    return forward_and_backward
+def disk_rates(folder: Path, size_bytes: int) -> dict[str, float]:
+    """Sequential bytes/s of the disk under `folder`, as fields of `Machine`, through to the device:
+    read after dropping the page cache, written with fsync."""
+    path = folder / f".shardscale-profile-{os.getpid()}"
+    chunk = os.urandom(min(_CHUNK_BYTES, size_bytes))
+    chunks = size_bytes // len(chunk)
+    try:
+        start = time.perf_counter()
+        with path.open("wb", buffering=0) as file:
+            for _ in range(chunks):
+                file.write(chunk)
+            os.fsync(file.fileno())
+        written_s = time.perf_counter() - start
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            start = time.perf_counter()
+            while file.read(len(chunk)):
+                pass
+            read_s = time.perf_counter() - start
+    finally:
+        path.unlink(missing_ok=True)
+    size = chunks * len(chunk)
+    return {"disk_read_bytes_per_s": size / read_s, "disk_write_bytes_per_s": size / written_s}

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launcher.data.cache import default_cache_dir, write_atomically
+from launcher.data.cache import default_cache_dir
+from launcher.files import replace_text
+from launcher.measure.hardware import find_gpu
 from launcher.sizes import gib
 
 SCHEMA_VERSION: Final = 1
@@ -83,7 +85,8 @@ class Calibration:
             for name, known in sorted(self._readings.items())
         }
         content = {"schema_version": SCHEMA_VERSION, "constants": constants}
-        write_atomically(self._path, json.dumps(content, indent=2) + "\n")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(self._path, json.dumps(content, indent=2) + "\n")
 
     def describe(self, machine: str, *, grouped: bool) -> list[str]:
         """What a plan for this machine takes from it, one line for each constant."""
@@ -92,14 +95,13 @@ class Calibration:
         if fixed is not None:
             what = "context + NCCL" if grouped else "context"
             lines.append(f"from {_runs(fixed)} here: {what} {gib(round(fixed.median))}")
-        prefix = _time_key(machine, "", "").rstrip("/") + "/"
         for name, known in sorted(self._readings.items()):
-            if name.startswith(prefix):
-                precision, strategy = name.removeprefix(prefix).split("/")
-                lines.append(
-                    f"from {_runs(known)} here: time x{known.median:.2f} for {strategy} in "
-                    f"{precision}"
-                )
+            match name.split("/"):
+                case ["time", gpu, precision, strategy] if gpu == _plain(machine):
+                    lines.append(
+                        f"from {_runs(known)} here: time x{known.median:.2f} for {strategy} in "
+                        f"{precision}"
+                    )
         return lines
 
     def _note(self, key: str, value: float) -> None:
@@ -137,4 +139,6 @@ def _time_key(machine: str, precision: str, strategy: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return name.replace("/", "-")
+    """A GPU goes by its name in the table, whatever CUDA calls it."""
+    known = find_gpu(name)
+    return (name if known is None else known.name).replace("/", "-")

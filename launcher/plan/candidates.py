@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final
 
 from launcher.config.deepspeed_file import adopted_fields
@@ -10,7 +11,7 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
-from launcher.strategies import STRATEGIES, VARIANTS, strategy_of
+from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
@@ -44,9 +45,13 @@ def choices(
     Raises:
         UserError: there is none; the reason of the last one that was tried.
     """
-    found: list[Choice] = []
+    found: dict[tuple[str, ...], Choice] = {}
     problem: UserError | None = None
-    for label, changes in _combinations(config, fixed, world_size, ranks_per_node, precisions):
+    combinations = list(_combinations(config, fixed, world_size, ranks_per_node, precisions))
+    if not combinations:  # what is asked for is no way that is worth trying, and taken as it is
+        names = ("precision", "activation_checkpointing")
+        combinations = [("", {name: config.flat()[name] for name in names})]
+    for suffix, changes in combinations:
         try:
             runs = _runs(config.replace(**changes), fixed, world_size, device_type)
             if unknown := unknown_versions(strategy_of(runs[0].config)):
@@ -54,32 +59,26 @@ def choices(
         except UserError as error:
             problem = error
             continue
-        found.append(
-            Choice(
-                label=label,
-                precision=changes["precision"],
-                checkpointing=changes["activation_checkpointing"],
-                runs=runs,
-            )
-        )
+        # Fixed fields may make one variant of another, and so twice the same choice.
+        label = variant_of(runs[0].config).label + suffix
+        kind = label, changes["precision"], changes["activation_checkpointing"]
+        found[kind] = Choice(label=label, precision=kind[1], checkpointing=kind[2], runs=runs)
     if not found:
         assert problem is not None
         raise problem
-    return found
+    return list(found.values())
 
 
 def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
     """Fields that the user has set: named on the command line, or not at their default."""
-    named = fields_of(argv)
     default = RunConfig().flat()
-    flat = config.flat()
-    changed = {name for name, value in flat.items() if default.get(name) != value}
+    changed = {name for name, value in config.flat().items() if default.get(name) != value}
     fields = {
         field.name
         for section in dataclasses.fields(config)
         for field in dataclasses.fields(getattr(config, section.name))
     }
-    given = (named & fields) | changed | adopted_fields(config.sharding.deepspeed)
+    given = (fields_of(argv) & fields) | changed | adopted_fields(config.sharding.deepspeed)
     return given - {"micro_batch"} if isinstance(config.data.micro_batch, AutoMicroBatch) else given
 
 
@@ -91,26 +90,24 @@ def _combinations(
     precisions: Sequence[str],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     flat = config.flat()
-    for label, changes in _shardings(world_size, ranks_per_node):
+    if "precision" in fixed:
+        precisions = (config.optim.precision,)
+    modes: Sequence[str] = CHECKPOINTING
+    if "activation_checkpointing" in fixed:
+        modes = (config.model.activation_checkpointing,)
+    shardings = _shardings(world_size, ranks_per_node)
+    for (suffix, changes), precision, checkpointing in product(shardings, precisions, modes):
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
-        for precision in (config.optim.precision,) if "precision" in fixed else precisions:
-            for checkpointing in CHECKPOINTING:
-                choice = changes | {
-                    "precision": precision,
-                    "activation_checkpointing": checkpointing,
-                }
-                # A fixed field that this label leaves alone keeps the user's value.
-                if all(
-                    flat.get(name, value) == value
-                    for name, value in choice.items()
-                    if name in fixed
-                ):
-                    yield label, choice
+        choice = changes | {"precision": precision, "activation_checkpointing": checkpointing}
+        # A fixed field that this sharding leaves alone keeps the user's value.
+        if all(flat.get(name, choice[name]) == choice[name] for name in choice.keys() & fixed):
+            yield suffix, choice
 
 
 def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Changes]]:
-    """Every way of sharding that makes sense on so many ranks, without and with offload."""
+    """(what offload adds to the label, fields) of every way of sharding that makes sense on so
+    many ranks."""
     for variant in VARIANTS.values():
         fields: Changes = dict(variant.fields)
         alone = not STRATEGIES[fields["strategy"]].needs_group
@@ -120,19 +117,19 @@ def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Chan
             if world_size <= ranks_per_node:
                 continue  # nothing to replicate across
             fields["replicate"] = world_size // ranks_per_node
-        yield variant.label, fields
+        yield "", fields
         for suffix, more in variant.offloads.items() if variant.plans_offload else ():
-            yield variant.label + suffix, {**fields, **more}
+            yield suffix, {**fields, **more}
 
 
 def _runs(
     config: RunConfig, fixed: Collection[str], world_size: int, device_type: str
 ) -> tuple[Resolved, ...]:
     """The same choice with every micro-batch that divides the global batch."""
-    if "micro_batch" in fixed:
-        return (resolve(config, world_size=world_size, device_type=device_type),)
     total = config.data.global_batch
-    if total is None:
+    if "micro_batch" in fixed:
+        sizes = [config.data.micro_batch]
+    elif total is None:
         sizes = [2**n for n in range(LARGEST_MICRO_BATCH.bit_length())]
     else:
         per_rank, rest = divmod(total, world_size)

@@ -1,23 +1,28 @@
 """`shardscale plan`: what fits, how close, how fast, before anything runs."""
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import yaml
 
 from launcher.config.arguments import parse_run_config, with_micro_batch
+from launcher.config.beginning import in_words
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode, UserError
+from launcher.errors import ExitCode, UserError, naming, refusing
+from launcher.families import read_hf_config
+from launcher.flags import OptionParser, as_flags, split_options
 from launcher.measure.hardware import GPUS, Gpu
-from launcher.model.config import NAMED
-from launcher.plan.assess import Assessment, Place, assess_all, fixed_bytes, gpu_name, ranked
+from launcher.plan.assess import Assessment, Place, plan
 from launcher.plan.calibration import Calibration
-from launcher.plan.candidates import PRECISIONS, choices, given_fields
+from launcher.plan.candidates import given_fields
+from launcher.plan.fit import outside_bytes
 from launcher.plan.machine import Machine
-from launcher.plan.options import parse_options
 from launcher.plan.table import (
     allocator_lines,
     as_records,
@@ -25,77 +30,116 @@ from launcher.plan.table import (
     closing_lines,
     opening_lines,
     table,
+    write_page,
 )
-from launcher.plan.waiting import Waiting
-from launcher.sizes import gib, parse_bytes
+from launcher.sizes import duration, gib, parse_bytes
 from launcher.tables import say
 
+GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")
 GPUS_PER_NODE = 8
+KNOWN = ", ".join(gpu.name for gpu in GPUS)
+_LINE_EVERY_S = 15.0
 
 
+@refusing
 def main(argv: Sequence[str]) -> int:
     """Returns an exit code of `ExitCode`."""
-    try:
-        options, training = parse_options(argv)
-        place, notes = find_place(options)
-        config = parse_run_config(training, "shardscale plan", place.world_size)
-        waiting = Waiting()
-        silent = options.quiet or str(options.json) == "-"
-        try:
-            found = plan(
-                config,
-                given_fields(training, config),
-                place,
-                goal=options.goal,
-                progress=_silence if silent else waiting,
-            )
-        finally:
-            waiting.close()
-        show(found, options, training, place, notes)
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
+    options, training = parse_options(argv)
+    place, notes = find_place(options)
+    config = parse_run_config(training, place.world_size)
+    fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
+    with contextlib.closing(Waiting()) as waiting:
+        progress = _silence if silent else waiting
+        found = plan(config, fixed, place, goal=options.goal, progress=progress)
+    show(found, options, training, place, notes)
     return ExitCode.DONE
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="shardscale plan",
+        description="Predict bytes and seconds of every way to train a model on so many GPUs, "
+        "without one, and print the command for the best.",
+        epilog="Every other flag is launcher.train's: --model gpt2-xl --global-batch 128. One that "
+        "is given is not varied: --precision bf16 --zero 3. See `shardscale train --help`.",
+    )
+    add = parser.add_argument
+    shape = "plan for the model of this config.json of transformers, without its weights"
+    add("--hf-config", type=Path, metavar="FILE", help=shape)
+    add("--gpus", type=int, default=1, metavar="N", help="how many in all (default: 1)")
+    add("--gpus-per-node", type=int, metavar="N", help="of them in one machine (default: up to 8)")
+    add("--gpu", metavar="NAME", help=f"one of {KNOWN}")
+    add("--gpu-memory", metavar="SIZE", help="memory of each, 24GiB (default: what the GPU has)")
+    add("--profile", type=Path, metavar="FILE", help="rates that `shardscale profile` has measured")
+    add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
+    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
+    add("--quiet", action="store_true", help="no progress while it is planned")
+    add("--all", action="store_true", help="show every choice, not only the best of each sharding")
+    every = "write every prediction there; without FILE, show them instead of the table"
+    add("--json", type=Path, nargs="?", const=Path("-"), metavar="FILE", help=every)
+    add("--page", type=Path, metavar="FILE.html", help="write a page with bars of bytes there")
+    add("--apply", type=Path, metavar="FILE.yaml", help="write the best one's config there")
+    without = "leave out the constants learnt from runs on this machine"
+    add("--no-calibration", action="store_true", help=without)
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The plan's own options, and the flags that are `launcher.train`'s.
+
+    Raises:
+        UserError: an option's value is invalid.
+    """
+    options, training = split_options(_parser(), argv)
+    for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
+        if value is not None and not 1 <= value <= 2**20:
+            raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")
+    if options.price_per_gpu_hour is not None and not 0 <= options.price_per_gpu_hour < 1e9:
+        raise UserError(f"--price-per-gpu-hour {options.price_per_gpu_hour} must be 0 or more")
+    if options.gpu is not None and options.profile is not None:
+        raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
+    if options.gpu_memory is not None:
+        parse_bytes(options.gpu_memory, "--gpu-memory")
+    if options.hf_config is not None:  # before the flags, which may change it
+        with naming("--hf-config"):
+            model = in_words(read_hf_config(options.hf_config))
+        training = [*as_flags(model).split(), *training]
+    for path in (options.json, options.page, options.apply):
+        if path is not None and str(path) != "-" and path.exists():
+            raise UserError(f"{path}: already exists, and nothing is overwritten: choose another")
+    return options, training
 
 
 def _silence(done: int, total: int) -> None:
     pass
 
 
-def plan(
-    config: RunConfig,
-    fixed: set[str],
-    place: Place,
-    *,
-    goal: str,
-    progress: Callable[[int, int], None] = _silence,
-) -> list[Assessment]:
-    """Every choice, best first.
+class Waiting:
+    """How many choices are assessed, and how long the rest will take: a line that is rewritten on a
+    terminal, few lines in a log. On stderr, so that the plan itself can be piped."""
 
-    Raises:
-        UserError: no choice is valid.
-    """
-    models = [config]
-    if goal == "largest-model":
-        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
-        models = [config.replace(model=name) for name in names]
-    for candidate in models:
-        seen = fixed | {"model"}
-        found = assess_all(
-            choices(
-                candidate,
-                seen,
-                world_size=place.world_size,
-                ranks_per_node=place.ranks_per_node,
-                device_type=place.device_type,
-                precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
-            ),
-            place,
-            progress,
-        )
-        if any(a.verdict == "fits" for a in found):
-            break
-    return ranked(found, goal)
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._started_s = self._said_s = time.monotonic()
+        self._shown = ""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that `done` of `total` are over."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._started_s
+        left = f", about {duration(elapsed_s * (total - done) / done)} left" if done else ""
+        text = f"planning: {done} of {total} choices, {duration(elapsed_s)}{left}"
+        if self._live and text != self._shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._shown = text
+        elif not self._live and now_s - self._said_s >= _LINE_EVERY_S:
+            print(text, file=sys.stderr, flush=True)
+            self._said_s = now_s
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
@@ -122,14 +166,15 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
     else:
         raise UserError(
             "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
-            + ", ".join(gpu.name for gpu in GPUS)
+            + KNOWN
         )
     grouped = options.gpus > 1
-    calibration = None
-    if machine.device == "cuda" and not options.no_calibration:
-        calibration = Calibration.load()
-        notes += calibration.describe(gpu_name(machine), grouped=grouped)
-    learnt = calibration and calibration.fixed_bytes(gpu_name(machine), grouped=grouped)
+    calibration, outside = None, 0
+    if machine.device == "cuda":
+        if not options.no_calibration:
+            calibration = Calibration.load()
+            notes += calibration.describe(machine.name, grouped=grouped)
+        outside = outside_bytes(machine.name, grouped=grouped, learnt=calibration)
     place = Place(
         machine=machine,
         # Ratios were learnt against data sheets: what a profile has measured needs none.
@@ -137,7 +182,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
         world_size=options.gpus,
         ranks_per_node=min(per_node, options.gpus),
         memory_bytes=memory_bytes or machine.memory_bytes,
-        fixed_bytes=learnt or fixed_bytes(machine, options.gpus),
+        fixed_bytes=outside,
     )
     if place.memory_bytes <= place.fixed_bytes:
         raise UserError(
@@ -162,8 +207,6 @@ def show(
     if options.json is not None and not to_screen:
         options.json.write_text(text, encoding="utf-8")
     if options.page is not None:
-        from launcher.plan.page import write_page
-
         write_page(options.page, found, place, command)
     applied = options.apply is not None and best.verdict != "does not fit"
     if applied:
@@ -187,7 +230,7 @@ def show(
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     """What to type to run it: the user's own flags, and those that the plan has chosen."""
     default = RunConfig().flat()
-    asked = parse_run_config(training, "shardscale plan", place.world_size).flat()
+    asked = parse_run_config(training, place.world_size).flat()
     chosen = best.run.config.flat()
     names = (
         *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
-from launcher.optim.dtypes import dtypes
-from launcher.plan.machine import Machine
+from launcher.plan.machine import Machine, Rate
 from launcher.plan.work import block_input_bytes
 from launcher.strategies import strategy_of
 from launcher.strategies.traffic import Collective, Transfer, Wire
@@ -41,6 +43,23 @@ def sent_bytes(kind: Collective, size_bytes: float, ranks: int) -> float:
     (Patarasu and Yuan, Bandwidth optimal all-reduce algorithms, 2009; nccl-tests PERFORMANCE.md).
     """
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks * size_bytes
+
+
+def fit_rate(
+    kind: Collective, sizes_bytes: Sequence[int], seconds: Sequence[float], *, ranks: int
+) -> Rate:
+    """Latency and bandwidth that fit measured times best, each point weighted by its own time.
+
+    One number of ranks cannot tell a start from hops: the latency is spread evenly over both.
+    """
+    sent = [sent_bytes(kind, size, ranks) for size in sizes_bytes]
+    fit = np.polyfit(sent, seconds, deg=1, w=1 / np.array(seconds))
+    s_per_byte, latency_s = fit.tolist()
+    if latency_s < 0 or s_per_byte <= 0:  # noise: the largest size says most about bandwidth
+        latency_s, s_per_byte = 0.0, seconds[-1] / sent[-1]
+    passes = 2 if kind == "all_reduce" else 1
+    part_s = latency_s / (1 + passes * (ranks - 1))
+    return Rate(start_s=part_s, hop_s=part_s, bytes_per_s=1 / s_per_byte)
 
 
 def collective_s(
@@ -90,54 +109,42 @@ def timed(
 ) -> dict[str, tuple[TimedTransfer, ...]]:
     """The transfers of one rank by part of a step: the parts of `Traffic`."""
     config = resolved.config
-    wire = Wire(config.sharding, resolved.model, dtypes(config.optim), world_size=world_size)
+    wire = Wire(config, resolved.model, world_size=world_size)
     shard, replica = shard_and_replica_groups(
         world_size=world_size,
         replicate=config.sharding.replicate,
         ranks_per_node=ranks_per_node,
     )
     found = strategy_of(config).traffic(wire)
-    parts = {
-        part.name: tuple(
+    parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
+    if resolved.model.activation_checkpointing == "offload":
+        # Block inputs, beside other blocks' work (model/offload.py).
+        size_bytes = resolved.model.layers * block_input_bytes(resolved)
+        parts["forward"] += (Transfer(kind="to_host", size_bytes=size_bytes),)
+        parts["backward"] += (Transfer(kind="to_device", size_bytes=size_bytes),)
+    return {
+        name: tuple(
             TimedTransfer(
                 seconds=transfer_s(machine, transfer, replica if transfer.replicas else shard),
                 hideable=transfer.hideable,
             )
-            for transfer in getattr(found, part.name)
+            for transfer in transfers
         )
-        for part in dataclasses.fields(found)
+        for name, transfers in parts.items()
     }
-    away, back = activation_transfers(resolved, machine)
-    parts["forward"] += away
-    parts["backward"] += back
-    return parts
 
 
 def transfer_s(machine: Machine, transfer: Transfer, group: Group) -> float:
     """Seconds of one transfer; on a CPU host and device are the same memory, and moving between
     them is nothing."""
-    if transfer.kind == "copy":
-        return transfer.size_bytes / machine.copy_bytes_per_s
-    if transfer.kind == "to_device" or transfer.kind == "to_host":
-        to_device = transfer.kind == "to_device"
-        rate = (
-            machine.host_to_device_bytes_per_s if to_device else machine.device_to_host_bytes_per_s
-        )
-        return 0.0 if rate is None else transfer.size_bytes / rate
-    return collective_s(machine, group, transfer.kind, transfer.size_bytes, pieces=transfer.pieces)
-
-
-def activation_transfers(
-    resolved: Resolved, machine: Machine
-) -> tuple[tuple[TimedTransfer, ...], tuple[TimedTransfer, ...]]:
-    """Block inputs to host memory in a forward and back in a backward, beside other blocks' work
-    (model/offload.py)."""
-    away, back = machine.device_to_host_bytes_per_s, machine.host_to_device_bytes_per_s
-    model = resolved.model
-    if model.activation_checkpointing != "offload" or away is None or back is None:
-        return (), ()
-    size = model.layers * block_input_bytes(resolved)
-    return (
-        (TimedTransfer(seconds=size / away, hideable=True),),
-        (TimedTransfer(seconds=size / back, hideable=True),),
-    )
+    rate: float | None
+    match transfer.kind:
+        case "copy":
+            rate = machine.copy_bytes_per_s
+        case "to_device":
+            rate = machine.host_to_device_bytes_per_s
+        case "to_host":
+            rate = machine.device_to_host_bytes_per_s
+        case kind:
+            return collective_s(machine, group, kind, transfer.size_bytes, pieces=transfer.pieces)
+    return 0.0 if rate is None else transfer.size_bytes / rate

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from launcher.config.resolve import Resolved
-from launcher.measure.hardware import CONTEXT_BYTES, MIB, NCCL_GROUP_BYTES, find_gpu
+from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.memory.allocator import AllocatorUse, replay
 from launcher.plan.calibration import Calibration
 from launcher.plan.predict import Prediction, predict
+from launcher.sizes import MIB
 from launcher.strategies import strategy_of
 
 # On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
@@ -55,7 +56,9 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         # What is offloaded is in the same memory.
         tensors = prediction.peak_bytes + prediction.host_bytes
         return int((1 + SLACK) * tensors) + _around_bytes(resolved)
-    around = 0 if room.capped else outside_bytes(room.gpu, grouped=world_size > 1)
+    around = 0
+    if not room.capped:
+        around = outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
     return around + reserved_bytes(prediction, room.gpu, limit_bytes=room.size_bytes - around)
 
 
@@ -94,11 +97,7 @@ def _around_bytes(resolved: Resolved) -> int:
     return LATE_BYTES + tensorboard + library + low_precision
 
 
-def outside_bytes(gpu: str, *, grouped: bool) -> int:
+def outside_bytes(gpu: str, *, grouped: bool, learnt: Calibration | None) -> int:
     """What a process takes of a GPU outside the allocator: as learnt here, or as published."""
-    known = find_gpu(gpu)
-    name = gpu if known is None else known.name
-    learnt = Calibration.load().fixed_bytes(name, grouped=grouped)
-    if learnt is not None:
-        return learnt
-    return CONTEXT_BYTES + (NCCL_GROUP_BYTES if grouped else 0)
+    here = learnt and learnt.fixed_bytes(gpu, grouped=grouped)
+    return here or CONTEXT_BYTES + (NCCL_GROUP_BYTES if grouped else 0)

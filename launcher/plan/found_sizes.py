@@ -7,16 +7,16 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psutil
 import torch
 
 from launcher.config.schema import RunConfig
-from launcher.data.cache import default_cache_dir, write_atomically
+from launcher.data.cache import default_cache_dir
 from launcher.errors import UserError
-from launcher.version import version_of
+from launcher.files import replace_text
+from launcher.packages import version_of
 
 SCHEMA_VERSION: Final = 2
 SAME_MEMORY: Final = (0.99, 1.1)
@@ -25,7 +25,7 @@ SAME_MEMORY: Final = (0.99, 1.1)
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("micro_batch", "steps", "epochs", "max_minutes", "eval_every", "save_every", "keep"),
-        *("test_batches", "save_last"),
+        *("test_batches", "save_last", "sample_every", "sample_prompt"),
         *("save_minutes", "stop_after", "resume", "seed", "out", "collective_timeout_s"),
         *("max_skipped_steps", "lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
         *("eps", "log_every", "log_level", "quiet", "schedule", "decay_steps"),
@@ -35,55 +35,38 @@ ASK_CUDA = """
 import json, torch
 devices = [torch.cuda.device(i) for i in range(torch.cuda.device_count())]
 free = [torch.cuda.mem_get_info(d.idx)[0] for d in devices]
-print(json.dumps({"name": torch.cuda.get_device_name(0), "free": min(free)}))
+print(json.dumps([torch.cuda.get_device_name(0), min(free)]))
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hardware:
-    """What the ranks run on."""
+def free_on_gpus() -> tuple[str, int]:
+    """(what CUDA calls the GPU, bytes that are free on the fullest one).
 
-    gpu: str | None
-    free_bytes: int | None
-    """On the fullest GPU; None on a CPU."""
+    CUDA is asked in another process: one that has asked keeps a context, which takes of the memory
+    that is to be filled.
 
-    @classmethod
-    def here(cls, device_type: str) -> Self:
-        """This machine. CUDA is asked in another process: one that has asked keeps a context,
-        which takes of the memory that is to be filled.
-
-        Raises:
-            UserError: CUDA does not answer.
-        """
-        if device_type == "cpu":
-            return cls(gpu=None, free_bytes=None)
-        done = subprocess.run(
-            [sys.executable, "-c", ASK_CUDA], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"--micro-batch auto: the GPUs do not say what is free: {said}")
-        answer = json.loads(done.stdout)
-        return cls(gpu=answer["name"], free_bytes=answer["free"])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """A micro-batch, and the date on which it was found."""
-
-    size: int
-    date: str
+    Raises:
+        UserError: CUDA does not answer.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ASK_CUDA], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"--micro-batch auto: the GPUs do not say what is free: {said}")
+    name, free_bytes = json.loads(done.stdout)
+    return name, free_bytes
 
 
 class FoundSizes:
     """The file of one configuration on one kind of machine with one set of versions."""
 
-    def __init__(self, config: RunConfig, hardware: Hardware, ranks: int) -> None:
+    def __init__(self, config: RunConfig, gpu: str | None, ranks: int) -> None:
         self._key = {
             "schema_version": SCHEMA_VERSION,
             "config": {k: v for k, v in config.flat().items() if k not in WITHOUT_EFFECT},
             "ranks": ranks,
-            "gpu": hardware.gpu,
+            "gpu": gpu,
             "cpus": os.cpu_count(),
             "host_bytes": psutil.virtual_memory().total,
             "machine": platform.machine(),
@@ -95,8 +78,9 @@ class FoundSizes:
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self._path = default_cache_dir() / "micro-batch" / f"{name}.json"
 
-    def get(self, memory_bytes: int) -> Found | None:
-        """What was found with about this much memory; None where nothing was."""
+    def get(self, memory_bytes: int) -> tuple[int, str] | None:
+        """(micro-batch, date on which it was found) with about this much memory; None where nothing
+        was."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             then_bytes, size = int(content["memory_bytes"]), int(content["micro_batch"])
@@ -107,7 +91,7 @@ class FoundSizes:
         same = content.get("key") == self._key and size > 0
         if not same or not least <= memory_bytes / max(1, then_bytes) <= most:
             return None
-        return Found(size=size, date=date)
+        return size, date
 
     def keep(self, size: int, memory_bytes: int) -> None:
         """Remember it.
@@ -122,6 +106,7 @@ class FoundSizes:
             "key": self._key,
         }
         try:
-            write_atomically(self._path, json.dumps(content, indent=2) + "\n")
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(self._path, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise UserError(f"{self._path}: cannot be written ({error.strerror})") from None

@@ -5,7 +5,7 @@ The planner's only source of rates. All of them are per rank, with all ranks of 
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,9 +240,10 @@ def _rate(name: str, value: Any) -> dict[str, float]:
 
 
 def _number(name: str, value: Any) -> float:
-    least = "0 or more" if name.split(".")[-1] in _MAY_BE_ZERO else "more than 0"
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (value == 0 and least != "0 or more"):
+    zero = name.split(".")[-1] in _MAY_BE_ZERO
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not 0 <= value <= sys.float_info.max or (value == 0 and not zero):
+        least = "0 or more" if zero else "more than 0"
         raise _Fault(f"{name} is {value!r:.40}, but must be a number, {least}")
     number: float = value
     return number

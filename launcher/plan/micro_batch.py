@@ -10,12 +10,11 @@ from typing import Final
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.measure.hardware import MIB
 from launcher.measure.host_memory import available_host_bytes
-from launcher.plan.fit import Room, needed_bytes
-from launcher.plan.found_sizes import FoundSizes, Hardware
+from launcher.plan.fit import Room, needed_bytes, verdict
+from launcher.plan.found_sizes import FoundSizes, free_on_gpus
 from launcher.plan.trials import Trials
-from launcher.sizes import gib, parse_bytes
+from launcher.sizes import MIB, gib, parse_bytes
 
 LARGEST: Final = 2**17
 GROWTH: Final = 1.25
@@ -47,33 +46,32 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
     """
     started_s = time.monotonic()
     asked = parse_run_config(argv, world_size=ranks)
-    hardware = Hardware.here(resolved.config.loop.device)
-    room = room_of(asked, hardware, ranks)
-    found = FoundSizes(asked, hardware, ranks)
-    known = found.get(room.size_bytes)
-    if known is not None:
-        _say(f"--micro-batch auto: {known.size}, as found on {known.date} for this configuration")
-        return with_micro_batch(argv, known.size)
+    room = room_of(asked, resolved.config.loop.device, ranks)
+    found = FoundSizes(asked, room.gpu, ranks)
+    if known := found.get(room.size_bytes):
+        size, date = known
+        _say(f"--micro-batch auto: {size}, as found on {date} for this configuration")
+        return with_micro_batch(argv, size)
     sizes = sizes_of(asked, ranks)
     start = _planned(asked, sizes, room, ranks)
-    with Trials(_limited(argv, asked, room), ranks=ranks) as trials:
+    with Trials.of(_limited(argv, asked, room), ranks=ranks) as trials:
 
         def fits(size: int) -> bool:
             ran = trials.run(size)
             _say(f"micro-batch {size}: {'fits' if ran else 'out of memory'}")
             return ran
 
-        size = largest(sizes, start, fits)
+        most = largest(sizes, start, fits)
     spent_s = time.monotonic() - started_s
-    if size is None:
+    if most is None:
         _say(
             f"--micro-batch auto: not even {sizes[0]} fits; starting anyway, so that the "
             "out-of-memory report shows the shortfall"
         )
         return with_micro_batch(argv, sizes[0])
-    _say(f"--micro-batch auto: {size}, found with {trials.count} trials in {spent_s:.0f} s")
-    found.keep(size, room.size_bytes)
-    return with_micro_batch(argv, size)
+    _say(f"--micro-batch auto: {most}, found with {trials.count} trials in {spent_s:.0f} s")
+    found.keep(most, room.size_bytes)
+    return with_micro_batch(argv, most)
 
 
 def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> int | None:
@@ -105,15 +103,19 @@ def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
     return [n for n in range(1, share + 1) if share % n == 0]
 
 
-def room_of(asked: RunConfig, hardware: Hardware, ranks: int) -> Room:
+def room_of(asked: RunConfig, device_type: str, ranks: int) -> Room:
     """The memory of each rank: --memory-limit, else what is free on the fullest GPU, else each
-    rank's share of the host."""
+    rank's share of the host.
+
+    Raises:
+        UserError: CUDA does not say what is free.
+    """
+    gpu, free_bytes = (None, None) if device_type == "cpu" else free_on_gpus()
     limit = asked.measure.memory_limit
     if limit is not None:
-        size_bytes = parse_bytes(limit, "--memory-limit")
-        return Room(size_bytes=size_bytes, gpu=hardware.gpu, capped=True)
-    if hardware.free_bytes is not None:
-        return Room(size_bytes=hardware.free_bytes, gpu=hardware.gpu, capped=False)
+        return Room(size_bytes=parse_bytes(limit, "--memory-limit"), gpu=gpu, capped=True)
+    if free_bytes is not None:
+        return Room(size_bytes=free_bytes, gpu=gpu, capped=False)
     share = int(HOST_SHARE * available_host_bytes()) // ranks - IDLE_RANK_BYTES
     return Room(size_bytes=max(share, MIB), gpu=None, capped=False)
 
@@ -145,7 +147,8 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
         run = resolve(
             asked.replace(micro_batch=size), world_size=ranks, device_type=room.device_type
         )
-        return needed_bytes(run, room, world_size=ranks) > room.size_bytes
+        needed = needed_bytes(run, room, world_size=ranks)
+        return verdict(needed, room.size_bytes) == "does not fit"
 
     try:
         fitting = bisect.bisect_left(sizes, True, key=does_not_fit)

@@ -5,7 +5,6 @@ python -m launcher profile --out machine.json --model gpt2 --nproc 2
 
 import argparse
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import platform
@@ -19,35 +18,38 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
-from launcher.errors import ExitCode, UserError
+from launcher.cores import usable_cores
+from launcher.errors import ExitCode, UserError, refusing
 from launcher.flags import MOST_RANKS, OptionParser, require_range
 from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
-from launcher.model.config import ModelConfig, named
+from launcher.measure.host_memory import host_bytes
+from launcher.model.config import ModelConfig
+from launcher.model.sizes import named
 from launcher.orphans import die_with
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
 from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.machine import COLLECTIVES, NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
+from launcher.plan.machine import NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
 
 
 class RankFailed(Exception):
     """A measuring process ended before it had anything to say; it printed why itself."""
 
 
+@refusing
 def main(argv: Sequence[str]) -> int:
     """Measure and write the file; 0, 2 when refused, 4 when a measuring process failed."""
     try:
         options = _parse(argv)
         device_type = choose_device(options.device, options.nproc or 1)
-        nproc = options.nproc or _default_nproc(device_type)
-        model = _model(options.model)
+        on_gpu = device_type == "cuda"
+        nproc = options.nproc or (torch.cuda.device_count() if on_gpu else min(2, usable_cores()))
         _check_out(options.out)
         machine = measure(
-            model,
+            _model(options.model),
             device_type=device_type,
             nproc=nproc,
             effort=Effort.for_device(device_type),
@@ -56,9 +58,6 @@ def main(argv: Sequence[str]) -> int:
         )
         with options.out.open("x", encoding="utf-8") as file:
             file.write(machine.as_json())
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
     except RankFailed as error:
         print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.FAILED
@@ -81,7 +80,9 @@ def measure(
         RankFailed: a process died.
     """
     say(f"measuring with {nproc} process{'es' if nproc > 1 else ''} on {device_type}")
-    found = _run_ranks(model, device_type, nproc, effort, disk_folder, say)
+    figures = _mean(_run_ranks(model, device_type, nproc, effort, disk_folder, say))
+    if rates := figures["collectives"]:
+        figures["collectives"] = {kind: Rate(**rate) for kind, rate in rates.items()}
     name = _cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
     gpu = find_gpu(name) if device_type == "cuda" else None
     network = ASSUMED_NETWORK_BYTES_PER_S if gpu is None else gpu.network_bytes_per_s
@@ -91,7 +92,7 @@ def measure(
         versions |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, nccl))}
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
     else:
-        memory_bytes = psutil.virtual_memory().total
+        memory_bytes = host_bytes()
     return Machine(
         name=name,
         device="cuda" if device_type == "cuda" else "cpu",
@@ -101,7 +102,7 @@ def measure(
         network_bytes_per_s=NETWORK_EFFICIENCY * network,
         network_hop_s=NETWORK_HOP_S,
         versions=versions,
-        **_combined(found),
+        **figures,
     )
 
 
@@ -110,7 +111,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="shardscale profile",
         description="Measure this machine (arithmetic, memory, links, disk) for the planner. "
         "Takes less than a minute, all cores or GPUs at full load.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--out", type=Path, default=Path("machine.json"), help="file to write (machine.json)")
@@ -120,14 +120,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     require_range("--nproc", options.nproc, 1, MOST_RANKS)
     return options
-
-
-def _default_nproc(device_type: str) -> int:
-    return torch.cuda.device_count() if device_type == "cuda" else min(2, _cores())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _model(name: str) -> ModelConfig:
@@ -210,7 +202,7 @@ def _rank(
     die_with(parent)
     stay_on_this_node()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, _cores() // nproc))
+        torch.set_num_threads(max(1, usable_cores() // nproc))
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)
@@ -222,7 +214,7 @@ def _rank(
             world_size=nproc,
             device_id=device if device_type == "cuda" else None,
         )
-    say = pipe.send if rank == 0 else _nothing
+    say = pipe.send if rank == 0 else lambda text: None
     # torch 2.13 renames two collectives that 2.11 has only under the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
     found = Bench(model, device, effort, say).run(disk_folder)
@@ -233,29 +225,12 @@ def _rank(
     os._exit(0)
 
 
-def _nothing(text: str) -> None:
-    del text
-
-
-def _combined(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _mean(found: Sequence[Any]) -> Any:
     """The ranks' mean of every figure; what only rank 0 measured is its own."""
-    combined: dict[str, Any] = {}
-    for name, value in found[0].items():
-        values = [one[name] for one in found if name in one]
-        if value is None:
-            combined[name] = None
-        elif name == "collectives":
-            combined[name] = {kind: _mean_rate([v[kind] for v in values]) for kind in COLLECTIVES}
-        elif isinstance(value, dict):
-            combined[name] = {key: statistics.fmean(v[key] for v in values) for key in value}
-        else:
-            combined[name] = statistics.fmean(values)
-    return combined
-
-
-def _mean_rate(rates: Sequence[Rate]) -> Rate:
-    names = [field.name for field in dataclasses.fields(Rate)]
-    return Rate(**{name: statistics.fmean(getattr(rate, name) for rate in rates) for name in names})
+    first = found[0]
+    if isinstance(first, dict):
+        return {name: _mean([one[name] for one in found if name in one]) for name in first}
+    return None if first is None else statistics.fmean(found)
 
 
 def _cpu_name() -> str:

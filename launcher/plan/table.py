@@ -1,22 +1,25 @@
-"""A plan on the screen, and as plain records."""
+"""A plan on the screen, as plain records, and as a page to sort and to filter."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from launcher.page import page_html
 from launcher.plan.assess import Assessment, Place
+from launcher.plan.predict import by_category
 from launcher.sizes import gib
 from launcher.tables import MUST, SHY, Column, print_table, say
 
-LINES = ("params", "master", "grads", "optimizer", "buffers", "activations", "temporary")
+_NOT_ON_THE_PAGE = ("config", "ledger", "peaks_bytes")
 
 
 def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[str]:
     """What is planned, and what had to be assumed."""
     run, machine = best.run, place.machine
     lines = [
-        f"{run.config.model.model}: {run.model.parameter_count:,} parameters, global batch "
+        f"{run.config.model.label}: {run.model.parameter_count:,} parameters, global batch "
         f"{run.global_batch} x {run.seq_len} tokens, on {place.world_size} x "
         f"{gib(place.memory_bytes)} ({machine.source})",
     ]
@@ -54,7 +57,8 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
         fits = a.verdict != "does not fit"
         cost = []
         if price is not None:
-            cost = [f"{cost_per_million_tokens(a, place, price):.3f}" if fits else "-"]
+            per_million = price * place.world_size * 1e6 / a.time.tokens_per_s / 3600
+            cost = [f"{per_million:.3f}" if fits else "-"]
         rows.append(
             [
                 a.choice.label,
@@ -97,13 +101,13 @@ def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
 
 def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
     """Why the same run is predicted to take another size of another GPU."""
-    if place.device_type == "cpu":
+    if place.machine.device == "cpu":
         return
     best = shown[0]
-    kept = best.used_bytes - best.live_bytes - place.fixed_bytes
+    kept = best.used_bytes - best.prediction.peak_bytes - place.fixed_bytes
     if kept > 0:
         yield (
-            f"predicted {gib(best.used_bytes)} = tensors {gib(best.live_bytes)} + "
+            f"predicted {gib(best.used_bytes)} = tensors {gib(best.prediction.peak_bytes)} + "
             f"{gib(place.fixed_bytes)} + what CUDA's allocator keeps beside them {gib(kept)}"
         )
     squeezed = [a for a in shown if a.with_room_bytes > a.used_bytes]
@@ -118,11 +122,6 @@ def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
         )
 
 
-def cost_per_million_tokens(a: Assessment, place: Place, price: float) -> float:
-    """In the currency of `price`, which is per GPU and hour."""
-    return price * place.world_size * 1e6 / a.time.tokens_per_s / 3600
-
-
 def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]]:
     """Every prediction, its ledger in the schema of the measuring side."""
     return [
@@ -135,7 +134,7 @@ def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]
             "largest_micro_batch": a.largest_micro_batch,
             "verdict": a.verdict,
             "used_bytes": a.used_bytes,
-            "reserved_bytes": a.reserved_bytes,
+            "reserved_bytes": a.used_bytes - place.fixed_bytes,
             "fixed_bytes": place.fixed_bytes,
             "memory_bytes": a.memory_bytes,
             "margin_bytes": a.margin_bytes,
@@ -160,3 +159,37 @@ def best_of_each(found: Sequence[Assessment]) -> list[Assessment]:
     for a in found:
         best.setdefault(a.choice.label, a)
     return list(best.values())
+
+
+def write_page(path: Path, found: Sequence[Assessment], place: Place, command: str) -> None:
+    """Write an HTML page with every choice in a table and as a bar of bytes."""
+    run = found[0].run
+    records = zip(as_records(found, place), found, strict=True)
+    data = {
+        "model": run.config.model.label,
+        "parameters": run.model.parameter_count,
+        "global_batch": run.global_batch,
+        "seq_len": run.seq_len,
+        "devices": place.world_size,
+        "memory_bytes": place.memory_bytes,
+        "machine": place.machine.name,
+        "source": place.machine.source,
+        "command": command,
+        "rows": [_page_row(record, assessment, place) for record, assessment in records],
+    }
+    page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)
+    path.write_text(page, encoding="utf-8")
+
+
+def _page_row(record: dict[str, Any], a: Assessment, place: Place) -> dict[str, Any]:
+    fits = a.verdict != "does not fit"
+    lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
+    beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)
+    return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
+        "share": a.used_bytes / a.memory_bytes,
+        "step_time_s": a.time.total_s if fits else None,
+        "tokens_per_s": a.time.tokens_per_s if fits else None,
+        "highest_in": a.why_not,
+        "lines": lines
+        | {"allocator_slack_bytes": max(0, beside), "context_bytes": place.fixed_bytes},
+    }

@@ -5,14 +5,25 @@ device does at the same time.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Final
 
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
-from launcher.optim.dtypes import dtypes
+from launcher.memory.parameters import parameters_of
+from launcher.model.config import ModelConfig
+from launcher.optim.choice import OptimChoice
+from launcher.optim.registry import OPTIMIZERS
 from launcher.plan.collectives import TimedTransfer, shard_and_replica_groups, timed
 from launcher.plan.machine import Machine
 from launcher.plan.work import Work, backward_work, forward_work
 from launcher.strategies import strategy_of
+from launcher.strategies.offload_sizes import state_bytes
+
+NORM_BYTES: Final = 4
+CLIP_BYTES: Final = 8
+CPU_ADAM_BYTES: Final = NORM_BYTES + CLIP_BYTES + 28
+"""What a machine's rate of CPU-Adam was measured over, per parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,17 +130,18 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine) -> float:
 
 
 def rated_type(resolved: Resolved, machine: Machine) -> str:
-    """The type of the matmuls, in which the machine computes.
+    """The type of the matmuls, in which the machine computes. fp16 runs at the rate of bf16, fp8 is
+    counted as bf16 as well: what it gains at these widths, scaling takes back.
 
     Raises:
         UserError: it does not.
     """
-    type_ = _compute_type(resolved)
+    optim = resolved.config.optim
+    type_ = ("tf32" if optim.tf32 else "fp32") if optim.precision == "fp32" else "bf16"
     if type_ not in machine.matmul_flops_per_s:
         known = ", ".join(machine.matmul_flops_per_s)
         raise UserError(
-            f"--precision {resolved.config.optim.precision}: {machine.name} has no rate for "
-            f"{type_}: it has {known}"
+            f"--precision {optim.precision}: {machine.name} has no rate for {type_}: it has {known}"
         )
     return type_
 
@@ -143,43 +155,52 @@ def accumulate_s(resolved: Resolved, machine: Machine) -> float:
 def optimizer_s(
     resolved: Resolved, *, world_size: int, ranks_per_node: int, machine: Machine
 ) -> float:
-    """Norm, clipping and AdamW over this rank's share, where its states are.
+    """Norm, clipping and the update of this rank's share, where its states are.
 
-    On a GPU memory-bound: the norm reads 4 bytes per parameter, clipping reads and writes 8, a
-    fused AdamW reads parameter, gradient and two moments and writes all but the gradient, 28; a
-    low-precision copy is written with 2 more. On a CPU (also for offloaded states) the measured or
-    published rate of CPU-Adam. On NVMe master and moments, 12 bytes, are read and written too
-    (ZeRO-Infinity, arXiv:2104.07857, section 5).
+    On a GPU memory-bound: the norm reads 4 bytes per parameter, clipping reads and writes 8, the
+    update what its kernels do; a low-precision copy is written with 2 more. Muon's matmuls come on
+    top. On a CPU (also for offloaded states) the measured or published rate of CPU-Adam, which the
+    bytes of another optimizer change in proportion; no rate is known for a GPU's host to multiply
+    at. On NVMe master and states are read and written too (ZeRO-Infinity, arXiv:2104.07857,
+    section 5).
     """
-    config = resolved.config
+    config, model = resolved.config, resolved.model
     offload = config.sharding.offload_optimizer
     shard, _ = shard_and_replica_groups(
         world_size=world_size,
         replicate=config.sharding.replicate,
         ranks_per_node=ranks_per_node,
     )
-    strategy, types = strategy_of(config), dtypes(config.optim)
+    strategy = strategy_of(config)
+    element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0
-    own = resolved.model.parameter_count / (shard.size if sharded else 1)
+    own = model.parameter_count / (shard.size if sharded else 1)
+    update_bytes, update_flops = update_work(model, config.optim)
+    rates = machine.matmul_flops_per_s
+    matmul_s = own * update_flops / rates.get("bf16", rates["fp32"])
     if offload == "none" and machine.device == "cuda":
-        low = 0 if types.computed.itemsize == 4 else 2
-        return own * (4 + 8 + 28 + low) / machine.copy_bytes_per_s
-    seconds = own / machine.cpu_adam_parameters_per_s
+        low = 0 if element == 4 else 2
+        moved = own * (NORM_BYTES + CLIP_BYTES + update_bytes + low)
+        return moved / machine.copy_bytes_per_s + matmul_s
+    share = (NORM_BYTES + CLIP_BYTES + update_bytes) / CPU_ADAM_BYTES
+    seconds = share * own / machine.cpu_adam_parameters_per_s
+    if machine.device == "cpu":
+        seconds += matmul_s
     to_device = machine.host_to_device_bytes_per_s
     if to_device is not None and strategy.keeps_master:
         # The updated parameters return in the compute type; FSDP moves them as it gathers.
-        seconds += types.computed.itemsize * own / to_device
+        seconds += element * own / to_device
     if offload == "nvme":
-        swapped = 12 * own * ranks_per_node
+        swapped = state_bytes(model, config.optim) * own * ranks_per_node
         seconds += swapped / machine.disk_read_bytes_per_s
         seconds += swapped / machine.disk_write_bytes_per_s
     return seconds
 
 
-def _compute_type(resolved: Resolved) -> str:
-    """Type of the matmuls. fp16 runs at the rate of bf16, fp8 is counted as bf16 as well: what it
-    gains at these widths, scaling takes back."""
-    optim = resolved.config.optim
-    if optim.precision == "fp32":
-        return "tf32" if optim.tf32 else "fp32"
-    return "bf16"
+@cache
+def update_work(model: ModelConfig, optim: OptimChoice) -> tuple[float, float]:
+    """(bytes read and written, FLOPs of matmuls) per parameter of the whole model's update."""
+    entry = OPTIMIZERS[optim.optimizer]
+    costs = [entry.costs(p.name, p.shape, optim) for p in parameters_of(model)]
+    size_bytes, flops = sum(c.update_bytes for c in costs), sum(c.update_flops for c in costs)
+    return size_bytes / model.parameter_count, flops / model.parameter_count

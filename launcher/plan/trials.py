@@ -1,6 +1,7 @@
 """Real steps in short-lived process groups, of which nothing is left."""
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import shutil
@@ -8,16 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from types import FrameType
+from typing import Final, Self
 
 from launcher.config.arguments import with_micro_batch
 from launcher.errors import ExitCode, UserError
+from launcher.folder_lock import scratch_folder
 from launcher.orphans import for_children
 from launcher.parallel.meeting import LOOPBACK, listening_store
-from launcher.scratch import scratch_folder
 
 WORKER: Final = "launcher.probe"
 TICK_S: Final = 0.05
@@ -38,32 +39,26 @@ class Stopped(BaseException):
         self.exit_code = ExitCode.PREEMPTED  # the same command, later, searches again
 
 
+@dataclasses.dataclass(slots=True)
 class Trials:
     """Starts a run's ranks for two steps, as often as it takes."""
 
-    def __init__(self, argv: Sequence[str], *, ranks: int) -> None:
-        self.count = 0
-        self._argv = argv
-        self._ranks = ranks
-        self._handlers: dict[int, Any] = {}
-        self._folder = Path()
-        self._stack = contextlib.ExitStack()
+    argv: Sequence[str]
+    ranks: int
+    folder: Path
+    count: int = 0
 
-    def __enter__(self) -> Self:
-        for number in STOPPING:
-            self._handlers[number] = signal.signal(number, _stop)
-        self._folder = self._stack.enter_context(scratch_folder("trials"))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, argv: Sequence[str], *, ranks: int) -> Iterator[Self]:
+        """Trials of a run with `argv`, of which nothing is left, by a signal neither."""
+        handlers = {number: signal.signal(number, _stop) for number in STOPPING}
+        try:
+            with scratch_folder("trials") as folder:
+                yield cls(argv, ranks, folder)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     def run(self, size: int) -> bool:
         """Whether two steps with this micro-batch ran; False where memory ran out.
@@ -72,15 +67,13 @@ class Trials:
             UserError: they failed otherwise; with the last that a rank has said.
         """
         self.count += 1
-        folder = self._folder / str(self.count)
+        folder = self.folder / str(self.count)
         folder.mkdir()
-        codes = self._start(folder, with_micro_batch(self._argv, size))
-        if not any(codes.values()):
+        codes = self._start(folder, with_micro_batch(self.argv, size))
+        ran = not any(codes.values())
+        if ran or set(codes.values()) & set(OUT_OF_MEMORY):
             shutil.rmtree(folder)
-            return True
-        if set(codes.values()) & set(OUT_OF_MEMORY):
-            shutil.rmtree(folder)
-            return False
+            return ran
         rank = next(rank for rank, code in codes.items() if code)
         said = (folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
         raise UserError(
@@ -93,7 +86,7 @@ class Trials:
         command = [sys.executable, "-m", WORKER, str(folder / "run"), *argv]
         environment = os.environ | for_children()
         store = None
-        if self._ranks > 1:
+        if self.ranks > 1:
             # Here, and not in rank 0, so that its port is free for certain.
             store = listening_store(LOOPBACK, 0, nodes=1, timeout=STORE_TIMEOUT)
             environment |= {
@@ -101,35 +94,37 @@ class Trials:
                 "MASTER_PORT": str(store.port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "TORCHELASTIC_RESTART_COUNT": "0",
-                "WORLD_SIZE": str(self._ranks),
-                "LOCAL_WORLD_SIZE": str(self._ranks),
+                "WORLD_SIZE": str(self.ranks),
+                "LOCAL_WORLD_SIZE": str(self.ranks),
             }
-        ranks: dict[int, subprocess.Popen[bytes]] = {}
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(self._ranks):
+            for rank in range(self.ranks):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if store is not None else {}
                 with (folder / f"{rank}.log").open("wb") as log:
-                    ranks[rank] = subprocess.Popen(
-                        command,
-                        env=environment | own,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=log,
+                    processes.append(
+                        subprocess.Popen(
+                            command,
+                            env=environment | own,
+                            stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL,
+                            stderr=log,
+                        )
                     )
-            return _wait(ranks)
+            return _wait(processes)
         finally:
-            for process in ranks.values():
+            for process in processes:
                 process.kill()
-            for process in ranks.values():
                 process.wait()
 
 
-def _wait(ranks: "dict[int, subprocess.Popen[bytes]]") -> dict[int, int]:
+def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
     """Until all have ended, or the others have had their time after one has failed."""
     deadline_s = float("inf")
     while True:
-        codes = {rank: code for rank, p in ranks.items() if (code := p.poll()) is not None}
-        if len(codes) == len(ranks) or time.monotonic() > deadline_s:
+        polled = enumerate(process.poll() for process in processes)
+        codes = {rank: code for rank, code in polled if code is not None}
+        if len(codes) == len(processes) or time.monotonic() > deadline_s:
             return codes
         if any(codes.values()):
             deadline_s = min(deadline_s, time.monotonic() + GRACE_S)

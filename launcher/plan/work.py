@@ -1,19 +1,38 @@
 """What a micro-batch costs a rank in arithmetic, memory traffic and operators."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from launcher.config.resolve import Resolved
-from launcher.model.config import ModelConfig
+from launcher.model.attention import kernel_for
+from launcher.model.config import ModelConfig, Norm
 from launcher.model.cost import flops_per_token
 from launcher.model.loss import automatic_chunk_rows
-from launcher.optim.dtypes import dtypes
 from launcher.strategies import strategy_of
 
-# Operators per block that torch dispatches in fp32, views included: forward, backward, and what
-# recomputation adds to the backward. Counted with a TorchDispatchMode around model.gpt.
-FORWARD_OPERATORS, BACKWARD_OPERATORS, RECOMPUTE_OPERATORS = 28, 64, 60
-# What is outside the blocks: embeddings, last norm, head and loss.
-OUTER_FORWARD_OPERATORS, OUTER_BACKWARD_OPERATORS = 16, 22
+
+class Operators(NamedTuple):
+    """Operators that torch dispatches in fp32, views included, and what recomputation adds to those
+    of the backward."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    def times(self, number: int) -> "Operators":
+        """`number` of them."""
+        return Operators(*(number * part for part in self))
+
+
+# Counted with a TorchDispatchMode around model.gpt. A block without norms and biases, and what is
+# outside the blocks without the last norm: embeddings, head and loss.
+_BLOCK, _OUTER = Operators(26, 46, 46), Operators(15, 19, 0)
+_BIAS, _SWIGLU = Operators(0, 3, 0), Operators(2, 3, 6)
+_NORM = Operators(1, 3, 7)
+_COMPOSED_NORM = Operators(7, 18, 17)  # RMSNorm on a CPU, which has no kernel for it
+_TURNED = Operators(16, 20, 16)
+_TABLE = Operators(9, -4, 0)  # in the place of an embedding of positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +53,10 @@ def forward_work(resolved: Resolved) -> Work:
     the masked half of the T x T scores. A chunked loss computes its gradients here (model/loss.py).
     """
     model, tokens = resolved.model, _tokens(resolved)
-    attention = attention_flops(model, resolved.seq_len)
+    documents = resolved.config.data.document_attention
+    attention = attention_flops(model, resolved.seq_len, documents=documents)
     whole = flops_per_token(model, resolved.seq_len) / 3
-    matmul = whole - 4 * model.layers * model.d_model * resolved.seq_len
+    matmul = whole - 4 * model.layers * model.attention_dim * resolved.seq_len
     if _chunked(resolved):
         matmul += 4 * model.vocab_size * model.d_model
     return Work(
@@ -44,7 +64,8 @@ def forward_work(resolved: Resolved) -> Work:
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * (_block_bytes(resolved) + _loss_bytes(model)),
         copied_bytes=_weight_cast_bytes(resolved),
-        operators=model.layers * FORWARD_OPERATORS + OUTER_FORWARD_OPERATORS,
+        operators=model.layers * block_operators(resolved).forward
+        + outer_operators(resolved).forward,
     )
 
 
@@ -57,17 +78,19 @@ def backward_work(resolved: Resolved) -> Work:
     matmuls and attention (model/recompute.py).
     """
     model, tokens = resolved.model, _tokens(resolved)
-    forward = attention_flops(model, resolved.seq_len)
-    attention = (2.0 if model.attention == "eager" else 2.5) * forward
+    documents = resolved.config.data.document_attention
+    forward = attention_flops(model, resolved.seq_len, documents=documents)
+    attention = (2.5 if kernel_for(model).fused else 2.0) * forward
     head = 2 * model.vocab_size * model.d_model
     blocks = 2 * model.matmul_parameter_count - head
     matmul = 2 * blocks + (0 if _chunked(resolved) else 2 * head)
     elementwise = 2 * _block_bytes(resolved)
-    operators = model.layers * BACKWARD_OPERATORS + OUTER_BACKWARD_OPERATORS
+    each = block_operators(resolved)
+    operators = model.layers * each.backward + outer_operators(resolved).backward
     mode = model.activation_checkpointing
     if mode != "none":
         elementwise += _block_bytes(resolved)
-        operators += model.layers * RECOMPUTE_OPERATORS
+        operators += model.layers * each.recomputed
     if mode in ("full", "offload"):
         matmul += blocks
         attention += forward
@@ -80,24 +103,62 @@ def backward_work(resolved: Resolved) -> Work:
     )
 
 
-def attention_flops(model: ModelConfig, seq_len: int) -> float:
-    """Forward, per token, of all layers: Q K^T and A V over T positions of width d, 2 FLOPs each,
-    less what the kernel skips because the mask hides it."""
-    return 4 * model.layers * model.d_model * seq_len * _visible_share(model, seq_len)
+def block_operators(resolved: Resolved) -> Operators:
+    """Of one block."""
+    model, device = resolved.model, resolved.config.loop.device
+    biases = model.has_qkv_bias + model.attention_bias + 2 * model.mlp_bias
+    parts = [_BLOCK, _norm_operators(model.norm, device).times(2), _BIAS.times(biases)]
+    parts += [_SWIGLU] if model.activation == "swiglu" else []
+    parts += [_TURNED] if model.position == "rope" else []
+    parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
+    return _sum(parts)
+
+
+def outer_operators(resolved: Resolved) -> Operators:
+    """Of the embeddings, the last norm, the head and the loss."""
+    model, device = resolved.model, resolved.config.loop.device
+    table = [_TABLE] if model.position == "rope" else []
+    return _sum([_OUTER, _norm_operators(model.norm, device), *table])
+
+
+def attention_flops(model: ModelConfig, seq_len: int, *, documents: bool = False) -> float:
+    """Forward, per token, of all layers: Q K^T and A V over T positions, all heads wide, 2 FLOPs
+    each, less what the kernel skips because the mask hides it."""
+    share = _visible_share(model, seq_len, documents=documents)
+    return 4 * model.layers * model.attention_dim * seq_len * share
+
+
+def _sum(parts: Sequence[Operators]) -> Operators:
+    return Operators(*map(sum, zip(*parts, strict=True)))
+
+
+def _one_kernel(norm: Norm, device_type: str) -> bool:
+    """Whether a norm is; a CPU composes RMSNorm of several."""
+    return norm == "layer" or device_type == "cuda"
+
+
+def _norm_operators(norm: Norm, device_type: str) -> Operators:
+    return _NORM if _one_kernel(norm, device_type) else _COMPOSED_NORM
+
+
+def _norm_passes(norm: Norm, device_type: str) -> int:
+    """How often a norm reads or writes as much as its input."""
+    return 2 if _one_kernel(norm, device_type) else 7
 
 
 def _tokens(resolved: Resolved) -> int:
     return resolved.config.data.micro_batch * resolved.seq_len
 
 
-def _visible_share(model: ModelConfig, seq_len: int) -> float:
-    """Of the T x T scores, those that the kernel computes. Eager computes all, and so does SDPA
-    with a window, which it takes as a mask; flash and flex skip what the window hides."""
-    if model.attention == "eager":
+def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> float:
+    """Of the T x T scores, those that the kernel computes, and no less for short documents, which
+    nobody knows before the data is read."""
+    kernel = kernel_for(model)
+    if not kernel.fused or (documents and not kernel.skips_window):
         return 1.0
     if model.window is None or model.window >= seq_len:
         return 0.5
-    return model.window / seq_len if model.attention in ("flash", "flex") else 1.0
+    return model.window / seq_len if kernel.skips_window else 1.0
 
 
 def _chunked(resolved: Resolved) -> bool:
@@ -110,11 +171,8 @@ def _chunked(resolved: Resolved) -> bool:
 def _activation_bytes(resolved: Resolved) -> float:
     """Per element. Under autocast the residual stream and norms are fp32, the rest is not."""
     config = resolved.config
-    types = dtypes(config.optim)
-    if types.computed.itemsize == 4:
-        return 4.0
-    autocast = types.autocast and not strategy_of(config).casts_parameters(config.sharding)
-    return 3.0 if autocast else 2.0
+    types = strategy_of(config).dtypes(config)
+    return 3.0 if types.autocast else float(types.computed.itemsize)
 
 
 def block_input_bytes(resolved: Resolved) -> float:
@@ -124,11 +182,23 @@ def block_input_bytes(resolved: Resolved) -> float:
 
 
 def _block_bytes(resolved: Resolved) -> float:
-    """Read and written per token, forward, by what is not a matmul: two norms (2 d each), the copy
-    of the attention's output (2 d), the activation (2 d_ff) and two residual sums (3 d each)."""
+    """Read and written per token, forward, by what is not a matmul."""
     model = resolved.model
-    elements = 12 * model.d_model + 2 * model.ffn_dim
+    elements = block_elements(model, resolved.config.loop.device)
     return model.layers * elements * _activation_bytes(resolved)
+
+
+def block_elements(model: ModelConfig, device_type: str) -> int:
+    """That of one block, in elements: two norms (2 d each in one kernel), two residual sums (3 d
+    each), the copy of the attention's output (2 of its width), and the activation (2 d_ff; swiglu's
+    silu and product 5 d_ff). Of queries and keys, a norm and the rotation (4 products, 2 sums and a
+    copy: 9 of their width)."""
+    elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model
+    elements += 2 * model.attention_dim
+    elements += (5 if model.activation == "swiglu" else 2) * model.ffn_dim
+    per_head = _norm_passes("rms", device_type) if model.qk_norm else 0
+    per_head += 9 if model.position == "rope" else 0
+    return elements + per_head * (model.heads + model.kv_head_count) * model.head_size
 
 
 def _loss_bytes(model: ModelConfig) -> float:

@@ -1,19 +1,18 @@
 """After out of memory: the cheapest changes that would have fitted, as flags to paste."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psutil
 import torch
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import as_flags
 from launcher.measure.hardware import find_gpu
+from launcher.measure.host_memory import host_bytes
 from launcher.plan.fit import Room, needed_bytes, verdict
 from launcher.plan.machine import Machine
 from launcher.plan.timing import step_seconds
@@ -53,9 +52,7 @@ def advise(failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int
     """The cheapest changes first: single ones, and pairs where those are few; at most three."""
     search = _Search(failed, room, world_size, ranks_per_node)
     kinds = list(_kinds(failed, world_size, room))
-    found: list[Advice] = []
-    for kind in kinds:
-        found += search.first_that_fits(kind)
+    found = [advice for kind in kinds for advice in search.first_that_fits(kind)]
     # Known costs decide; unknown ones keep the order of the kinds, which is that of habit.
     found.sort(key=lambda advice: advice.slower or 0.0)
     if len(found) >= MOST:
@@ -75,11 +72,14 @@ class _Search:
         self._room = room
         self._world_size = world_size
         self._ranks_per_node = ranks_per_node
-        self._machine = _machine(room, ranks_per_node)
+        gpu = find_gpu(room.gpu)
+        self._machine: Machine | None = None
+        if gpu is not None:
+            self._machine = Machine.of_gpu(gpu.name, ranks_per_node=ranks_per_node)
         # It needed more than there was: a prediction below that is too low for its like as well.
         needed = needed_bytes(failed, room, world_size=world_size)
         self._correction = max(1.0, room.size_bytes / needed)
-        self._fitting: set[frozenset[str]] = set()
+        self._fitting: list[Changes] = []
         self._deadline_s = time.thread_time() + PATIENCE_S
 
     def first_that_fits(self, alternatives: Sequence[Changes]) -> list[Advice]:
@@ -87,17 +87,21 @@ class _Search:
         for changes in alternatives:
             if time.thread_time() > self._deadline_s:
                 break
-            if any(fitting <= _items(changes) for fitting in self._fitting):
+            if any(fitting.items() <= changes.items() for fitting in self._fitting):
                 break
             advice = self._try(changes)
             if advice is not None:
-                self._fitting.add(_items(changes))
+                self._fitting.append(changes)
                 return [advice]
         return []
 
     def _try(self, changes: Changes) -> Advice | None:
         try:
-            run = self._resolved(changes)
+            run = resolve(
+                self._failed.config.replace(**changes),
+                world_size=self._world_size,
+                device_type=self._room.device_type,
+            )
         except UserError:  # does not go together with the rest of the run
             return None
         needed = int(self._correction * needed_bytes(run, self._room, world_size=self._world_size))
@@ -107,20 +111,10 @@ class _Search:
         if self._machine is not None:
             slower = self._step_s(run) / self._step_s(self._failed) - 1
         return Advice(
-            flags=" ".join(
-                flag(name) if value is True else f"{flag(name)} {value}"
-                for name, value in changes.items()
-            ),
+            flags=as_flags(changes),
             needed_bytes=needed,
             memory_bytes=self._room.size_bytes,
             slower=slower,
-        )
-
-    def _resolved(self, changes: Changes) -> Resolved:
-        return resolve(
-            self._failed.config.replace(**changes),
-            world_size=self._world_size,
-            device_type=self._room.device_type,
         )
 
     def _step_s(self, run: Resolved) -> float:
@@ -131,10 +125,6 @@ class _Search:
             gpus_per_node=self._ranks_per_node,
             machine=self._machine,
         ).total_s
-
-
-def _items(changes: Changes) -> frozenset[str]:
-    return frozenset(f"{name}={value}" for name, value in changes.items())
 
 
 def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Changes]]:
@@ -153,7 +143,7 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     if world_size > 1:
         yield list(_shardings(failed))
     if room.gpu is not None:  # on a CPU the host is the device
-        yield list(_offloads(failed))
+        yield [dict(changes) for changes in variant_of(config).offloads.values()]
 
 
 def _shardings(failed: Resolved) -> Iterator[Changes]:
@@ -169,10 +159,6 @@ def _shardings(failed: Resolved) -> Iterator[Changes]:
                 yield turned_on or dict(variant.fields)
 
 
-def _offloads(failed: Resolved) -> Iterator[Changes]:
-    yield from map(dict, variant_of(failed.config).offloads.values())
-
-
 def room_there_was(failed: Resolved, device: torch.device, *, ranks_per_node: int) -> Room:
     """The memory that the run had: --memory-limit, the GPU's, or a rank's share of the host's."""
     on_gpu = device.type == "cuda"
@@ -183,15 +169,5 @@ def room_there_was(failed: Resolved, device: torch.device, *, ranks_per_node: in
     elif on_gpu:
         size_bytes = torch.cuda.get_device_properties(device).total_memory
     else:
-        size_bytes = psutil.virtual_memory().total // ranks_per_node
+        size_bytes = host_bytes() // ranks_per_node
     return Room(size_bytes=size_bytes, gpu=gpu, capped=limit is not None)
-
-
-def _machine(room: Room, ranks_per_node: int) -> Machine | None:
-    gpu = find_gpu(room.gpu)
-    return None if gpu is None else Machine.of_gpu(gpu.name, ranks_per_node=ranks_per_node)
-
-
-def as_records(advice: Sequence[Advice]) -> list[dict[str, Any]]:
-    """For `status.json`."""
-    return [dataclasses.asdict(one) for one in advice]

@@ -4,6 +4,7 @@ Each rank says what it requests; requests travel with the all-reduce of a logged
 steps are slow, in a few bytes between logged steps, so that a stop is agreed within seconds.
 """
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -31,14 +32,14 @@ class Agreement:
         world: World,
         *,
         log_every: int,
-        max_seconds: float | None = None,
-        save_seconds: float | None = None,
+        max_seconds: float = math.inf,
+        save_seconds: float = math.inf,
     ) -> None:
         now_s = time.monotonic()
         self._world = world
-        self._log_every = log_every
+        self.log_every = log_every
         self._max_seconds = max_seconds
-        self._deadline_s = None if max_seconds is None else now_s + max_seconds
+        self._deadline_s = now_s + max_seconds
         self._save_seconds = save_seconds
         self._saved_s = now_s
         self._step, self._settled_s = 0, now_s
@@ -53,8 +54,7 @@ class Agreement:
         """Training is over; what counts now are the batches of the test split."""
         self._step, self._next, self._settled_s = 0, 1, time.monotonic()
         self.time_is_up = False
-        if self._deadline_s is not None and self._max_seconds is not None:
-            self._deadline_s += TEST_SHARE * self._max_seconds
+        self._deadline_s += TEST_SHARE * self._max_seconds
 
     def ends_test_after(self, batch: int) -> bool:
         """Whether no more is read. All ranks call this after the same batches."""
@@ -70,8 +70,8 @@ class Agreement:
         """This rank's share of the sum that `settle` reads."""
         now_s = time.monotonic()
         main = self._world.is_main
-        over = self._deadline_s is not None and now_s > self._deadline_s
-        save = self._save_seconds is not None and now_s - self._saved_s > self._save_seconds
+        over = now_s > self._deadline_s
+        save = now_s - self._saved_s > self._save_seconds
         step_s = (now_s - self._settled_s) / max(1, step - self._step)
         return [
             float(main and over),
@@ -85,8 +85,8 @@ class Agreement:
         over, stop, save, step_s = requests
         self.time_is_up, self.preempted, self.save_is_due = over > 0, stop > 0, save > 0
         self._step, self._settled_s = step, time.monotonic()
-        steps = int(WITHIN_S / step_s) if step_s > 0 else self._log_every
-        self._next = step + min(max(1, steps), self._log_every)
+        steps = int(WITHIN_S / step_s) if step_s > 0 else self.log_every
+        self._next = step + min(max(1, steps), self.log_every)
 
     def between_logged_steps(self, step: int) -> None:
         """Agree now, if the last time was long ago. All ranks call this after the same steps."""

@@ -1,9 +1,8 @@
 """What a person sees while training: plain lines in a log; on a terminal also a bar with ETA."""
 
+import contextlib
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -46,19 +45,9 @@ class RunConsole:
         self._tasks: dict[str, TaskID] = {}
         self._test_began_s = self._test_line_s = 0.0
 
-    def __enter__(self) -> Self:
-        if self._live:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live:
-            self._progress.stop()
+    def bars(self) -> contextlib.AbstractContextManager[object]:
+        """Shows progress on a terminal while it is entered."""
+        return self._progress if self._live else contextlib.nullcontext()
 
     def _shows(self, level: str) -> bool:
         return LEVELS.index(level) >= self._from
@@ -72,6 +61,10 @@ class RunConsole:
         if self._enabled and self._shows(level):
             self._progress.console.print(text, markup=False)
             self._console.file.flush()
+
+    def figures(self, values: Mapping[str, str]) -> None:
+        """`step: 10  loss: 5.2134  ...`: the line people know from other trainers."""
+        self.line("  ".join(f"{name}: {value}" for name, value in values.items()))
 
     def progress(self, name: str, done: int, total: int) -> None:
         """Show that `done` of `total` is over; a finished bar goes away."""
@@ -95,11 +88,6 @@ class RunConsole:
             self.line(f"testing: {done:,} of {total:,} batches, {left_s:.0f} s left")
 
 
-def step_line(values: Mapping[str, str]) -> str:
-    """`step: 10  loss: 5.2134  ...`: the line people know from other trainers."""
-    return "  ".join(f"{name}: {value}" for name, value in values.items())
-
-
-def percent(part: float | None, whole: float | None) -> str:
-    """A ratio as percent, `n/a` when either side is unknown."""
-    return "n/a" if part is None or not whole else f"{100 * part / whole:.1f}%"
+def percent(part: float, whole: float | None) -> str:
+    """A ratio as percent, `n/a` when the whole is unknown."""
+    return f"{100 * part / whole:.1f}%" if whole else "n/a"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from launcher.data import IGNORED_TARGET, Split, evaluation_batches
+from launcher.data import IGNORED_TARGET, EvaluationBatches, Split
 from launcher.measure.records import EvalRecord
 from launcher.parallel.world import World
 from launcher.run.skips import MOST_LOSS, REMEDY, Diverged
@@ -33,12 +33,12 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     ends_after: Callable[[int], bool] = lambda batch: False,
 ) -> EvalRecord:
-    """Mean loss per token of `split`, or of its first `max_sequences` over all ranks.
+    """Mean loss per target that counts of `split`, or of its first `max_sequences` over all ranks.
 
     `ends_after` is asked by all ranks after each batch, and ends the reading there.
     """
     started = time.perf_counter()
-    batches = evaluation_batches(
+    batches = EvaluationBatches(
         split,
         seq_len=seq_len,
         batch=batch,
@@ -48,11 +48,9 @@ def evaluate(
     )
     # Sums run into the tens of millions: fp32 would drop digits.
     sums = torch.zeros(2, dtype=torch.float64)
-    for done, (tokens, targets) in enumerate(batches, start=1):
-        count = int((targets != IGNORED_TARGET).sum())
-        x = torch.from_numpy(tokens).to(world.device)
-        y = torch.from_numpy(targets).to(world.device)
-        loss = float(engine.evaluate(x, y))
+    for done, arrays in enumerate(batches, start=1):
+        count = int((arrays[1] != IGNORED_TARGET).sum())
+        loss = float(engine.evaluate(*(torch.from_numpy(a).to(world.device) for a in arrays)))
         if count:
             sums += torch.tensor([loss * count, count], dtype=torch.float64)
         progress(done, len(batches))

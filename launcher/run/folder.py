@@ -7,7 +7,6 @@ import platform
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import torch
 import yaml
 
 from launcher.errors import ExitCode, Failure, UserError
+from launcher.files import replace_text
 from launcher.folder_lock import FolderLock
-from launcher.measure.records import FailureReport, State, Status
-from launcher.version import version_of
+from launcher.measure.records import FailureReport, Status, Summary
+from launcher.packages import version_of
 
 
 class RunFolder:
@@ -27,27 +27,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FolderLock(path)
+        self._failure = path / "failure.json"
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Make the folder and write what is known at the start (main rank only).
+    def begin(self, config: dict[str, Any], *, reopens: bool) -> None:
+        """Write what is known at the start (main rank only), in a folder of one's own, or in that
+        of a run that ended early.
 
-        Raises:
-            FileExistsError: somebody else's run is here.
-        """
-        self.path.mkdir(parents=True, exist_ok=False)
-        self._begin(config)
-
-    def reopen(self, config: dict[str, Any]) -> None:
-        """Go on in the folder of a run that ended early (main rank only).
-
-        What tells of its end stays under another name, and so does a config that has changed.
+        What tells of an earlier end stays under another name, and so does a config that has
+        changed.
 
         Raises:
-            UserError: the run is still alive.
+            FileExistsError: somebody else's run is where a new one is to be.
+            UserError: the run to go on with is still alive.
         """
-        self._begin(config)
-
-    def _begin(self, config: dict[str, Any]) -> None:
+        if not reopens:
+            self.path.mkdir(parents=True)
         if not self._lock.take():
             raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)
@@ -56,65 +50,49 @@ class RunFolder:
             _set_aside(config_file)
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
-        _replace(config_file, text)
-        _replace(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
-        self.write_status("running", phase="start")
+        replace_text(config_file, text)
+        replace_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        self.write_status(Status(state="running", phase="start"))
 
-    def write_status(
-        self,
-        state: State,
-        *,
-        phase: str,
-        reason: str | None = None,
-        rank: int | None = None,
-        exit_code: int | None = None,
-        detail: dict[str, Any] | None = None,
-    ) -> None:
+    def write_status(self, status: Status) -> None:
         """Say how the run stands, in `status.json`; what failed runs no more."""
+        state = status.state
         if state == "running" and self._failure.exists():
             return
-        status = Status(
-            state=state,
-            phase=phase,
-            reason=reason,
-            rank=rank,
-            exit_code=exit_code,
-            detail=detail or {},
-            updated_unix_s=time.time(),
-        )
         text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
         try:
-            _replace(self.path / "status.json", text)
+            replace_text(self.path / "status.json", text)
         except OSError as error:
             # Training matters more; and this is the last place left to say how it ends.
-            ends = "" if state == "running" else f": the run is {state} ({reason or phase})"
-            print(
-                f"shardscale: {self.path / 'status.json'} cannot be written ({error.strerror})"
-                f"{ends}",
-                file=sys.stderr,
-            )
+            sentence = f"{self.path / 'status.json'} cannot be written ({error.strerror})"
+            if state != "running":
+                sentence += f": the run is {state} ({status.reason or status.phase})"
+            print(f"shardscale: {sentence}", file=sys.stderr)
 
     @property
     def has_failed(self) -> bool:
         """Whether a rank has failed in this attempt."""
         return self._failure.exists()
 
-    def read_status(self) -> dict[str, Any] | None:
-        """The content of `status.json`, None where there is none."""
+    def read_status(self) -> dict[str, Any]:
+        """The content of `status.json`, nothing where there is none."""
         return _read(self.path / "status.json")
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
-        _replace(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+        values = dataclasses.asdict(summary)
+        if summary.plan is None:
+            del values["plan"]
+        replace_text(self.path / "summary.json", json.dumps(values, indent=2) + "\n")
 
-    def conclude(self, summary: dict[str, Any], failure: Failure | None) -> Failure | None:
+    def conclude(self, summary: Summary, failure: Failure | None) -> Failure | None:
         """Write the summary, and that the run is completed; returns why it is not."""
         try:
             self.write_summary(summary)
         except OSError as error:
             failure = failure or Failure(f"{self.path} cannot be written to ({error.strerror})")
         if failure is None:
-            self.write_status("completed", phase="end", exit_code=ExitCode.DONE)
+            self.write_status(Status(state="completed", phase="end", exit_code=ExitCode.DONE))
         return failure
 
     def claim_failure(self, error: BaseException, *, rank: int, phase: str, code: int) -> bool:
@@ -149,13 +127,13 @@ class RunFolder:
         where that is `certain`, whatever the others reported is a consequence.
         """
         status = self.read_status()
-        if certain or status is None or status["state"] == "running":
-            found = {"phase": (status or {}).get("phase", "start"), "reason": seen, "rank": rank}
+        if certain or not status or status["state"] == "running":
+            found = {"phase": status.get("phase", "start"), "reason": seen, "rank": rank}
             found |= {"state": "failed", "exit_code": int(ExitCode.FAILED)}
             if not certain:
-                found |= _read(self._failure) or {}
+                found |= _read(self._failure)
             found.pop("traceback", None)
-            self.write_status(**found)
+            self.write_status(Status(**found))
             return found
         return status
 
@@ -163,10 +141,6 @@ class RunFolder:
     def is_anothers(self) -> bool:
         """For the agent, whose ranks have gone: whether another run of this machine has it now."""
         return (self._lock.holder() or "").endswith(f" on {socket.gethostname()}")
-
-    @property
-    def _failure(self) -> Path:
-        return self.path / "failure.json"
 
 
 def in_use(path: Path, holder: str) -> str:
@@ -201,13 +175,13 @@ def _git_revision() -> str | None:
     return done.stdout.strip()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON file's content; None where there is none, or no room was left to write it."""
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file's content; nothing where there is none, or no room was left to write it."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return content
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _set_aside(path: Path) -> None:
@@ -218,13 +192,3 @@ def _set_aside(path: Path) -> None:
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     path.rename(kept)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

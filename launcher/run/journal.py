@@ -5,9 +5,10 @@ asked for; then one small all-reduce makes the losses global and everything is w
 """
 
 import collections
+import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.measure import scalars as tags
+from launcher.errors import one_line
+from launcher.measure import boards as tags
 from launcher.measure.boards import Boards
-from launcher.measure.device_memory import MemoryReading, read_memory
-from launcher.measure.flops import peak_flops_per_s
+from launcher.measure.hardware import peak_flops_per_s
+from launcher.measure.memory import capacity_bytes, read_memory
 from launcher.measure.phases import PhaseClock, PhaseTimes
 from launcher.measure.records import (
     WARMUP_STEPS,
@@ -26,26 +28,30 @@ from launcher.measure.records import (
     EventRecord,
     GpuRecord,
     RunRecord,
+    SampleRecord,
     StepRecord,
 )
-from launcher.measure.stragglers import RankFigures
 from launcher.parallel.world import World
 from launcher.record import Record
 from launcher.run.agreement import REQUESTS, Agreement
-from launcher.run.console import RunConsole, percent, step_line
+from launcher.run.console import RunConsole, percent
 from launcher.run.record_file import RecordFile
 from launcher.run.skips import SkippedSteps
 from launcher.sizes import GIB, duration, gib
 
+STRAGGLES_FROM = 1.5  # times the median of the other ranks
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pending:
+class EndedStep:
+    """What a rank knows of a step: its mean loss over its micro-batches, its allocated peak."""
+
     step: int
     loss: Tensor
     grad_norm: Tensor | float
     applied: Tensor | bool
     lr: float
-    peak_bytes: int | None
+    peak_bytes: int | None = None
 
 
 class Journal:
@@ -65,7 +71,6 @@ class Journal:
         *,
         agreement: Agreement,
         skipped: SkippedSteps,
-        log_every: int,
         boards: Boards,
         stops_after: int | None = None,
         reopens: bool = False,
@@ -74,14 +79,14 @@ class Journal:
         self._world = world
         self._clock = clock
         self._console = console
-        self._log_every = log_every
         self._last_step = min(run.steps, stops_after or run.steps)
         self._started_s = time.monotonic()
         self._agreement = agreement
         self._skipped = skipped
-        self._pending: list[_Pending] = []
+        self._pending: list[EndedStep] = []
         self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
         self._boards = boards
+        self._capacity_bytes = capacity_bytes(world.device)
         self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
@@ -89,32 +94,12 @@ class Journal:
         self.phase_times: list[PhaseTimes] = []
         self.write(run)
 
-    def step(
-        self,
-        step: int,
-        *,
-        loss: Tensor,
-        grad_norm: Tensor | float,
-        applied: Tensor | bool,
-        lr: float,
-        peak_bytes: int | None = None,
-    ) -> None:
-        """Note an ended step; write and show at logged steps.
-
-        `loss` is this rank's mean over its micro-batches, `peak_bytes` its allocated peak.
-        """
+    def step(self, ended: EndedStep) -> None:
+        """Note an ended step; write and show at logged steps."""
         self._clock.end_step()
-        self._pending.append(
-            _Pending(
-                step=step,
-                loss=loss,
-                grad_norm=grad_norm,
-                applied=applied,
-                lr=lr,
-                peak_bytes=peak_bytes,
-            )
-        )
-        if not self.phase_times or step % self._log_every == 0 or step == self._run.steps:
+        self._pending.append(ended)
+        step = ended.step
+        if not self.phase_times or step % self._agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
             self._agreement.between_logged_steps(step)
@@ -125,15 +110,34 @@ class Journal:
         if not self._pending:
             return
         times = self._clock.take()
-        memory = read_memory(self._world.device)
+        reserved_peak_bytes, used_bytes = read_memory(self._world.device)
         # What a rank does alone: the rest of a step is spent waiting for the others.
         alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
-        losses, ranks = self._over_all_ranks(alone_s, memory.used_bytes or 0)
+        losses, alone_by_rank_s, most_used_bytes = self._over_all_ranks(alone_s, used_bytes)
         for pending, loss, spent in zip(self._pending, losses, times, strict=True):
-            self.write(self._step_record(pending, loss, spent, memory))
+            self.write(
+                StepRecord(
+                    step=pending.step,
+                    loss=loss,
+                    grad_norm=float(pending.grad_norm),
+                    lr=pending.lr,
+                    tokens=self._tokens_per_step,
+                    applied=bool(pending.applied),
+                    allocated_peak_bytes=pending.peak_bytes,
+                    reserved_peak_bytes=reserved_peak_bytes,
+                    device_used_bytes=used_bytes,
+                    **asdict(spent),
+                )
+            )
         self.phase_times += times
         self._write_samples()
-        self._show(self._pending[-1], losses[-1], times, memory, ranks)
+        slow = straggler(alone_by_rank_s) if len(self.phase_times) > WARMUP_STEPS else None
+        if slow is not None:
+            slower = f"{slow[1]:.2f} x the median of data + forward"
+            self.event("straggler", self._pending[-1].step, rank=slow[0], slower=slower)
+        if self._world.is_main:
+            slow_rank = None if slow is None else slow[0]
+            self._show(losses[-1], times, reserved_peak_bytes, most_used_bytes, slow_rank)
         ended, self._pending = self._pending, []
         self.file.flush()
         for pending, loss in zip(ended, losses, strict=True):
@@ -149,18 +153,24 @@ class Journal:
     def evaluated(self, record: EvalRecord) -> None:
         """Write and show an evaluation."""
         self.write(record)
-        self._console.line(
-            step_line(
-                {
-                    "step": str(record.step),
-                    f"{record.split} loss": f"{record.loss:.4f}",
-                    "perplexity": f"{record.perplexity:.2f}",
-                    "tokens": f"{record.tokens:,}",
-                }
-            )
+        self._console.figures(
+            {
+                "step": str(record.step),
+                f"{record.split} loss": f"{record.loss:.4f}",
+                "perplexity": f"{record.perplexity:.2f}",
+                "tokens": f"{record.tokens:,}",
+            }
         )
         values = {"loss": record.loss, "perplexity": record.perplexity}
         self._plot({f"{name}/{record.split}": value for name, value in values.items()}, record.step)
+
+    def sampled(self, record: SampleRecord) -> None:
+        """Write and show a text of the model."""
+        self.write(record)
+        text = record.prompt + record.text
+        self._console.line(f"sample: {one_line(text, most=1000)}")
+        self._boards.text(record.step, "sample", text)
+        self._say_failures_of_boards()
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
         """Write something that happened once."""
@@ -193,8 +203,10 @@ class Journal:
     def _tokens_per_step(self) -> int:
         return self._run.global_batch * self._run.seq_len
 
-    def _over_all_ranks(self, alone_s: float, used_bytes: int) -> tuple[list[float], RankFigures]:
-        """Mean losses, and each rank's time and memory, in one all-reduce.
+    def _over_all_ranks(
+        self, alone_s: float, used_bytes: int
+    ) -> tuple[list[float], list[float], int]:
+        """Mean losses, each rank's time, and the most memory of any, in one all-reduce.
 
         The same trip settles whether training stops here, which all ranks must agree on.
         """
@@ -212,72 +224,46 @@ class Journal:
         count = len(self._pending)
         by_rank = values[count + REQUESTS :]
         self._agreement.settle(step, values[count : count + REQUESTS])
-        ranks = RankFigures(alone_s=by_rank[:size], used_gib=by_rank[size:])
-        return [loss / size for loss in values[:count]], ranks
-
-    def _step_record(
-        self, pending: _Pending, loss: float, spent: PhaseTimes, memory: MemoryReading
-    ) -> StepRecord:
-        return StepRecord(
-            step=pending.step,
-            loss=loss,
-            grad_norm=float(pending.grad_norm),
-            lr=pending.lr,
-            tokens=self._tokens_per_step,
-            duration_s=spent.duration_s,
-            applied=bool(pending.applied),
-            data_s=spent.data_s,
-            forward_s=spent.forward_s,
-            backward_s=spent.backward_s,
-            step_s=spent.step_s,
-            allocated_peak_bytes=pending.peak_bytes,
-            reserved_peak_bytes=memory.reserved_peak_bytes,
-            device_used_bytes=memory.used_bytes,
-        )
+        used_bytes = int(max(by_rank[size:]) * GIB)
+        return [loss / size for loss in values[:count]], by_rank[:size], used_bytes
 
     def _show(
         self,
-        last: _Pending,
         loss: float,
         times: list[PhaseTimes],
-        memory: MemoryReading,
-        ranks: RankFigures,
+        reserved_peak_bytes: int | None,
+        used_bytes: int,
+        slow_rank: int | None,
     ) -> None:
-        steady = len(self.phase_times) > WARMUP_STEPS
-        straggler = ranks.straggler() if steady else None
-        if straggler is not None:
-            slower = f"{straggler.times_median:.2f} x the median of data + forward"
-            self.event("straggler", last.step, rank=straggler.rank, slower=slower)
-        if not self._world.is_main:
-            return
+        last = self._pending[-1]
         step_s = sum(t.duration_s for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
         norm = float(last.grad_norm)
-        used = int(max(ranks.used_gib) * GIB)
         line = {
             "step": f"{last.step} of {self._run.steps}",
             "loss": f"{loss:.4f}",
             "grad_norm": f"{norm:.2f}",
             "lr": f"{last.lr:.1e}",
-            "memory": f"{gib(used)}({percent(used, memory.capacity_bytes)})",
+            "memory": f"{gib(used_bytes)}({percent(used_bytes, self._capacity_bytes)})",
             "tps": f"{tokens_per_s:,.0f}",
         }
         flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
         if self._world.device.type == "cuda":  # of a CPU's peak nothing is known
             line["tflops"] = f"{flops_per_s / 1e12:.2f}"
             line["mfu"] = percent(flops_per_s, self._peak_flops)
-        if straggler:
-            line["slow"] = f"rank {straggler.rank}"
+        if slow_rank is not None:
+            line["slow"] = f"rank {slow_rank}"
         line["elapsed"] = duration(time.monotonic() - self._started_s)
-        if steady and last.step < self._last_step:
+        if len(self.phase_times) > WARMUP_STEPS and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
-        self._console.line(step_line(line))
+        self._console.figures(line)
         scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
         skipped = self._skipped.total + sum(not bool(p.applied) for p in self._pending)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= tags.of_time(times) | tags.of_flops(flops_per_s, self._peak_flops)
         peaks = [p.peak_bytes for p in self._pending]
-        scalars |= tags.of_memory(peaks, memory, used) | tags.of_sample(self._sample)
+        scalars |= tags.of_memory(peaks, reserved_peak_bytes, used_bytes)
+        scalars |= tags.of_sample(self._sample)
         self._plot(scalars, last.step)
 
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
@@ -295,3 +281,16 @@ class Journal:
             self.write(record)
             if isinstance(record, GpuRecord):
                 self._sample = record
+
+
+def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
+    """The rank that keeps the others waiting, if one clearly does, and its time over their median.
+
+    Args:
+        alone_s: what each rank does alone.
+    """
+    if len(alone_s) < 2:
+        return None
+    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
+    ratio = alone_s[slowest] / statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
+    return (slowest, ratio) if ratio > STRAGGLES_FROM else None

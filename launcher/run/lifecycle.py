@@ -4,19 +4,20 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any, NoReturn
 
 from launcher.errors import ExitCode, Failure, UserError
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
-from launcher.measure.memory import dump_snapshot
+from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
+from launcher.measure.records import Status
 from launcher.parallel.world import OWN_AGENT, World, leave
-from launcher.run.advice import advise, as_records, room_there_was
+from launcher.run.advice import advise, room_there_was
 from launcher.run.hang import StackOnRequest, is_timeout, where_ranks_are
-from launcher.run.memory_details import memory_details
 from launcher.run.session import Session
 from launcher.sizes import gib
 
@@ -62,13 +63,13 @@ class Ending:
         elif self.session is None or not self.session.begun:
             raise NothingToSave(f"stopped by {signal.Signals(number).name} before its first step")
         else:
-            self.session.request_stop()
+            self.session.agreement.stop_requested = True  # all ranks end at the same step, soon
 
 
 def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
     """Print the sentence once (on rank 0; `by_all`: on each) and end with exit code 2."""
     if by_all or os.environ.get("RANK", "0") == "0":
-        print(f"shardscale: {error}", file=sys.stderr)
+        _say(str(error))
     leave(ExitCode.REFUSED, together=False)
 
 
@@ -95,7 +96,9 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         signal.signal(number, signal.SIG_IGN)
     if isinstance(error, UserError) and session is None:
         refuse(error)
-    if isinstance(error, NothingToSave) or (session is not None and _lost_the_others(session)):
+    # In its first step a rank may have lost others, which were asked before theirs and have ended.
+    asked = session is not None and session.agreement.stop_requested and session.begun == 1
+    if isinstance(error, NothingToSave) or asked:
         _end_with_nothing(session)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
@@ -111,40 +114,39 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
         reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
         detail: dict[str, Any] = {}
         if out_of_memory:
-            detail = memory_details(session.memory, where=where, step=session.step)
+            detail = _memory_details(session.memory, where=where, step=session.step)
             detail["requested_bytes"] = requested_bytes(error)
             detail["snapshot"] = dump_snapshot(folder.path, world)
             _say_out_of_memory(world, where, detail)
         elif is_timeout(error):
-            detail = {"ranks_of_this_node": where_ranks_are(folder.path, world)}
-            _say_who_waited(world, where, detail["ranks_of_this_node"])
+            ranks = where_ranks_are(folder.path, world)
+            detail = {"ranks_of_this_node": ranks}
+            _say(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
+            for rank, frame in ranks.items():
+                _say(f"rank {rank} was in {frame}")
             traceback.print_exception(error)
         elif isinstance(error, UserError | Failure):
             reason = str(error)
-            print(f"shardscale: {error}", file=sys.stderr)
+            _say(str(error))
         elif isinstance(error, Interrupted):
             reason = str(error)
-            print(f"shardscale: {reason} while in {where}", file=sys.stderr)
+            _say(f"{reason} while in {where}")
         else:
-            print(f"shardscale: rank {world.rank} failed while in {where}:", file=sys.stderr)
+            _say(f"rank {world.rank} failed while in {where}:")
             traceback.print_exception(error)
-        tell = partial(
-            folder.write_status,
-            "oom" if out_of_memory else "failed",
+        status = Status(
+            state="oom" if out_of_memory else "failed",
             phase=where,
             reason=reason,
             rank=world.rank,
             exit_code=code,
+            detail=detail,
         )
-        tell(detail=detail)
+        folder.write_status(status)
         if out_of_memory:  # the report is safe by now
-            tell(detail=detail | _advise(session, world))
+            detail |= _advise(session, world)
+            folder.write_status(replace(status, detail=detail, updated_unix_s=time.time()))
     leave(code, together=False)
-
-
-def _lost_the_others(session: Session) -> bool:
-    """Whether a rank that had not begun its first step may have ended at once, as all are asked."""
-    return session.agreement.stop_requested and session.begun == 1
 
 
 def _end_with_nothing(session: Session | None) -> NoReturn:
@@ -152,32 +154,45 @@ def _end_with_nothing(session: Session | None) -> NoReturn:
         leave(ExitCode.DONE, together=False)
     if session is None:
         leave(ExitCode.PREEMPTED, together=False)
-    session.preempted = True
+    session.agreement.preempted = True
     session.finish_preempted()
     leave(session.exit_code, together=False)
 
 
-def _say_who_waited(world: World, where: str, ranks: dict[int, str]) -> None:
-    print(
-        f"shardscale: rank {world.rank} waited longer than --collective-timeout-s allows, "
-        f"in {where}",
-        file=sys.stderr,
-    )
-    for rank, frame in ranks.items():
-        print(f"shardscale: rank {rank} was in {frame}", file=sys.stderr)
+def _memory_details(memory: MemoryMeter, *, where: str, step: int) -> dict[str, Any]:
+    """The ledger, and with `--memory-trace` the largest tensors."""
+    ledger = memory.now()
+    details: dict[str, Any] = {
+        "where": where,
+        "step": step,
+        "ledger": None if ledger is None else {**ledger.as_dict(), "moment": "oom"},
+    }
+    if isinstance(memory, TracedMemory):
+        details["largest_tensors"] = [
+            {
+                "bytes": live.size_bytes,
+                "shape": live.shape,
+                "dtype": live.dtype,
+                "born_in": live.phase,
+                "module": live.module,
+            }
+            for live in memory.trace.largest(10)
+        ]
+    return details
+
+
+def _say(sentence: str) -> None:
+    print(f"shardscale: {sentence}", file=sys.stderr)
 
 
 def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:
     wanted = gib(detail["requested_bytes"])
-    print(
-        f"shardscale: out of memory on rank {world.rank} in {where}: tried to allocate {wanted}",
-        file=sys.stderr,
-    )
+    _say(f"out of memory on rank {world.rank} in {where}: tried to allocate {wanted}")
     ledger = detail["ledger"]
     if ledger is not None:
         held = {k: v for k, v in ledger["device"].items() if v}
         lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
-        print(f"shardscale: at that moment: {lines}", file=sys.stderr)
+        _say(f"at that moment: {lines}")
 
 
 def _advise(session: Session, world: World) -> dict[str, Any]:
@@ -190,5 +205,5 @@ def _advise(session: Session, world: World) -> dict[str, Any]:
     except Exception as error:
         return {"advice": [], "advice_failed": f"{type(error).__name__}: {error}"}
     for one in advice:
-        print(f"shardscale: {one.line()}", file=sys.stderr)
-    return {"advice": as_records(advice)}
+        _say(one.line())
+    return {"advice": [asdict(one) for one in advice]}

@@ -9,13 +9,13 @@ import torch
 
 from launcher.config.deepspeed_file import opening_lines
 from launcher.errors import UserError
+from launcher.exchange.companions import carry_beside
 from launcher.measure.records import RunRecord
 from launcher.model.cost import flops_per_token
 from launcher.parallel.world import World
 from launcher.run.folder import RunFolder
 from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, default_run_folder
-from launcher.run.rewind import rank_files, rewind
 from launcher.strategies import variant_of
 
 
@@ -37,16 +37,18 @@ def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
 
 
 def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError | None:
-    begin = folder.reopen if origin.reopens else folder.create
     try:
-        begin(prepared.resolved.config.flat())
+        folder.begin(prepared.resolved.config.flat(), reopens=origin.reopens)
         deepspeed = prepared.resolved.config.sharding.deepspeed
         if deepspeed is not None:
             # What config.yaml has no field for, such as bucket sizes, stands only there.
-            _copy(deepspeed, folder.path / "deepspeed.json")
+            kept = folder.path / "deepspeed.json"
+            if not kept.exists() or not deepspeed.samefile(kept):  # a run may go on with that
+                shutil.copyfile(deepspeed, kept)
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
             shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
+        carry_beside(prepared.resolved.config.data.tokenizer, folder.path)
     except FileExistsError:
         return UserError(
             f"--out {folder.path}: another run has just taken this folder: choose another one"
@@ -60,20 +62,6 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
             f"--out {folder.path}: cannot be written to ({error.strerror}): choose another place"
         )
     return None
-
-
-def _copy(file: Path, kept: Path) -> None:
-    """The run's own copy; a run that goes on may have been given just that."""
-    if not kept.exists() or not file.samefile(kept):
-        shutil.copyfile(file, kept)
-
-
-def rewind_absent_ranks(folder: Path, step: int, world: World) -> None:
-    """Take back the later steps of ranks that only an earlier attempt of the run had."""
-    if world.is_main:
-        for rank, path in rank_files(folder).items():
-            if rank >= world.size:
-                rewind(path, step)
 
 
 def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[str]:
@@ -107,7 +95,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         strategy=variant.label,
         strategy_also_called=variant.also_called,
         precision=config.optim.precision,
-        model=config.model.model,
+        model=config.model.label,
         attention=str(resolved.attention.on(world.device, seq_len=resolved.seq_len)),
         parameters=model.parameter_count,
         matmul_parameters=model.matmul_parameter_count,

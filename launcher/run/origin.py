@@ -4,11 +4,9 @@ A run goes on in its own folder with `--resume auto`, and without being asked wh
 restarts its ranks.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,6 +15,7 @@ from launcher.config.schema import LoopChoice
 from launcher.errors import ExitCode, UserError
 from launcher.folder_lock import FolderLock
 from launcher.parallel.world import number_of
+from launcher.run.folder import RunFolder, in_use
 
 AUTO = Path("auto")
 
@@ -52,7 +51,9 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
         what = f"its checkpoints cannot be read ({error.strerror})"
         raise UserError(f"--out {out}: {what}; repair the folder or choose another") from None
     source = out if saved else elsewhere or _first_source(out)
-    return Origin(source=source, reopens=True, over=_status(out).get("state") == "completed")
+    return Origin(
+        source=source, reopens=True, over=RunFolder(out).read_status().get("state") == "completed"
+    )
 
 
 def restarts(environment: Mapping[str, str]) -> int:
@@ -65,7 +66,7 @@ def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> boo
     return (
         restarts(environment) > 0
         and out is not None
-        and _status(out).get("exit_code") == ExitCode.OUT_OF_MEMORY
+        and RunFolder(out).read_status().get("exit_code") == ExitCode.OUT_OF_MEMORY
     )
 
 
@@ -86,18 +87,4 @@ def _check_run(out: Path) -> None:
         raise UserError(f"--out {out}: is not a run folder, so no run can go on in it")
     holder = FolderLock(out).holder()
     if holder is not None:
-        from launcher.run.folder import in_use
-
         raise UserError(in_use(out, holder))
-
-
-def _status(out: Path) -> dict[str, Any]:
-    return _read(out / "status.json")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

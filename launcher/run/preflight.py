@@ -7,12 +7,9 @@ traceback per rank. Ranks run it again, which is cheap: the corpus is cached by 
 import dataclasses
 import datetime
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.files import RangeReader
@@ -21,15 +18,15 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
+from launcher.exchange.beginning import open_weights
 from launcher.measure.boards import require_boards
-from launcher.model.gpt import GPT
-from launcher.optim.registry import OPTIMIZERS, checkpointed
+from launcher.memory.parameters import parameter_shapes
+from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
-from launcher.run.enough_memory import refuse_what_cannot_fit
-from launcher.run.offload_check import check_offload
+from launcher.run.enough_room import check_checkpoint_room, check_offload, refuse_what_cannot_fit
 from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer
-from launcher.sizes import gib
+from launcher.run.samples import Samples
 from launcher.startup import libraries_say
 from launcher.strategies import variant_of
 from launcher.strategies.compiled import require_compilers
@@ -62,9 +59,18 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     require_boards(config.measure.boards)
     origin = find_origin(config.loop, os.environ)
     if not origin.reopens:
-        check_run_folder(config.loop.out or default_run_folder(resolved))
-        _check_room(config.loop.out or default_run_folder(resolved), resolved)
+        out = config.loop.out or default_run_folder(resolved)
+        check_run_folder(out)
+        check_checkpoint_room(out, resolved)
     checkpoint = None
+    if origin.source is None and config.model.init_from is not None:
+        with open_weights(config.model.init_from):
+            pass  # they are there, and of this model
+        if config.data.tokenizer == "bpe":  # it would be trained, and its ids mean something else
+            raise UserError(
+                f"--init-from {config.model.init_from}: has no tokenizer.json: give --tokenizer "
+                "FILE with the one that its weights were trained with"
+            )
     if origin.source is not None:
         checkpoint = _check_checkpoint(
             origin, resolved, reads_all=_reads_for_all(world_size, ranks_per_node)
@@ -78,11 +84,15 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         data=config.data.data,
         field=config.data.data_field,
         stream_bytes=config.data.stream_bytes,
+        mask_prompt=config.data.mask_prompt,
+        document_attention=config.data.document_attention,
         show_progress=config.loop.says in ("debug", "info"),
         tokenizer=config.data.tokenizer,
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,
     )
+    if config.loop.sample_every:
+        Samples.of(resolved, corpus)  # refuses what it would refuse once all is built
     if checkpoint is not None:
         check_tokenizer(checkpoint, corpus, config.data.tokenizer)
     if config.loop.epochs is not None:
@@ -90,28 +100,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
         config = config.replace(steps=steps, epochs=None)
     return Prepared(
-        resolved=dataclasses.replace(resolved, config=config),
-        corpus=corpus,
-        origin=origin,
+        resolved=dataclasses.replace(resolved, config=config), corpus=corpus, origin=origin
     )
-
-
-def _check_room(out: Path, resolved: Resolved) -> None:
-    """A new run's disk has room for one checkpoint, where it is going to write any."""
-    loop, optim = resolved.config.loop, resolved.config.optim
-    if not (loop.save_last or loop.save_every or loop.save_minutes):
-        return
-    states, _ = checkpointed(optim)
-    if not OPTIMIZERS[optim.optimizer].elementwise:
-        states = ()  # not one for every element
-    needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
-    parent = next(path for path in out.absolute().parents if path.exists())
-    free_bytes = shutil.disk_usage(parent).free
-    if free_bytes < needed_bytes:
-        raise UserError(
-            f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
-            f"{gib(free_bytes)} free: choose another place, or keep no model with --no-save-last"
-        )
 
 
 def _reads_for_all(world_size: int, ranks_per_node: int) -> bool:
@@ -137,10 +127,8 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
     assert source is not None
     checkpoint = _newest_intact(source, reads_all=reads_all)
     check_model(checkpoint, resolved.model)
-    with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in GPT(resolved.model).named_parameters()}
     states, counters = checkpointed(resolved.config.optim)
-    checkpoint.check_model(shapes, (PARAM, *states), counters)
+    checkpoint.check_model(parameter_shapes(resolved.model), (PARAM, *states), counters)
     steps = resolved.config.loop.steps
     if steps is not None and checkpoint.step >= steps and (origin.over or not origin.reopens):
         raise UserError(
@@ -151,7 +139,7 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
 
 
 def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
-    """Loading takes the same one, and says which newer ones it has passed over."""
+    """Loading takes the same one, and says which damaged ones it has skipped."""
     damages = []
     for path in candidates(source):
         try:
@@ -169,7 +157,7 @@ def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
 def default_run_folder(resolved: Resolved) -> Path:
     """A folder name nobody has used: runs/TIME-MODEL-STRATEGY."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    stem = f"{time}-{resolved.config.model.model}-{variant_of(resolved.config).label}"
+    stem = f"{time}-{resolved.config.model.label}-{variant_of(resolved.config).label}"
     folder = Path("runs") / stem
     attempt = 2
     while folder.exists():

@@ -4,6 +4,7 @@ The same numbers under another activation, or fed with another tokenizer's ids, 
 refused. Other data or another precision is a choice that somebody makes: said.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,20 @@ from launcher.data import Corpus
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.errors import UserError
-from launcher.flags import flag
-from launcher.model.config import ModelConfig
+from launcher.flags import as_flags
+from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
-CHANGES_THE_FUNCTION = (
-    *("vocab_size", "context", "layers", "heads", "d_model", "d_ff"),
-    *("activation", "attention_bias", "mlp_bias", "tied"),
-)
+CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
 SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
 LONGEST_SHOWN = 400
+_FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 SAID_OF_THE_RUN = (
-    *("data", "data_field", "data_stream", "seq_len", "global_batch", "steps", "seed"),
+    *("data", "data_field", "data_stream", "mask_prompt", "document_attention"),
+    *("seq_len", "global_batch", "steps", "seed"),
     *("precision", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
-    *(
-        "lr",
-        "schedule",
-        "decay_steps",
-        "min_lr_ratio",
-        "warmup_steps",
-        "weight_decay",
-        "betas",
-        "eps",
-        "momentum",
-        "clip",
-    ),
+    *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
+    *("weight_decay", "betas", "eps", "momentum", "clip"),
 )
 
 
@@ -65,13 +55,20 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     saved = saved_model(checkpoint.extra)
     if saved is None:
         return
-    changed = [n for n in CHANGES_THE_FUNCTION if _function(saved, n) != _function(model, n)]
+    before, after = saved.computes(), model.computes()
+    changed = [
+        name
+        for name in CHANGES_THE_FUNCTION
+        if before[name] != after[name]
+        # What follows from heads and width is not said again.
+        and not (name in _FOLLOW and getattr(saved, name) is getattr(model, name) is None)
+    ]
     if saved.context < model.context:  # what it computes up to there is the same
         changed.remove("context")
     if changed:
         there, here = (
-            " ".join(_as_flag(name, _function(one, name)) for name in changed)
-            for one in (saved, model)
+            as_flags({name: one[name] for name in changed if one[name] is not None})
+            for one in (before, after)
         )
         raise UserError(
             f"checkpoint {checkpoint.path}: holds a model of {there}, and this run's is of {here}: "
@@ -127,16 +124,6 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     return found
 
 
-def _function(model: ModelConfig, name: str) -> Any:
-    return model.ffn_dim if name == "d_ff" else getattr(model, name)
-
-
-def _as_flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return flag(name if value else f"no_{name}")
-    return f"{flag(name)} {value}"
-
-
 def _tokenizer_of(checkpoint: Checkpoint) -> str | None:
     """Before 0.2 only the run's own copy tells; a tokenizer without a file has no fingerprint."""
     saved, own = checkpoint.extra.get("tokenizer"), _own_tokenizer(checkpoint)
@@ -153,11 +140,9 @@ def _own_tokenizer(checkpoint: Checkpoint) -> Path:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Values as they compare: a path is text, and a tuple is a list."""
-    found = {
-        name: str(value) if isinstance(value, Path) else value for name, value in config.items()
-    }
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+    """Values as they compare, and as a checkpoint has them: a path is text, a tuple a list."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return plain
 
 
 def _change(name: str, before: Any, after: Any) -> str:

@@ -1,15 +1,19 @@
-"""One rank's `rank<N>.jsonl`: whole lines in their order; what the disk does not take yet waits."""
+"""One rank's `rank<N>.jsonl`: whole lines in their order. What the disk does not take yet waits; a
+run that goes back to a checkpoint takes back what it has written of later steps."""
 
+import contextlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Failure
+from launcher.files import sync
 from launcher.record import Record
-from launcher.run.rewind import rewind
 
+_FILE = re.compile(r"rank(\d+)\.jsonl")
 _WAITING_BYTES = 1 << 16  # between logged steps
 _MOST_WAITING_BYTES = 64 << 20  # on a disk that takes nothing: some hundred thousand steps
 
@@ -47,7 +51,7 @@ class RecordFile:
                 del self._waiting[: self._file.write(self._waiting)]
             if durably:
                 os.fsync(self._file.fileno())
-                sync_folder(self._path.parent)
+                sync(self._path.parent)
         except OSError as error:
             self._bear(error)
             return
@@ -56,7 +60,11 @@ class RecordFile:
             self.trouble = None
 
     def rewind(self, step: int) -> None:
-        """Take back what an earlier attempt has written of the steps after `step`."""
+        """Take back what an earlier attempt has written of the steps after `step`.
+
+        Raises:
+            Failure: the disk has no room for it.
+        """
         self.flush()
         self._file.close()
         try:
@@ -81,10 +89,46 @@ class RecordFile:
         print(f"shardscale: {sentence}", file=sys.stderr, flush=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlive the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def rewind(path: Path, step: int) -> None:
+    """Keep of a `rank<N>.jsonl` what is complete and not later than `step`.
+
+    What closes a run (phases, the test split) is written anew at its next end. The file is
+    replaced whole: killed on the way, the next one to go back does it again.
+
+    Raises:
+        Failure: the disk has no room for it, or went read-only; the file is as it was.
+    """
+    kept = path.with_name(f".{path.name}.rewinding")
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with (
+            path.open(encoding="utf-8", errors="replace") as old,
+            kept.open("w", encoding="utf-8") as new,
+        ):
+            new.writelines(line for line in old if _stays(line, step))
+            new.flush()
+            os.fsync(new.fileno())
+        kept.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the room that it took
+            kept.unlink()
+        raise Failure(
+            f"{path} cannot be taken back to step {step} ({error.strerror}): make room there and "
+            "resume again; nothing of it is lost"
+        ) from error
+
+
+def rank_files(folder: Path) -> dict[int, Path]:
+    """Rank -> its file, for every rank that an earlier attempt of the run had."""
+    found = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
+    return {int(match[1]): path for match, path in found if match}
+
+
+def _stays(line: str, step: int) -> bool:
+    try:
+        record = json.loads(line)
+        kind, at = record["kind"], record.get("step")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False  # the writer was killed inside this line
+    if kind == "phase" or (kind == "eval" and record.get("split") == "test"):
+        return False
+    return at is None or at <= step

@@ -1,13 +1,14 @@
 """When checkpoints are written and read; how is launcher/checkpoint/'s business."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from launcher.checkpoint import Checkpointer, Saved, SaveError
 from launcher.checkpoint.extra import Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
+from launcher.exchange.beginning import open_weights
+from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
@@ -23,8 +24,7 @@ class Saves:
     """The checkpoints of one run, `RUN/checkpoints/step-00000100` and so on.
 
     A save that fails (no room on the disk) is said loudly and training goes on; the checkpoint
-    before it stays. On a GPU writing goes on beside training. `measured` takes the memory peaks of
-    a save or a resume apart from those of training.
+    before it stays. On a GPU writing goes on beside training.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Saves:
         console: RunConsole,
         agreement: Agreement,
         skipped: SkippedSteps,
-        measured: Callable[[str], AbstractContextManager[None]],
+        memory: MemoryMeter,
     ) -> None:
-        self._measured = measured
+        self._memory = memory
         self._resolved, self._corpus = resolved, corpus
         self._agreement = agreement
         self._skipped = skipped
@@ -61,8 +61,12 @@ class Saves:
         if origin.source is None:
             if origin.reopens:
                 self._console.line("nothing was saved yet: begins again at step 1")
+            if (folder := self._resolved.config.model.init_from) is not None:
+                with self._memory.checkpointing("resume"), open_weights(folder) as weights:
+                    self._opened().begin_with(weights, engine)
+                self._console.line(f"begins with the weights of {folder}")
             return 0
-        with self._measured("resume"):
+        with self._memory.checkpointing("resume"):
             loaded = self._opened().load(origin.source, engine)
         assert loaded is not None
         for reason in loaded.passed_over:
@@ -117,8 +121,13 @@ class Saves:
         """Save now; on a GPU writing goes on in the background."""
         self.finish()
         self.failure = None
-        with self._measured("save"):
-            self._report(lambda: self._opened().save(step, engine, self._extra(engine)))
+        extra: Extra = {
+            **meaning(self._resolved, self._corpus),
+            "loss_scale": engine.loss_scale(),
+            "skipped_steps": self._skipped.total,
+        }
+        with self._memory.checkpointing("save"):
+            self._report(lambda: self._opened().save(step, engine, extra))
 
     def finish(self) -> None:
         """Wait until everything is on disk."""
@@ -141,16 +150,6 @@ class Saves:
             self._console.line(f"could not save: {error}", "error")
             self._journal.event("save_failed", reason=str(error))
             return
-        self._tell(saved)
-
-    def _extra(self, engine: Engine) -> Extra:
-        return {
-            **meaning(self._resolved, self._corpus),
-            "loss_scale": engine.loss_scale(),
-            "skipped_steps": self._skipped.total,
-        }
-
-    def _tell(self, saved: Saved | None) -> None:
         if saved is not None:
             self._saved_step = saved.step
             self._console.line(

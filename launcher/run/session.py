@@ -1,10 +1,11 @@
 """Everything around the loop that measures and writes, so that the loop only trains."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
-from types import TracebackType
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 from launcher.errors import ExitCode
 from launcher.measure.boards import Boards
 from launcher.measure.gpu_readings import EnergyReading
-from launcher.measure.heap import apply_limit
+from launcher.measure.limit import limit_memory
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.phases import PhaseClock
-from launcher.measure.records import WARMUP_STEPS, EvalRecord
+from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.memory.ledger import Ledger
 from launcher.parallel.world import OWN_AGENT, World
@@ -25,12 +26,13 @@ from launcher.plan.against import Against, against_run, as_record
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
-from launcher.run.journal import Journal
-from launcher.run.opening import introduction, open_folder, rewind_absent_ranks, run_record
+from launcher.run.journal import EndedStep, Journal
+from launcher.run.opening import introduction, open_folder, run_record
 from launcher.run.preflight import Prepared
+from launcher.run.record_file import rank_files, rewind
 from launcher.run.saves import Saves
 from launcher.run.skips import SkippedSteps
-from launcher.run.summary import phase_records, summarize
+from launcher.run.summary import closing_lines, phase_records, summarize
 from launcher.strategies.engine import Engine, StepResult
 
 
@@ -44,7 +46,6 @@ class Session:
         self._config = prepared.resolved.config
         self._started_s = time.monotonic()
         self.where = "start"
-        self.preempted = False
         self.begun = 0  # steps, in this attempt
         self.step = 0
         self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
@@ -56,8 +57,8 @@ class Session:
         self.agreement = Agreement(
             world,
             log_every=measure.log_every,
-            max_seconds=None if loop.max_minutes is None else 60 * loop.max_minutes,
-            save_seconds=None if loop.save_minutes is None else 60 * loop.save_minutes,
+            max_seconds=60 * (loop.max_minutes or math.inf),
+            save_seconds=60 * (loop.save_minutes or math.inf),
         )
         self.skipped = SkippedSteps(most_in_a_row=loop.max_skipped_steps)
         self.journal = Journal(
@@ -68,7 +69,6 @@ class Session:
             self.console,
             agreement=self.agreement,
             skipped=self.skipped,
-            log_every=measure.log_every,
             boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
             stops_after=loop.stop_after,
             reopens=self._origin.reopens,
@@ -93,14 +93,14 @@ class Session:
             console=self.console,
             agreement=self.agreement,
             skipped=self.skipped,
-            measured=self._checkpointing,
+            memory=self.memory,
         )
         self._energy_before = self._energy_after = self._energy()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         measure = self._config.measure
-        self._stack.enter_context(self.console)
+        self._stack.enter_context(self.console.bars())
         if isinstance(self.memory, TracedMemory):
             self._stack.enter_context(self.memory.trace)
         if self.sampler is not None:
@@ -108,17 +108,12 @@ class Session:
         if measure.memory_snapshot:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
-            apply_limit(measure.memory_limit, self._world.device)
+            limit_memory(measure.memory_limit, self._world.device)
         for line in introduction(self._prepared, self.record, self.folder.path):
             self.console.line(line)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.sampler is not None:
             self.sampler.stop()
         self._stack.close()
@@ -128,7 +123,7 @@ class Session:
         """The run gets to its next part: build, train, test."""
         self.where = part
         if self._world.is_main:
-            self.folder.write_status("running", phase=part)
+            self.folder.write_status(Status(state="running", phase=part))
 
     def watch(self, engine: Engine) -> None:
         """The engine is built: give it the state to resume from, and its bytes their names."""
@@ -137,7 +132,10 @@ class Session:
         self.step = self.resumed_step = self._saves.resume(engine, self._origin)
         if self._origin.reopens:
             self.journal.file.rewind(self.step)
-            rewind_absent_ranks(self.folder.path, self.step, self._world)
+            files = rank_files(self.folder.path) if self._world.is_main else {}
+            for rank, file in files.items():
+                if rank >= self._world.size:  # which only an earlier attempt had
+                    rewind(file, self.step)
 
     def steps(self) -> Iterator[int]:
         """Count the steps of the schedule until it, the time, or `--stop-after` is reached."""
@@ -161,11 +159,10 @@ class Session:
         self._stopped_by = "stop_after" if self.step < self.record.steps else "steps"
         if self.agreement.time_is_up:
             self._stopped_by = "max_minutes"
-        self.preempted = self.agreement.preempted
-        self._saves.after_training(self.step, self._engine, preempted=self.preempted)
+        self._saves.after_training(self.step, self._engine, preempted=self.agreement.preempted)
         self._energy_after = self._energy()
         self.memory.period("evaluation")
-        self.journal.write(self._engine.ledger())
+        self.journal.write(self._engine.count_states().ledger(self._world.device))
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -174,34 +171,31 @@ class Session:
         with self.clock.phase(name), self.memory.phase(name):
             yield
 
-    @contextlib.contextmanager
-    def _checkpointing(self, period: str) -> Iterator[None]:
-        self.memory.period(period)
-        with self.memory.phase("checkpoint"):
-            yield
-
     def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
         """Note an ended step; `loss` is this rank's mean over its micro-batches."""
         ledger = self.memory.end_step(self.step)
         self.journal.step(
-            self.step,
-            loss=loss,
-            grad_norm=result.grad_norm,
-            applied=result.applied,
-            lr=lr,
-            peak_bytes=self.memory.step_peak_bytes(),
+            EndedStep(
+                step=self.step,
+                loss=loss,
+                grad_norm=result.grad_norm,
+                applied=result.applied,
+                lr=lr,
+                peak_bytes=self.memory.step_peak_bytes(),
+            )
         )
         if ledger is not None:
             self.journal.write(ledger)
             self._peak = ledger
 
-    def request_stop(self) -> None:
-        """A signal asks this rank to save and end; all ranks do so at the same step, soon."""
-        self.agreement.stop_requested = True
-
     def evaluated(self, record: EvalRecord) -> None:
         """Note an evaluation between steps."""
         self.journal.evaluated(record)
+        self.clock.restart()
+
+    def sampled(self, record: SampleRecord) -> None:
+        """Note a text of the model, made between steps."""
+        self.journal.sampled(record)
         self.clock.restart()
 
     def begin_test(self) -> None:
@@ -211,8 +205,7 @@ class Session:
 
     def end_test(self) -> None:
         """A run that is told to stop meanwhile reads the test split in its next attempt."""
-        self.preempted = self.agreement.preempted
-        if self.preempted:
+        if self.agreement.preempted:
             assert self._engine is not None
             self._saves.after_training(self.step, self._engine, preempted=True)
 
@@ -220,7 +213,7 @@ class Session:
     def exit_code(self) -> ExitCode:
         """What this rank's process ends with when nothing has failed."""
         # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
-        if self.preempted and OWN_AGENT not in os.environ:
+        if self.agreement.preempted and OWN_AGENT not in os.environ:
             return ExitCode.PREEMPTED
         return ExitCode.DONE
 
@@ -229,12 +222,13 @@ class Session:
         self.journal.secure()
         self.console.at_the_end()
         if self._world.is_main:
-            self.folder.write_status(
-                "preempted",
+            status = Status(
+                state="preempted",
                 phase=f"step {self.step}",
                 reason="asked to stop by a signal",
                 exit_code=ExitCode.PREEMPTED,
             )
+            self.folder.write_status(status)
             self.console.line(
                 f"preempted after step {self.step}: go on with the same command and "
                 f"--out {self.folder.path} --resume auto"
@@ -254,46 +248,47 @@ class Session:
             dump_snapshot(self.folder.path, self._world)
         for record in phase_records(self.journal.phase_times, self.memory.peaks()):
             self.journal.write(record)
-        samples = None if self.sampler is None else self.sampler.stop()
-        summary = summarize(
+        known = Summary(
+            resumed_step=self.resumed_step,
+            skipped_steps=self.skipped.total,
+            stopped_by=self._stopped_by,
+            test_split_tokens=self._prepared.corpus.test.all_target_count(self.resolved.seq_len),
+            test_cut_short=self.agreement.time_is_up and test is not None,
+            duration_s=time.monotonic() - self._started_s,
+        )
+        summary, records_missing = summarize(
+            known,
             self.record,
             self._world,
             self.journal,
             test,
             memory=self.memory,
-            samples=samples,
+            samples=None if self.sampler is None else self.sampler.stop(),
             training_power_w=mean_power_w(self._energy_before, self._energy_after),
-            duration_s=time.monotonic() - self._started_s,
-            resumed_step=self.resumed_step,
-            skipped_steps=self.skipped.total,
-            stopped_by=self._stopped_by,
-            test_split_tokens=len(self._prepared.corpus.test.tokens) - 1,
-            test_cut_short=self.agreement.time_is_up and test is not None,
         )
-        failure = self._saves.failure or summary.failure
+        failure = self._saves.failure or records_missing
         if self._world.is_main:
-            failure = self.folder.conclude(dict(summary.values), failure)
+            failure = self.folder.conclude(summary, failure)
         failure = self._world.agreed(failure)
         if failure is not None:
             raise failure
         if self._world.is_main:
             self.console.at_the_end()
-            for line in summary.lines(self.folder.path):
+            for line in closing_lines(summary, self.folder.path):
                 self.console.line(line)
             if self._peak is not None:  # the last act: the run is done without it
-                plan = against_run(
-                    self.resolved,
-                    self._world,
-                    self._peak,
-                    self.journal.phase_times,
-                    resumed=self.resumed_step > 0,
-                )
-                if isinstance(plan, Against):
-                    self.journal.write(plan.ledger)
-                with contextlib.suppress(OSError):
-                    self.folder.write_summary({**summary.values, "plan": as_record(plan)})
-                for line in plan.lines():
-                    self.console.line(line)
+                self._tell_plan(summary, self._peak)
+
+    def _tell_plan(self, summary: Summary, peak: Ledger) -> None:
+        """What was predicted for the run, beside what it has measured."""
+        times, resumed = self.journal.phase_times, self.resumed_step > 0
+        plan = against_run(self.resolved, self._world, peak, times, resumed=resumed)
+        if isinstance(plan, Against):
+            self.journal.write(plan.ledger)
+        with contextlib.suppress(OSError):
+            self.folder.write_summary(replace(summary, plan=as_record(plan)))
+        for line in plan.lines():
+            self.console.line(line)
 
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy

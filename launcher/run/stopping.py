@@ -14,6 +14,7 @@ import psutil
 
 from launcher.errors import ExitCode
 from launcher.folder_lock import FolderLock
+from launcher.measure.records import Status
 from launcher.run.folder import RunFolder
 
 ASKS: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
@@ -57,12 +58,13 @@ class StopRequests:
         if not self.asked or (status != self._before and status.get("state") != "running"):
             return None
         if self._folder is not None and self._has_run(self._folder.path):
-            self._folder.write_status(
-                "preempted",
+            stopped = Status(
+                state="preempted",
                 phase=status.get("phase", "start"),
                 reason=NOTHING_YET,
                 exit_code=ExitCode.PREEMPTED,
             )
+            self._folder.write_status(stopped)
         print(f"shardscale: {NOTHING_YET}: there was nothing to save", flush=True)
         return ExitCode.PREEMPTED
 
@@ -100,7 +102,7 @@ class StopRequests:
         return (folder / "config.yaml").exists() and FolderLock(folder).holder() is None
 
     def _status(self) -> dict[str, Any]:
-        return {} if self._folder is None else self._folder.read_status() or {}
+        return {} if self._folder is None else self._folder.read_status()
 
 
 def _heard(number: int, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from launcher.config.schema import RunConfig
-from launcher.strategies.base import Strategy, Variant, chosen
+from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.ddp import Ddp
 from launcher.strategies.fsdp import Fsdp
 from launcher.strategies.single import Single
@@ -18,7 +18,8 @@ VARIANTS: Final[dict[str, Variant]] = {
 
 def strategy_of(config: RunConfig) -> Strategy:
     """The strategy of a config in which it is chosen."""
-    return STRATEGIES[chosen(config)]
+    assert config.sharding.strategy is not None
+    return STRATEGIES[config.sharding.strategy]
 
 
 def variant_of(config: RunConfig) -> Variant:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from launcher.config.schema import RunConfig, ShardingChoice
-from launcher.version import version_of
+from launcher.config.schema import RunConfig
+from launcher.config.sharding import ShardingChoice
+from launcher.optim.dtypes import Dtypes, dtypes
+from launcher.packages import version_of
 
 if TYPE_CHECKING:
     from launcher.memory.timeline import Timeline
@@ -54,24 +56,26 @@ class Variant:
 
 
 class Strategy(Protocol):
-    """One `--strategy`."""
+    """One `--strategy`, and what holds for most."""
 
     name: str
     variants: tuple[Variant, ...]
-    needs_group: bool
+    needs_group: bool = True
     """Whether even a single process needs a process group."""
-    keeps_master: bool
-    """Whether fp32 master weights are held beside the parameters that are computed with."""
-    imports_bytes: int
+    keeps_master: bool = False
+    """Whether master weights are held beside the parameters that are computed with."""
+    imports_bytes: int = 0
     """Host memory that importing its library takes (measured, see launcher/plan/fit.py)."""
-    follows: Mapping[str, tuple[str, ...]]
+    follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
     """Library -> the versions whose buffers `memory` was held against (bench/prediction.py)."""
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """Which of the variants a (chosen) sharding is."""
+        return self.variants[0]
 
-    def casts_parameters(self, sharding: ShardingChoice) -> bool:
-        """Whether the engine computes with low-precision parameters; else autocast casts them."""
+    def dtypes(self, config: RunConfig) -> Dtypes:
+        """What is stored, computed and sent in which type."""
+        return dtypes(config.optim)
 
     def build(self, recipe: "Recipe") -> "Engine":
         """The engine; imports what only it needs."""
@@ -94,9 +98,3 @@ def unknown_versions(strategy: Strategy) -> str | None:
                 "bench/prediction.py shows whether they still hold"
             )
     return None
-
-
-def chosen(config: RunConfig) -> str:
-    """Name of a config's strategy, which must be chosen already."""
-    assert config.sharding.strategy is not None
-    return config.sharding.strategy

@@ -1,15 +1,21 @@
 """What strategies allocate around the model: one class each, told what happens and when."""
 
-from typing import Protocol
-
 from launcher.memory.parameters import Parameter
-from launcher.memory.timeline import Tag, Timeline, Where
+from launcher.memory.timeline import Timeline, Where
 from launcher.memory.trace_events import Key, Module, Place
 from launcher.strategies.rank import FP32, Rank
 
 
-class Buffers(Protocol):
-    """A strategy's own allocations, on a timeline that the model's are written to as well."""
+class Buffers:
+    """A strategy's own allocations, on a timeline that the model's are written to as well; where it
+    does not say otherwise, nothing happens."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        self.rank = rank
+        self.timeline = timeline
+        self.parameters = rank.parameters
+        self.by_name = {parameter.name: parameter for parameter in self.parameters}
+        self.element, self.stored = rank.computed_bytes, rank.stored_bytes
 
     def build(self) -> None:
         """The engine is built."""
@@ -38,33 +44,41 @@ class Buffers(Protocol):
     def step(self) -> None:
         """Clip, update, drop the gradients."""
 
+    def transient(self, size_bytes: int, *, where: Where = "device") -> None:
+        """What comes and goes at once."""
+        self.timeline.allocate("transient", size_bytes, "temporary", where=where)
+        self.timeline.free("transient")
 
-class Whole:
+    def clip_and_update(self, shards: list[tuple[Parameter, tuple[int, ...]]]) -> None:
+        """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer over
+        (parameter, its local shape)."""
+        self.transient(2 * FP32 * len(shards), where=self.rank.params_where)
+        for parameter, shape in shards:
+            self.update(parameter, shape)
+
+    def update(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
+        """The optimizer on one tensor; its states are born at the first step."""
+        key, where = ("optimizer", parameter.name), self.rank.params_where
+        costs = self.rank.optimizer_costs(shape, parameter.name)
+        if not self.timeline.has(key):
+            self.timeline.allocate(key, costs.state_bytes, "optimizer", where=where)
+        self.transient(costs.temporary_bytes, where=where)
+
+
+class Whole(Buffers):
     """One process: parameters, gradients and optimizer states as they come."""
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
-        self.rank = rank
-        self.timeline = timeline
-        self.parameters = rank.parameters
-        self.by_name = {parameter.name: parameter for parameter in self.parameters}
+        super().__init__(rank, timeline)
         self.last = True
 
     def build(self) -> None:
         for p in self.parameters:
-            size_bytes = self.rank.stored_bytes * p.elements
-            self.timeline.allocate(("param", p.name), size_bytes, tag("params", p))
+            size_bytes = self.stored * p.elements
+            self.timeline.allocate(("param", p.name), size_bytes, "params")
 
     def begin_forward(self, *, last: bool) -> None:
         self.last = last
-
-    def enter(self, place: Place) -> None:
-        pass
-
-    def leave(self, place: Place) -> None:
-        pass
-
-    def end_forward(self) -> None:
-        pass
 
     def gradient(self, key: Key, name: str) -> None:
         self.accumulate(key, name)
@@ -77,59 +91,14 @@ class Whole:
             self.timeline.rename(key, ("grad", name), "grads")
         if self.rank.updates_in_backward:
             parameter = self.by_name[name]
-            update(self.timeline, self.rank, parameter, parameter.shape)
+            self.update(parameter, parameter.shape)
             self.timeline.free(("grad", name))
-
-    def module(self, event: Module) -> None:
-        pass
-
-    def end_backward(self) -> None:
-        pass
 
     def step(self) -> None:
         if not self.rank.updates_in_backward:
-            clip_and_update(self.timeline, self.rank, [(p, p.shape) for p in self.parameters])
+            self.clip_and_update([(p, p.shape) for p in self.parameters])
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
         for p in self.parameters:
             self.timeline.free(("grad", p.name))
-
-
-def clip_and_update(
-    timeline: Timeline,
-    rank: Rank,
-    shards: list[tuple[Parameter, tuple[int, ...]]],
-    *,
-    where: Where = "device",
-) -> None:
-    """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer over
-    (parameter, its local shape)."""
-    norms = Tag("temporary", "gradient norms", (len(shards),), "float32")
-    timeline.allocate("norms", 2 * FP32 * len(shards), norms, where=where)
-    timeline.free("norms")
-    for parameter, shape in shards:
-        update(timeline, rank, parameter, shape, where=where)
-
-
-def update(
-    timeline: Timeline,
-    rank: Rank,
-    parameter: Parameter,
-    shape: tuple[int, ...],
-    *,
-    where: Where = "device",
-) -> None:
-    """The optimizer on one tensor; its states are born at the first step."""
-    key = ("optimizer", parameter.name)
-    if not timeline.has(key):
-        size_bytes = rank.optimizer_bytes(shape, parameter.name)
-        timeline.allocate(key, size_bytes, tag("optimizer", parameter), where=where)
-    temporary = rank.update_bytes(shape, parameter.name)
-    timeline.allocate("update", temporary, tag("temporary", parameter), where=where)
-    timeline.free("update")
-
-
-def tag(category: str, parameter: Parameter) -> Tag:
-    """A tag that names a parameter."""
-    return Tag(category, parameter.name, parameter.shape, "")

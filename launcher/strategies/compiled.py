@@ -14,11 +14,6 @@ from torch import nn
 from launcher.errors import UserError
 
 
-def compile_whole(module: nn.Module) -> None:
-    """One graph of everything from tokens to loss, compiled at the first forward."""
-    module.compile()
-
-
 def compile_blocks(model: nn.Module) -> None:
     """One graph that all blocks share: what happens between them stays where it is."""
     for block in model.get_submodule("blocks").children():

@@ -1,6 +1,7 @@
-"""What every strategy offers to the training loop: four verbs and a ledger."""
+"""What every strategy offers to the training loop, and the step that is made of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -8,13 +9,16 @@ import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.memory.ledger import Ledger
+from launcher.errors import UserError
+from launcher.memory.materialize import materialize_whole
 from launcher.memory.storages import StorageCount
-from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, initial_value
+from launcher.optim.dtypes import Dtypes
+from launcher.optim.registry import build_optimizer
 from launcher.parallel.world import World
 from launcher.strategies.flat_shards import TrainingState
-from launcher.strategies.fp8 import to_fp8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,19 +52,22 @@ class Engine(Protocol):
     """One way of sharding. The loop calls the verbs and knows nothing else about it."""
 
     def begin_step(self, lr: float) -> None:
-        """Comes before a step's first forward, with the learning rate that `step` will get."""
+        """Comes before a step's first forward, with the learning rate of its update."""
 
-    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
+    ) -> Tensor:
         """Mean loss of one micro-batch, [B, T] int64 each -> fp32 scalar.
 
-        `last` says that this micro-batch closes the accumulation window; whoever communicates
-        gradients needs to know before the forward.
+        With `starts` attention stays inside documents (`GPT.forward`). `last` says that this
+        micro-batch closes the accumulation window; whoever communicates gradients needs to know
+        before the forward.
         """
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradients, scaled by 1/accumulation."""
 
-    def step(self, lr: float) -> StepResult:
+    def step(self) -> StepResult:
         """Clip, update the parameters, drop the gradients."""
 
     def loss_scale(self) -> LossScale | None:
@@ -69,8 +76,11 @@ class Engine(Protocol):
     def set_loss_scale(self, value: LossScale) -> None:
         """Go on from another run's; without effect where nothing is scaled."""
 
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss without gradients and without dropout; every rank must call it.
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """Mean loss without gradients and without dropout, or the logits [B, T, V] where there are
+        no targets; every rank must call it.
 
         What it gathers of sharded parameters is freed again: a save may come next.
         """
@@ -81,31 +91,110 @@ class Engine(Protocol):
     def training_state(self) -> TrainingState:
         """What a checkpoint holds of this rank, as ranges of flattened fp32 tensors."""
 
-    def ledger(self) -> Ledger:
-        """Their bytes, by category and place."""
+
+def train_step(
+    engine: Engine,
+    micro_batches: Sequence[tuple[Tensor, ...]],
+    lr: float,
+    *,
+    weights: Sequence[float] = (),
+    phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> tuple[Tensor, StepResult]:
+    """One optimizer step over an accumulation window of (tokens, targets) or, with documents,
+    (tokens, targets, starts), [B, T] int64 each.
+
+    Engines average micro-batches and ranks. Where these have not all as many targets that count,
+    the mean of the global batch is that of their means times `weights`
+    (`GlobalBatches.weights`); none for 1 each.
+
+    Each forward and backward and the step run in a `phase` of that name. Returns this rank's mean
+    loss, an fp32 scalar on the device (over all ranks, their mean is the global batch's), and what
+    the step did.
+    """
+    engine.begin_step(lr)
+    loss_sum = torch.zeros((), device=micro_batches[0][0].device)
+    for number, inputs in enumerate(micro_batches, start=1):
+        with phase("forward"):
+            loss = engine.forward(*inputs, last=number == len(micro_batches))
+            if weights:
+                loss = loss * weights[number - 1]
+        loss_sum += loss.detach()
+        with phase("backward"):
+            engine.backward(loss)
+        del loss  # and what its graph still holds, before the next forward
+    with phase("step"):
+        result = engine.step()
+    return loss_sum / len(micro_batches), result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """What a strategy builds from.
 
-    It gets factories, because FSDP shards before the optimizer exists and ZeRO-3 shards while
-    the model is being built.
+    Parts, because FSDP shards before the optimizer exists and ZeRO-3 shards while the model is
+    being built.
     """
 
-    config: RunConfig
-    model: ModelConfig
+    resolved: Resolved
     world: World
-    accumulation: int
-    new_module: Callable[[], nn.Module]
-    new_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    initial_value: Callable[[str, torch.Size], Tensor]
-    """(parameter name, full shape) -> its fp32 initial value, on the compute device."""
+    types: Dtypes
+    """What the strategy stores and computes in."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The whole config."""
+        return self.resolved.config
+
+    def new_module(self) -> nn.Module:
+        """The model, on the device and under the modes of the context that this is called in."""
+        return GPT(self.resolved.model)
 
     def meta_module(self) -> nn.Module:
         """The model without memory: shapes only, to be sharded or filled."""
         with torch.device("meta"):
             module = self.new_module()
         if self.config.optim.precision == "fp8":
-            module = to_fp8(module, self.world.device)
+            module = _to_fp8(module, self.world.device)
         return module
+
+    def whole_module(self) -> nn.Module:
+        """The model on the device, with its initial values."""
+        module = self.meta_module()
+        dtype = self.types.parameters
+        materialize_whole(module, self.initial_value, device=self.world.device, dtype=dtype)
+        return module
+
+    def initial_value(self, name: str, shape: torch.Size) -> Tensor:
+        """A parameter's fp32 initial value, of its full shape, on the device."""
+        seed, device = self.config.loop.seed, self.world.device
+        return initial_value(name, shape, self.resolved.model, seed=seed, device=device)
+
+    def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The run's optimizer over a module's parameters."""
+        return build_optimizer(module, self.config.optim)
+
+
+def _to_fp8(module: nn.Module, device: torch.device) -> nn.Module:
+    """Replace the Linears (on the meta device, too) by ones that round their operands to fp8.
+
+    Weights stay as they are, under their names; each tensor is scaled by its own largest value at
+    every use. The head keeps the type of the rest: a loss is no place for 3 bits of mantissa. On a
+    CPU the arithmetic is emulated.
+
+    Raises:
+        UserError: the GPU has no fp8 matmuls.
+    """
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 9):
+            name = torch.cuda.get_device_name(device)
+            raise UserError(
+                f"--precision fp8 needs a GPU of compute capability 8.9 or more (H100, L40S), and "
+                f"{name} has {capability[0]}.{capability[1]}: use --precision bf16"
+            )
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    converted: nn.Module = convert_to_float8_training(
+        module, config=Float8LinearConfig(emulate=device.type == "cpu")
+    )
+    return converted

@@ -1,24 +1,23 @@
-"""The engine of every strategy that trains with plain PyTorch autograd and optimizers."""
+"""The engines of every strategy that trains with plain PyTorch autograd and optimizers."""
 
-import contextlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.memory.ledger import Ledger
 from launcher.memory.storages import StorageCount, optimizer_tensors
-from launcher.optim.dtensor import is_dtensor
-from launcher.strategies.engine import LossScale, StepResult
-from launcher.strategies.flat_shards import TrainingState
-from launcher.strategies.native_shards import NativeState
+from launcher.optim.dtensor import is_dtensor, local_part
+from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
+from launcher.strategies.flat_shards import NativeState, TrainingState
 
 
 class NativeEngine:
     """Single, DDP and FSDP differ in how the module is wrapped and in `set_sync`.
 
     Args:
-        module: the wrapped model; called with (tokens, targets) it returns the mean loss.
+        module: the wrapped model; called with (tokens, targets, starts) it returns the mean loss.
         optimizer: over the module's (sharded) parameters.
         accumulation: micro-batches per step.
         clip: largest global gradient norm; 0 = do not clip.
@@ -59,31 +58,28 @@ class NativeEngine:
         self._hidden_gradients = hidden_gradients
 
     def begin_step(self, lr: float) -> None:
-        """Only an update inside the backward needs to know that early."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
 
-    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
+    ) -> Tensor:
         self._set_sync(last)
-        with self._compute_type():
-            loss: Tensor = self._module(tokens, targets)
-        return loss
+        return self._compute(tokens, targets, starts)
 
     def backward(self, loss: Tensor) -> None:
         self._scaler.scale(loss * self._scale).backward()
 
-    def step(self, lr: float) -> StepResult:
-        if self._scaler.is_enabled():
-            self._scaler.unscale_(self._optimizer)
+    def step(self) -> StepResult:
+        self._scaler.unscale_(self._optimizer)
         limit = self._clip if self._clip > 0 else float("inf")
         norm = nn.utils.clip_grad_norm_(self._module.parameters(), limit)
         if is_dtensor(norm):
             norm = norm.full_tensor()
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
         finite = torch.isfinite(norm)
-        update_where_finite(self._optimizer, finite)
+        _update_where_finite(self._optimizer, finite)
         self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
-        if self._scaler.is_enabled():
-            self._scaler.update()
+        self._scaler.update()
         return StepResult(grad_norm=norm, applied=finite)
 
     def loss_scale(self) -> LossScale | None:
@@ -97,13 +93,15 @@ class NativeEngine:
             moved = {"scale": value.scale, "_growth_tracker": value.good_steps}
             self._scaler.load_state_dict({**self._scaler.state_dict(), **moved})
 
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
         self._module.eval()
-        with torch.no_grad(), self._compute_type():
-            loss: Tensor = self._module(tokens, targets)
+        with torch.no_grad():
+            loss_or_logits = self._compute(tokens, targets, starts)
         self._free_gathered()
         self._module.train()
-        return loss
+        return loss_or_logits
 
     def count_states(self) -> StorageCount:
         count = StorageCount()
@@ -117,16 +115,79 @@ class NativeEngine:
     def training_state(self) -> TrainingState:
         return NativeState(self._module, self._optimizer)
 
-    def ledger(self) -> Ledger:
-        return self.count_states().ledger(self._device)
-
-    def _compute_type(self) -> contextlib.AbstractContextManager[None]:
-        if self._autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast)
+    def _compute(self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None) -> Tensor:
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            loss_or_logits: Tensor = self._module(tokens, targets, starts)
+        return loss_or_logits
 
 
-def update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+class InBackwardEngine(NativeEngine):
+    """A native engine that never holds more gradients than one parameter's (FSDP: one block's).
+
+    Nothing can be clipped, since the norm of all gradients is known when all parameters are
+    updated already; it is summed up on the way, and reported. A parameter whose gradient is not
+    finite keeps its value and states, and the step counts as skipped.
+
+    Args:
+        module: the (sharded) model; DDP has no place here, its buckets hold all gradients anyway.
+        optimizer: over the module's parameters.
+        options: what else NativeEngine takes, for one micro-batch per step and without clipping.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+        super().__init__(module, optimizer, **options)
+        assert self._scale == 1.0
+        assert self._clip == 0
+        self._square_sum: Tensor | float = 0.0
+        self._group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+        for parameter in self._group_of:
+            # FSDP2 calls it when a sharded gradient is reduced, autograd elsewhere.
+            parameter.register_post_accumulate_grad_hook(self._update)
+
+    def begin_step(self, lr: float) -> None:
+        super().begin_step(lr)
+        self._square_sum = 0.0
+
+    def step(self) -> StepResult:
+        assert isinstance(self._square_sum, Tensor)
+        norm = self._square_sum.sqrt()
+        return StepResult(grad_norm=norm, applied=torch.isfinite(norm))
+
+    def _update(self, parameter: Tensor) -> None:
+        """Update one parameter and drop its gradient."""
+        gradient = parameter.grad
+        assert gradient is not None
+        square_sum = _square_sum(gradient)
+        self._square_sum = square_sum + self._square_sum
+        # The optimizer is shown this parameter only: it would look through all the others.
+        groups = self._optimizer.param_groups
+        kept = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = []
+        self._group_of[parameter]["params"] = [parameter]
+        _update_where_finite(self._optimizer, torch.isfinite(square_sum))
+        for group, parameters in zip(groups, kept, strict=True):
+            group["params"] = parameters
+        parameter.grad = None
+
+
+def native_engine(recipe: Recipe, module: nn.Module, **options: Any) -> Engine:
+    """What a run trains its (wrapped or sharded) module with; `options` go to NativeEngine."""
+    optim, types = recipe.config.optim, recipe.types
+    engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
+    return engine(
+        module,
+        recipe.new_optimizer(module),
+        accumulation=recipe.resolved.accumulation,
+        clip=optim.clip,
+        device=recipe.world.device,
+        autocast=types.autocast,
+        scaled=types.scaled,
+        **options,
+    )
+
+
+def _update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
     """Update the parameters, unless a gradient is NaN or infinite: then nothing changes.
 
     A fused optimizer decides that on the device; for others the host has to wait and look.
@@ -136,3 +197,13 @@ def update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> Non
         optimizer.step()
     elif bool(finite):
         optimizer.step()
+
+
+def _square_sum(gradient: Tensor) -> Tensor:
+    """Of all ranks' parts, so that all of them update, or none."""
+    local = local_part(gradient)
+    square_sum: Tensor = torch.linalg.vector_norm(local, dtype=torch.float32).square()
+    if is_dtensor(gradient):  # in hybrid sharding the replicas have the same parts
+        mesh = gradient.device_mesh
+        dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))
+    return square_sum

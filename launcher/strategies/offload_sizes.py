@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from launcher.config.offload import OffloadChoice
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import OffloadChoice
+from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
+from launcher.optim.choice import OptimChoice
+from launcher.optim.dtypes import dtypes
+from launcher.optim.registry import OPTIMIZERS
 from launcher.sizes import parse_bytes
+from launcher.strategies.rank import FP32
 
-FP32_BYTES = 4
-ADAM_STATE_BYTES = 12  # fp32 master weight and two moments, per parameter
-
-# What DeepSpeed refuses to swap: a smaller range of states stays in host memory.
-LEAST_SWAPPED_BYTES = 2**20
 # A group of states being updated: master weights, two moments, gradients.
 OPTIMIZER_BUFFERS = 4
 # The same while the next group is read and the last one is written.
@@ -32,27 +32,26 @@ class OffloadSizes:
     disk_bytes: int
 
 
-def largest_parameter_count(model: ModelConfig) -> int:
-    """Elements of the model's largest parameter."""
-    widest = max(model.vocab_size, model.context, 3 * model.d_model, model.ffn_dim)
-    return widest * model.d_model
+def state_bytes(model: ModelConfig, optim: OptimChoice) -> float:
+    """What is offloaded with the optimizer, per parameter: the weights that it updates, and its
+    states without counters (all that it keeps for a tensor of no elements)."""
+    entry = OPTIMIZERS[optim.optimizer]
+    states = sum(
+        entry.costs(p.name, p.shape, optim).state_bytes
+        - entry.costs(p.name, (0,) * len(p.shape), optim).state_bytes
+        for p in parameters_of(model)
+    )
+    return dtypes(optim).stored.itemsize + states / model.parameter_count
 
 
 def largest_slice_count(model: ModelConfig, world_size: int) -> int:
     """Elements of the largest ZeRO-3 slice: the largest parameter's, the last one padded."""
-    return -(-largest_parameter_count(model) // world_size)
+    return max(-(-p.elements // world_size) for p in parameters_of(model))
 
 
 def swap_buffer_count(offload: OffloadChoice) -> int:
     """Elements at which DeepSpeed's group of parameters that are updated together is full."""
-    return parse_bytes(offload.nvme_buffer, "--nvme-buffer") // FP32_BYTES
-
-
-def swap_group_count(model: ModelConfig, offload: OffloadChoice, world_size: int) -> int:
-    """Most elements that are updated at a time: a group is closed when it is full."""
-    full = swap_buffer_count(offload)
-    everything = -(-model.parameter_count // world_size)
-    return min(full + largest_slice_count(model, world_size), everything)
+    return parse_bytes(offload.nvme_buffer, "--nvme-buffer") // FP32
 
 
 def optimizer_buffer_count(offload: OffloadChoice) -> int:
@@ -68,20 +67,22 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     """
     sharding, offload = config.sharding, config.offload
     mine = -(-model.parameter_count // world_size)
-    element = FP32_BYTES if config.optim.precision == "fp32" else 2
-    gradient = 2 if sharding.grad_accum_dtype == "bf16" else FP32_BYTES
-    group = swap_group_count(model, offload, world_size)
+    element = dtypes(config.optim).computed.itemsize
+    gradient = 2 if sharding.grad_accum_dtype == "bf16" else FP32
+    largest = largest_slice_count(model, world_size)
+    # Most elements that are updated at a time: a group is closed when it is full.
+    group = min(swap_buffer_count(offload) + largest, mine)
+    states = int(state_bytes(model, config.optim) * mine)
     host = locked = disk = 0
     if sharding.offload_optimizer == "cpu":
-        host += (ADAM_STATE_BYTES + gradient) * mine
+        host += states + gradient * mine
     elif sharding.offload_optimizer == "nvme":
         host += gradient * mine
-        disk += ADAM_STATE_BYTES * mine
-        locked += optimizer_buffer_count(offload) * FP32_BYTES * group
+        disk += states
+        locked += optimizer_buffer_count(offload) * FP32 * group
     if sharding.offload_param == "cpu" and sharding.strategy == "zero":
         host += element * mine
     elif sharding.offload_param == "nvme":
         disk += element * mine
-        locked += PARAM_BUFFERS * element * largest_slice_count(model, world_size)
-        locked += element * group
+        locked += element * (PARAM_BUFFERS * largest + group)
     return OffloadSizes(host_bytes=host, locked_bytes=locked, disk_bytes=disk)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from launcher.config.resolve import Resolved
 from launcher.memory.parameters import Parameter, parameters_of
 from launcher.memory.timeline import Where
-from launcher.optim.dtypes import Dtypes, dtypes
+from launcher.optim.costs import Costs
+from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 
 FP32 = 4
@@ -24,31 +25,20 @@ class Rank:
     device_type: str
 
     @property
-    def types(self) -> Dtypes:
-        """What is stored and what is computed in."""
-        return dtypes(self.resolved.config.optim)
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The whole model's parameters."""
         return parameters_of(self.resolved.model)
 
     @property
-    def low(self) -> bool:
-        """Whether the model computes in types of two bytes."""
-        return self.types.computed.itemsize == 2
+    def computed_bytes(self) -> int:
+        """Bytes of an element that is computed with."""
+        return dtypes(self.resolved.config.optim).computed.itemsize
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of an element of parameters, gradients and master weights between steps, where
         they are not a copy to compute with."""
-        return self.types.stored.itemsize
-
-    @property
-    def accumulates_in_fp32(self) -> bool:
-        """Whether ZeRO adds up bf16 gradients in fp32."""
-        optim, sharding = self.resolved.config.optim, self.resolved.config.sharding
-        return optim.precision == "bf16" and sharding.grad_accum_dtype == "fp32"
+        return dtypes(self.resolved.config.optim).stored.itemsize
 
     @property
     def params_where(self) -> Where:
@@ -65,12 +55,7 @@ class Rank:
         """Whether each gradient is used up as soon as it is there."""
         return self.resolved.config.optim.optimizer_in_backward
 
-    def update_bytes(self, shape: Sequence[int], name: str = "") -> int:
-        """What the optimizer holds on top while it updates one tensor."""
+    def optimizer_costs(self, shape: Sequence[int], name: str = "") -> Costs:
+        """What the optimizer takes for one tensor."""
         choice = self.resolved.config.optim
-        return OPTIMIZERS[choice.optimizer].temporary_bytes(name, shape, choice)
-
-    def optimizer_bytes(self, shape: Sequence[int], name: str = "") -> int:
-        """What the optimizer keeps beside one tensor, its counters included."""
-        choice = self.resolved.config.optim
-        return OPTIMIZERS[choice.optimizer].state_bytes(name, shape, choice)
+        return OPTIMIZERS[choice.optimizer].costs(name, shape, choice)

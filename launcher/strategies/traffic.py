@@ -6,12 +6,12 @@ the machine, and is the planner's business.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.config.schema import ShardingChoice
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
-from launcher.optim.dtypes import Dtypes
+from launcher.optim.dtypes import dtypes
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Move = Literal["copy", "to_device", "to_host"]
@@ -43,25 +43,21 @@ class Traffic:
     step: tuple[Transfer, ...] = ()
 
 
-def embedding_parameters(model: ModelConfig) -> int:
-    """Token and position embedding: used first, so their gradients are complete last."""
-    return (model.vocab_size + model.context) * model.d_model
-
-
 class Wire:
     """The parameters of a run by when they travel, and the transfers that strategies share."""
 
-    def __init__(
-        self, sharding: ShardingChoice, model: ModelConfig, types: Dtypes, *, world_size: int
-    ) -> None:
-        self.sharding = sharding
+    def __init__(self, config: RunConfig, model: ModelConfig, *, world_size: int) -> None:
+        types = dtypes(config.optim)
+        self.config = config
+        self.sharding = config.sharding
         self.model = model
         self.stored_bytes = types.stored.itemsize
         """Of an element, between steps."""
         self.computed_bytes = types.computed.itemsize
-        self.shard_ranks = world_size // sharding.replicate
+        self.shard_ranks = world_size // config.sharding.replicate
         self.blocks = model.layers * model.block_parameter_count
-        self.embeddings = embedding_parameters(model)
+        self.embeddings = model.embedding_parameter_count
+        """Of tokens and positions: used first, so their gradients are complete last."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
 
     def gather(
@@ -78,21 +74,43 @@ class Wire:
             shard = host_element * parameters / self.shard_ranks
             yield Transfer(kind="to_device", size_bytes=shard, hideable=hideable)
 
-    def reduce_scatter(
-        self, parameters: float, element: int, *, pieces: int, hideable: bool = True
-    ) -> Iterator[Transfer]:
-        """Copy gradients into the buffer, reduce-scatter them, all-reduce the shards across
-        replicas."""
-        size = element * parameters
-        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
-        yield Transfer(kind="reduce_scatter", size_bytes=size, pieces=pieces, hideable=hideable)
-        yield Transfer(
-            kind="all_reduce",
-            size_bytes=size / self.shard_ranks,
-            pieces=pieces,
-            replicas=True,
-            hideable=hideable,
+    def all_reduce(
+        self, element: int, *, pieces: float, hideable: bool = True
+    ) -> tuple[Transfer, Transfer]:
+        """Sum whole gradients of `element` bytes each. The embeddings' come last: nothing is left
+        to hide them behind."""
+        before = element * (self.blocks + self.head)
+        return (
+            Transfer(kind="all_reduce", size_bytes=before, pieces=pieces, hideable=hideable),
+            Transfer(kind="all_reduce", size_bytes=element * self.embeddings, hideable=False),
         )
+
+    def gather_model(self, host_element: int) -> Iterator[Transfer]:
+        """Gather all parameters for a forward, group by group: nothing hides the first."""
+        layers = self.model.layers
+        block = self.blocks / layers
+        yield from self.gather(
+            self.embeddings + block, pieces=2, host_element=host_element, hideable=False
+        )
+        others = self.blocks - block + self.head
+        yield from self.gather(others, pieces=layers, host_element=host_element)
+
+    def reduce_model(self, element: int) -> Iterator[Transfer]:
+        """Copy gradients of `element` bytes into a buffer, reduce-scatter them, all-reduce the
+        shards across replicas, group by group; the embeddings' come last. Then offload them."""
+        for parameters, pieces, hideable in (
+            (self.blocks + self.head, self.model.layers, True),
+            (self.embeddings, 1, False),
+        ):
+            size = element * parameters
+            yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+            sent = Transfer(
+                kind="reduce_scatter", size_bytes=size, pieces=pieces, hideable=hideable
+            )
+            yield sent
+            shard = size / self.shard_ranks
+            yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
+        yield from self.gradients_to_host()
 
     def gradients_to_host(self) -> Iterator[Transfer]:
         """This rank's share of the gradients, in fp32, to where an offloaded optimizer is."""

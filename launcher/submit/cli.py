@@ -1,25 +1,22 @@
 """The command line of `shardscale submit`."""
 
 import argparse
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from launcher.errors import ExitCode, UserError
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import check_run_folder, resolve
+from launcher.data import sources
+from launcher.errors import ExitCode, UserError, refusing
 from launcher.flags import MOST_RANKS, OptionParser, require_range
-from launcher.submit.job import Job
-from launcher.submit.training import OUTPUT, submit_training
+from launcher.submit.job import Job, fill, sbatch
 
+OUTPUT = "slurm-%j.out"
 # What the scripts themselves decide from the number of nodes and of ranks on each.
 DECIDED = (
-    *(
-        "--ntasks",
-        "--ntasks-per-node",
-        "--ntasks-per-gpu",
-        "--ntasks-per-core",
-        "--ntasks-per-socket",
-    ),
-    *("--gpus", "--gpus-per-task", "--gpus-per-socket", "--gres", "--array"),
-    *("--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal"),
+    *("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--ntasks-per-core"),
+    *("--ntasks-per-socket", "--gpus", "--gpus-per-task", "--gpus-per-socket", "--gres"),
+    *("--array", "--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal"),
 )
 DECIDED_LETTERS = "nGaNo"
 # Ours: sbatch would take them again, shortened, and the later one wins.
@@ -27,19 +24,16 @@ OWN = ("--nodes", "--gpus-per-node", "--output")
 LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # of sbatch, which takes -Hn4 for -H -n 4
 
 
+@refusing
 def main(argv: Sequence[str]) -> int:
     """Submit a training or a sweep, or print its scripts; 0 when that is done, 2 when refused."""
-    try:
-        options, job = _parse(argv)
-        if options.sweep:
-            from launcher.submit.sweep import submit_sweep  # takes a second
+    options, job = _parse(argv)
+    if options.sweep:
+        from launcher.submit.sweep import submit_sweep  # takes a second
 
-            submit_sweep(job, dry_run=options.dry_run)
-        else:
-            submit_training(job, dry_run=options.dry_run)
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
+        submit_sweep(job, dry_run=options.dry_run)
+    else:
+        submit_training(job, dry_run=options.dry_run)
     return ExitCode.DONE
 
 
@@ -48,12 +42,11 @@ def _parser() -> OptionParser:
         prog="shardscale submit",
         usage="shardscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
         description="Submit a training to Slurm, or with --sweep a sweep and its report, from a "
-        "folder that all nodes share. What is neither below nor behind -- is an option of sbatch: "
+        "folder that all nodes share. What is neither below nor after -- is an option of sbatch: "
         "--partition, --time, --account, --job-name, --mem, ...",
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--sweep", action="store_true", help="behind -- are flags of sweep: --grid, --out, ...")
+    add("--sweep", action="store_true", help="after -- come flags of sweep: --grid, --out, ...")
     add("-N", "--nodes", type=int, default=1, help="machines (default: 1)")
     add("--gpus-per-node", type=int, default=1, help="a rank each (default: 1); 0: on the CPU")
     add("--ranks-per-node", type=int, help="only with --gpus-per-node 0 (default then: 1)")
@@ -107,3 +100,46 @@ def _check(token: str) -> None:
     meant = [option for option in (*DECIDED, *OWN) if option.startswith(name)]
     if name.startswith("--") and meant:
         raise UserError(f"{token}: write the option in full, if {meant[0]} is not what it means")
+
+
+def submit_training(job: Job, *, dry_run: bool) -> None:
+    """Put the run into the queue, or print its script.
+
+    Raises:
+        UserError: it cannot run, or sbatch refuses.
+    """
+    run_folder = _check_training(job)
+    output = job.output or OUTPUT
+    script = fill(
+        "single_gpu.sbatch" if job.world_size == 1 else "train.sbatch",
+        [f"--output={output}", *job.options()],
+        job.arguments,
+    )
+    if dry_run:
+        print(script, end="")
+        return
+    job_id = sbatch(script)
+    print(
+        f"job {job_id} submitted: it logs to {output.replace('%j', job_id)} "
+        f"and writes its run to {run_folder or f'runs/slurm-{job_id}'}"
+    )
+
+
+def _check_training(job: Job) -> Path | None:
+    """Refuse now what the job would refuse after hours in the queue; the run folder, if named.
+
+    Raises:
+        UserError: flags that cannot run on that many ranks, missing data, folders that cannot be
+            written to.
+    """
+    # Where the batch scripts put a run; as there, a typed --out comes later and wins.
+    unnamed = Path("runs/slurm-JOB")
+    config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
+    job.check_device(config.loop.device)
+    device_type = "cuda" if job.gpus_per_node else "cpu"
+    resolve(config, world_size=job.world_size, device_type=device_type)
+    sources.resolve(config.data.data, config.data.data_field, config.data.stream_bytes)
+    assert config.loop.out is not None
+    check_run_folder(config.loop.out)
+    job.check_output()
+    return None if config.loop.out == unnamed else config.loop.out

@@ -42,7 +42,7 @@ class Job:
     def check_device(self, device: str) -> None:
         """Raises UserError where `--device` and the GPUs asked for do not go together."""
         if not self.gpus_per_node and device != "cpu":
-            raise UserError("--gpus-per-node 0 trains on the CPU: add --device cpu behind the --")
+            raise UserError("--gpus-per-node 0 trains on the CPU: add --device cpu after the --")
         if self.gpus_per_node and device == "cpu":
             raise UserError(
                 f"--device cpu would leave the GPUs of --gpus-per-node {self.gpus_per_node} idle: "
@@ -74,7 +74,7 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     for option in options:
         if not option.isprintable():
             raise UserError(
-                f"{option!r:.200} cannot stand in a line of a batch script: leave out line breaks "
+                f"{option!r:.200} cannot be written into a batch script: leave out line breaks "
                 "and other control characters"
             )
     lines = (SCRIPTS / script).read_text(encoding="utf-8").splitlines(keepends=True)

@@ -2,10 +2,12 @@
 
 import shutil
 
-from launcher.compare.sweep.array import Prepared, prepare
+from launcher.compare.sweep.cli import prepare, tasks
+from launcher.compare.sweep.folder import SweepFolder
 from launcher.compare.sweep.grid_source import flags_of
 from launcher.config.arguments import parse_run_config
 from launcher.errors import UserError
+from launcher.measure.records import Sweep
 from launcher.submit.job import Job, fill, sbatch
 
 
@@ -15,8 +17,8 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
     Raises:
         UserError: what no cell could run with, or sbatch refuses.
     """
-    prepared = _check(job)
-    out = prepared.folder.path
+    folder, sweep = _check(job)
+    out = folder.path
     # A folder's % is not one of sbatch's own.
     logs = str(out / "logs").replace("%", "%%")
     array = fill(
@@ -24,7 +26,7 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
         [
             f"--output={job.output or f'{logs}/slurm-%A_%a.out'}",
             *job.options(),
-            f"--array={prepared.tasks()}",
+            f"--array={tasks(sweep)}",
         ],
         ["--out", str(out)],
     )
@@ -37,7 +39,8 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
         print(array, end="")
         print(report("ARRAY"), end="")
         return
-    prepared.write()
+    folder.create()
+    folder.write(sweep)
     try:
         array_id = sbatch(array)
     except UserError:
@@ -48,15 +51,15 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
     except UserError as error:
         raise UserError(
             f"array {array_id} is in the queue, its report is not ({error}): when all is done, "
-            f"python -m launcher report {out}"
+            f"run python -m launcher report {out}"
         ) from None
     print(
-        f"array {array_id} submitted: cells {prepared.tasks()} of {len(prepared.rows)}, in {out}; "
+        f"array {array_id} submitted: cells {tasks(sweep)} of {len(sweep.cells)}, in {out}; "
         f"job {report_id} will write {out / 'report' / 'report.html'}"
     )
 
 
-def _check(job: Job) -> Prepared:
+def _check(job: Job) -> tuple[SweepFolder, Sweep]:
     """Refuse now what every cell would refuse after hours in the queue.
 
     Raises:
@@ -73,10 +76,10 @@ def _check(job: Job) -> Prepared:
                 f"{name} cannot come after --: "
                 "--gpus-per-node or --ranks-per-node says how many processes each cell has"
             )
-    prepared = prepare([f"--nproc={job.ranks_per_node}", *job.arguments])
-    for row in prepared.rows:
+    folder, sweep = prepare([f"--nproc={job.ranks_per_node}", *job.arguments])
+    for row in sweep.cells:
         if not row.done:
-            job.check_device(parse_run_config(flags_of(row.cell.flags)).loop.device)
+            job.check_device(parse_run_config(flags_of(row.flags)).loop.device)
     if job.output is not None:
         job.check_output()
-    return prepared
+    return folder, sweep

@@ -54,6 +54,7 @@ def choose(
     head_size: int,
     window: int | None,
     dropout: float,
+    documents: bool = False,
     sdpa_backend: SdpaBackend = "auto",
     capability: tuple[int, int] | None = None,
 ) -> Choice:
@@ -68,6 +69,7 @@ def choose(
         head_size=head_size,
         window=window,
         dropout=dropout,
+        documents=documents,
         capability=capability,
     )
     reason = "asked for"
@@ -112,17 +114,20 @@ def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
 
     Without a window, torch's own choice (cuDNN on Hopper, FA2 before) is as fast as FA2 is.
     """
+    masks = [] if setting.window is None else ["the window"]
+    masks += ["documents"] if setting.documents else []
+    what = " and ".join(masks)
     if setting.device_type != "cuda":
         why = "the fused attention of this device"
-        return "sdpa", why + ("" if setting.window is None else ", with the window as a mask")
+        return "sdpa", why + (f", with {what} as a mask" if masks else "")
     able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
     newest = flash.implementation(setting.capability, setting.dropout)
     if "flash" in able and newest in ("FA3", "FA4"):
         return "flash", f"{newest} is installed for this GPU"
-    if setting.window is None:
+    if not masks:
         return "sdpa", "the fused attention that PyTorch takes on this GPU"
     if "flash" in able:
         return "flash", "takes the window as a number, without a T x T mask"
     if "flex" in able:
-        return "flex", "the window as blocks, without a T x T mask; flash cannot run here"
-    return "sdpa", "the window as a mask; neither flash nor flex can run here"
+        return "flex", f"{what} as blocks, without a T x T mask; flash cannot run here"
+    return "sdpa", f"{what} as a mask; neither flash nor flex can run here"

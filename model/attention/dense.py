@@ -1,4 +1,4 @@
-"""The textbook form, and PyTorch's fused one: both take the window as a T x T mask."""
+"""The textbook form, and PyTorch's fused one: windows and documents are a T x T mask to both."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+ON_GPUS_ONLY: Final[frozenset[SdpaBackend]] = frozenset({"cudnn", "efficient"})
 
 
 def eager(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, window: int | None, dropout: float
 ) -> Tensor:
     """Holds [B, H, T, T] scores; softmax in fp32 whatever the input dtype."""
-    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(q.size(-1)))
-    scores = scores.masked_fill(~mask, float("-inf"))
+    batch, kv_heads, seq_len, head_size = k.shape
+    # The queries that share a key head are rows of one product.
+    rows = q.reshape(batch, kv_heads, -1, head_size)
+    scores = (rows @ k.transpose(-2, -1)) * (1.0 / math.sqrt(head_size))
+    scores = scores.view(batch, -1, seq_len, seq_len).masked_fill(~mask, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
-    return F.dropout(weights, dropout) @ v
+    weights = F.dropout(weights, dropout).view(batch, kv_heads, -1, seq_len)
+    return (weights @ v).view_as(q)
 
 
 def sdpa(
@@ -44,8 +49,16 @@ def sdpa(
     backend: SDPBackend | None = None,
 ) -> Tensor:
     """PyTorch's fused attention; it chooses the backend itself where none is given."""
+    groups = q.size(1) > k.size(1)
+    grouped = groups and takes_groups(q.device.type, q.dtype, mask, backend)
+    if groups and not grouped:
+        k, v = repeat_for(q, k, v)
     attend = partial(
-        F.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None, dropout_p=dropout
+        F.scaled_dot_product_attention,
+        attn_mask=mask,
+        is_causal=mask is None,
+        dropout_p=dropout,
+        enable_gqa=grouped,
     )
     if backend is None:
         return attend(q, k, v)
@@ -53,8 +66,39 @@ def sdpa(
         return attend(q, k, v)
 
 
-def sdpa_mask(seq_len: int, window: int | None, device: torch.device) -> Tensor | None:
-    """None for plain causal attention, which the fused kernels do without a mask."""
+def takes_groups(
+    device_type: str, dtype: torch.dtype, mask: Tensor | None, backend: SDPBackend | None
+) -> bool:
+    """Whether a fused kernel takes fewer key heads than query heads: a CPU's, and on GPUs those
+    for half precision without a mask. The others' would fall back to all T x T scores."""
+    if device_type == "cpu":
+        return True
+    able = backend is not SDPBackend.EFFICIENT_ATTENTION and mask is None
+    return able and dtype in (torch.float16, torch.bfloat16)
+
+
+def repeat_for(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v with a head for each of q's."""
+    groups = q.size(1) // k.size(1)
+    return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+
+
+def sdpa_mask(
+    seq_len: int,
+    window: int | None,
+    device: torch.device,
+    starts: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor | None:
+    """None for plain causal attention, which the fused kernels do without a mask.
+
+    That of documents, [B, 1, T, T], is what is added to the scores, in their type: of a bool each
+    block would make its own, and keep it for backward.
+    """
+    if starts is not None:
+        hidden = ~dense_mask(seq_len, window, device, starts)
+        added = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        return added.masked_fill_(hidden, float("-inf"))
     bites = window is not None and window < seq_len - 1
     return dense_mask(seq_len, window, device) if bites else None
 
@@ -72,6 +116,7 @@ def sdpa_backend(
         able = [name for name, b in BACKENDS.items() if _runs(setting, b, device, seq_len)]
         window = "" if setting.window is None else f", window {setting.window}"
         dropout = "" if setting.dropout == 0.0 else f", dropout {setting.dropout}"
+        dropout += ", attention inside documents" if setting.documents else ""
         raise ValueError(
             f"sdpa_backend {wanted} cannot run on {device.type} with {setting.dtype}, heads of "
             f"{setting.head_size}{window}{dropout}; use {' or '.join([*able, 'auto'])}."
@@ -91,6 +136,8 @@ def _runs(setting: Setting, backend: SDPBackend, device: torch.device, seq_len: 
 def _ask(setting: Setting, device: torch.device, seq_len: int) -> int:
     shape = (1, 1, seq_len, setting.head_size)
     q = torch.empty(shape, dtype=setting.dtype, device=device, requires_grad=True)
-    mask = sdpa_mask(seq_len, setting.window, device)
+    starts = torch.zeros(1, seq_len, dtype=torch.int64, device=device)
+    documents = (starts, setting.dtype) if setting.documents else ()
+    mask = sdpa_mask(seq_len, setting.window, device, *documents)
     choice: int = torch._fused_sdp_choice(q, q, q, mask, setting.dropout, mask is None)
     return choice

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib import metadata
 
 import torch
 
 from launcher.model.attention.kernel import FIX, Setting
+from launcher.packages import version_of
 
 LARGEST_HEAD = 256
 _INSTALL = "pip install flash-attn --no-build-isolation"
@@ -19,9 +19,9 @@ def implementation(capability: tuple[int, int] | None, dropout: float) -> str | 
     if dropout == 0.0:  # the newer two have none
         if major == 9 and importlib.util.find_spec("flash_attn_interface") is not None:
             return "FA3"
-        if major in (9, 10) and _version("flash-attn-4") is not None:
+        if major in (9, 10) and version_of("flash-attn-4") is not None:
             return "FA4"
-    version = _version("flash-attn")
+    version = version_of("flash-attn")
     if version is not None:
         return f"flash-attn {version}"
     return "torch's FA2" if torch.backends.cuda.is_flash_attention_available() else None
@@ -33,6 +33,8 @@ def obstacle(setting: Setting) -> str | None:
         return f"attention flash needs a GPU, and this is {setting.device_type}; {FIX}."
     if setting.dtype not in (torch.bfloat16, torch.float16):
         return f"attention flash computes in bf16 or fp16, not in {setting.dtype}; {FIX}."
+    if setting.documents:
+        return "attention flash cannot stay inside documents; use attention flex, sdpa or auto."
     if setting.head_size % 8 or setting.head_size > LARGEST_HEAD:
         return (
             f"attention flash takes head sizes that are multiples of 8 up to {LARGEST_HEAD}, not "
@@ -49,10 +51,3 @@ def missing(setting: Setting) -> str | None:
     if implementation(setting.capability, setting.dropout) is not None:
         return None
     return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {FIX}."
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

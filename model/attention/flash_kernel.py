@@ -30,7 +30,8 @@ def flash(
 
 
 def through_torch(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
-    """q, k, v [B, T, H, head_dim] through torch's operator, whichever kernel stands behind it."""
+    """q, k, v [B, T, H, head_dim], of k and v fewer heads where they are shared, through torch's
+    operator, whichever kernel stands behind it."""
     left, right = (-1, -1) if window is None else (window, 0)
     seq_len = q.size(1)
     out: Tensor = torch.ops.aten._flash_attention_forward(
@@ -57,7 +58,7 @@ def _package(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: fl
     return out
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 @functools.cache
 def _uses_package(device: torch.device, dropout: float) -> bool:
     """Whether the flash-attn package (FA2) does it; puts FA3 or FA4 behind torch's operator."""

@@ -1,7 +1,7 @@
-"""PyTorch's FlexAttention: a kernel generated for the band that the window leaves.
+"""PyTorch's FlexAttention: a kernel generated for what windows and documents leave.
 
-Its mask is a list of 128 x 128 blocks, computed from their distance to the diagonal: nothing of
-size T x T exists, neither in the kernel nor while the mask is made.
+Its mask is a list of 128 x 128 blocks, computed from their distance to the diagonal and from where
+documents begin: nothing of size T x T exists, neither in the kernel nor while the mask is made.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ def flex(
 ) -> Tensor:
     """Compiled at its first call, unless it is part of something that is being compiled."""
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
-    out: Tensor = attend(q, k, v, block_mask=mask)
+    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.size(1) > k.size(1))
     return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def block_mask(seq_len: int, window: int | None, device: torch.device) -> BlockMask:
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's
+def block_mask(
+    seq_len: int,
+    window: int | None,
+    device: torch.device,
+    starts: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> BlockMask:
     """Which blocks of queries and keys meet: in part (the mask is applied), or in full.
 
     Equals `create_block_mask` of the same rule, which would evaluate it for T x T pairs.
@@ -41,27 +47,45 @@ def block_mask(seq_len: int, window: int | None, device: torch.device) -> BlockM
         # First query to last key, and last query to first key, of two blocks.
         meets &= distance - (BLOCK - 1) <= window
         full &= distance + (BLOCK - 1) <= window
+    if starts is not None:
+        # A block's first query sees the farthest back, its last one the least far.
+        first, last = index * BLOCK, ((index + 1) * BLOCK - 1).clamp(max=seq_len - 1)
+        meets = meets & ((starts[:, first, None] < first + BLOCK) | (distance == 0))
+        full = full & (starts[:, last, None] <= first)
     if seq_len % BLOCK:
-        full[-1] = False  # its last queries do not exist
+        full[..., -1, :] = False  # its last queries do not exist
     partial = meets & ~full
     return BlockMask.from_kv_blocks(
         *_listed(partial),
         *_listed(full),
         BLOCK_SIZE=BLOCK,
-        mask_mod=_rule(window),
+        mask_mod=_rule(window) if starts is None else _rule_of_documents(window, starts),
         seq_lengths=(seq_len, seq_len),
     )
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Bool [Q, K] -> per query block, how many key blocks and which: [1, 1, Q], [1, 1, Q, K]."""
+    """Bool [Q, K] or [B, Q, K] -> per query block, how many key blocks and which: [B, 1, Q] and
+    [B, 1, Q, K], B = 1 where all sequences are alike."""
     count = chosen.sum(-1, dtype=torch.int32)
     order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True).int()
-    return count[None, None], order[None, None]
+    if chosen.dim() == 2:
+        count, order = count[None], order[None]
+    return count[:, None], order[:, None]
+
+
+_Rule = Callable[[Any, Any, Any, Any], Any]
+
+
+def _rule_of_documents(window: int | None, starts: Tensor) -> _Rule:
+    inside = _rule(window)
+    return lambda batch, head, query, key: (
+        inside(batch, head, query, key) & (key >= starts[batch, query])
+    )
 
 
 @functools.cache
-def _rule(window: int | None) -> Callable[[Any, Any, Any, Any], Any]:
+def _rule(window: int | None) -> _Rule:
     """The same object each time: compiled code is tied to it."""
     if window is None:
         return lambda batch, head, query, key: query >= key

@@ -23,12 +23,15 @@ class Setting:
     head_size: int
     window: int | None
     dropout: float
+    documents: bool = False
+    """Whether sequences hold several documents that do not see each other."""
     capability: tuple[int, int] | None = None
     """Compute capability of the GPU; None on a CPU, or when no GPU is visible from here."""
 
 
 class AttentionFunction(Protocol):
-    """q, k, v [B, H, T, head_dim] -> [B, H, T, head_dim], causal, scaled by 1/sqrt(head_dim).
+    """q [B, H, T, head_dim] and k, v of as many heads, or of fewer that divide them and are shared
+    by neighbours -> [B, H, T, head_dim], causal, scaled by 1/sqrt(head_dim).
 
     `mask` is what the kernel's `prepare` made for this T; `window` is for kernels that take it
     as a number: token i sees i - window to i.
@@ -39,16 +42,50 @@ class AttentionFunction(Protocol):
     ) -> Tensor: ...
 
 
-def no_mask(seq_len: int, window: int | None, device: torch.device) -> None:
-    """For kernels that do their own masking."""
+class Prepare(Protocol):
+    """(T, window, device) -> `mask`. Called once per forward, for all blocks, and not cached: a
+    cached tensor made under FakeTensorMode or inference_mode would come back in a real step.
+
+    `starts` [B, T] int64, where sequences hold documents that do not see each other: the index in
+    its sequence of the first token of each token's document. `dtype` is that of q, k and v then.
+    """
+
+    def __call__(
+        self,
+        seq_len: int,
+        window: int | None,
+        device: torch.device,
+        starts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Any: ...
 
 
-def dense_mask(seq_len: int, window: int | None, device: torch.device) -> Tensor:
-    """Bool [T, T], True where a query (row) sees a key (column)."""
+def no_mask(
+    seq_len: int,
+    window: int | None,
+    device: torch.device,
+    starts: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """For kernels that do their own masking, and know of no documents."""
+
+
+def dense_mask(
+    seq_len: int,
+    window: int | None,
+    device: torch.device,
+    starts: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Bool [T, T], True where a query (row) sees a key (column); [B, 1, T, T] with documents."""
     position = torch.arange(seq_len, device=device)
     distance = position[:, None] - position[None, :]
-    causal = distance >= 0
-    return causal & (distance <= window) if window is not None else causal
+    seen = distance >= 0
+    if window is not None:
+        seen = seen & (distance <= window)
+    if starts is not None:
+        seen = (seen & (position >= starts[:, :, None]))[:, None]
+    return seen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +93,8 @@ class Implementation:
     """An attention function and what it needs from the caller."""
 
     function: AttentionFunction
-    prepare: Callable[[int, int | None, torch.device], Any] = no_mask
-    """(T, window, device) -> `mask`. Called once per forward, for all blocks, and not cached: a
-    cached tensor made under FakeTensorMode or inference_mode would come back in a real step."""
+    prepare: Prepare = no_mask
+    """Makes its `mask`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +107,10 @@ class AttentionKernel:
     """Why it cannot run in a setting and what to do instead, or None when it can."""
     missing: Callable[[Setting], str | None] = lambda setting: None
     """What it needs in a setting and is not installed here, with the fix; None when all is."""
+    fused: bool = True
+    """Whether it skips the scores that are masked, and its backward computes the others again."""
+    skips_window: bool = False
+    """Whether a window is no mask to it, so that it skips what is outside."""
 
     @property
     def function(self) -> AttentionFunction:
@@ -78,7 +118,7 @@ class AttentionKernel:
         return self.load().function
 
     @property
-    def prepare(self) -> Callable[[int, int | None, torch.device], Any]:
+    def prepare(self) -> Prepare:
         """What makes its mask."""
         return self.load().prepare
 

@@ -77,7 +77,7 @@ def opened(browser: Any, path: Path, complaints: list[str]) -> Iterator[Any]:
 
 
 def choice(sharding: str, precision: str, used_gib: float, tokens_per_s: float) -> dict[str, Any]:
-    """A row of a plan on GPUs of 8 GiB, as plan/page.py makes it."""
+    """A row of a plan on GPUs of 8 GiB, as plan/table.py makes it."""
     fits = used_gib <= 8
     return {
         "sharding": sharding,
@@ -250,7 +250,9 @@ def test_steps_are_whole_numbers(page: Any) -> None:
 
 def test_tile_table_and_tooltip_have_the_same_digits(page: Any) -> None:
     tile = page.locator(".goals > div", has_text="fastest").first.locator(".figures").inner_text()
-    memory, rate = re.fullmatch(r"(\S+ [KMG]iB) allocated peak, (\S+) tokens/s", tile).groups()
+    figures = re.fullmatch(r"(\S+ [KMG]iB) allocated peak, (\S+) tokens/s", tile)
+    assert figures
+    memory, rate = figures.groups()
     row = page.locator("#rows tbody tr", has_text="zero2")
     cells = row.locator("td").all_inner_texts()
     assert memory in cells

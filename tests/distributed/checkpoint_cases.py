@@ -66,6 +66,12 @@ DDP = ("--strategy=ddp",)
 ZERO1, ZERO2, ZERO3 = (("--zero=1",), ("--zero=2",), ("--zero=3",))
 ZERO3_OFFLOAD = (*ZERO3, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 UNTIED, BF16 = ("--tied=False",), ("--precision=bf16",)
+# The options of Llama, Qwen 2 and Qwen 3 in one model.
+ROPE = (
+    *("--heads=4", "--kv-heads=2", "--head-dim=10", "--position=rope", "--norm=rms"),
+    *("--qk-norm=True", "--activation=swiglu", "--d-ff=46", "--tied=False"),
+    *("--attention-bias=False", "--qkv-bias=True", "--mlp-bias=False"),
+)
 
 CASES: list[Case] = [
     *_cases("fp32", ranks=1, single=("--strategy=single",), zero2=ZERO2),
@@ -103,6 +109,9 @@ CASES: list[Case] = [
         zero3=ZERO3,
         zero3_offload=ZERO3_OFFLOAD,
     ),
+    *_cases("rope", ranks=1, more=ROPE, single=("--strategy=single",)),
+    *_cases("rope", ranks=2, more=ROPE, fsdp=FSDP, zero2=ZERO2, zero3=ZERO3),
+    *_cases("rope", ranks=4, more=ROPE, hybrid=(*FSDP, "--replicate=2"), zero3=ZERO3),
 ]
 BY_NAME = {case.name: case for case in CASES}
 PAIRS = [(a, b) for a in CASES for b in CASES if a.family == b.family]

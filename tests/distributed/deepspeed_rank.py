@@ -7,6 +7,7 @@ losses, gradient norms, and how far the training state covers the model.
 """
 
 import json
+import math
 import sys
 import traceback
 from pathlib import Path
@@ -20,7 +21,6 @@ from rank_loop import freeze_imports, release, steps
 from launcher.parallel.world import World, leave, ranks_from_environment, start
 from launcher.run.preflight import prepare
 from launcher.strategies.engine import Engine
-from launcher.strategies.flat_shards import element_count
 from launcher.train import build_engine
 
 
@@ -68,7 +68,7 @@ def state_of(engine: Engine, world: World) -> dict[str, float]:
         sums[-1] += shard.data.numel()
     if world.size > 1:
         dist.all_reduce(sums)
-    elements = len(names) * sum(map(element_count, state.shapes.values()))
+    elements = len(names) * sum(map(math.prod, state.shapes.values()))
     return {**dict(zip(names, sums.tolist(), strict=False)), "whole": sums[-1].item() / elements}
 
 

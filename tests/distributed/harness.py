@@ -1,5 +1,6 @@
 """Starting ranks, and the small model and text that they train on."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,22 @@ def write_text(path: Path) -> Path:
 
     assert argparse.__file__
     path.write_text(Path(argparse.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def write_examples(path: Path) -> Path:
+    """Real text cut into prompts and completions so unevenly that sequences of 32 bytes have one
+    target or all of them."""
+    text = write_text(path.with_suffix(".source")).read_text(encoding="utf-8")
+    records: list[dict[str, str]] = []
+    begin = 0
+    while begin + 200 < len(text):
+        prompt, completion = (4, 90) if len(records) % 4 == 0 else (70, 1)
+        middle, end = begin + prompt, begin + prompt + completion
+        learned = text[middle:end].strip() or "."
+        records.append({"prompt": text[begin:middle], "completion": learned})
+        begin = end
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
     return path
 
 

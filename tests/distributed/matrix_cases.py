@@ -3,12 +3,14 @@
 The list is not kept here: it is asked of the function that the table there comes from.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from launcher.compare.sweep.grid import expand_strategy
-from launcher.compare.sweep.matrix import TECHNIQUES, cell
+from launcher.compare.sweep.matrix import ROPE_DECODER, TECHNIQUES, cell
 from launcher.config.schema import RunConfig
 from launcher.strategies import VARIANTS
 
@@ -29,7 +31,7 @@ SMALL = {
 }
 LR = {"sgd": 0.3, "adafactor": 0.3}  # what lowers the loss in so few steps
 # What changes the run's mathematics, so that its reference has it too.
-KEPT = ("optimizer", "clip", "window")
+KEPT = ("optimizer", "clip", "window", "document_attention", *ROPE_DECODER)
 # Muon orthogonalises in bf16, whose rounding depends on what else a rank's call holds.
 LOW = {"bf16", "bf16-pure", "fp16", "adamw8bit", "muon"}
 
@@ -82,14 +84,30 @@ class Case:
 
 
 DEFAULT = RunConfig().flat()
-CASES = [
-    Case(
-        technique=technique,
+
+
+def _case(technique: str, strategy: str, more: dict[str, Any], with_what: str = "") -> Case:
+    changes = {**more, **TECHNIQUES[technique]}
+    return Case(
+        technique=technique + with_what,
         strategy=strategy,
         changes={k: v for k, v in changes.items() if DEFAULT.get(k) != v},
     )
-    for technique, changes in TECHNIQUES.items()
-    for strategy in VARIANTS
-    if cell(technique, strategy).cpu is None
+
+
+def _with_rope() -> Iterator[Case]:
+    """Every technique once with the other decoder, under one strategy after the other."""
+    turn = cycle(VARIANTS)
+    others = {name: changes for name, changes in TECHNIQUES.items() if changes != ROPE_DECODER}
+    for technique, changes in others.items():
+        runs = {s for s in VARIANTS if cell(technique, s).cpu is None}
+        if runs and "compile" not in changes:  # which takes longest, and has a test of its own
+            strategy = next(s for s in turn if s in runs)
+            yield _case(technique, strategy, ROPE_DECODER, " and --position rope")
+
+
+CASES = [
+    *(_case(t, s, {}) for t in TECHNIQUES for s in VARIANTS if cell(t, s).cpu is None),
+    *_with_rope(),
 ]
 BY_RUN = {case.run: case for case in (*(case.reference for case in CASES), *CASES)}

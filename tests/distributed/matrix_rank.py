@@ -22,10 +22,10 @@ from rank_loop import freeze_imports, release, steps
 from torch._dynamo.utils import counters
 
 from launcher.config.resolve import resolve
-from launcher.data import Corpus, open_corpus
+from launcher.data import open_corpus
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
-from launcher.run.offload_check import check_offload
+from launcher.run.enough_room import check_offload
 from launcher.strategies.engine import LossScale
 from launcher.train import build_engine
 
@@ -38,12 +38,11 @@ def main() -> None:
     mine = [case for case in cases if case.alone][world.rank :: world.size]
     together = [case for case in cases if not case.alone]
     freeze_imports()
-    corpus = open_corpus(data=text, tokenizer="byte", vocab_size=261, seq_len=16)
     with (Path(folder) / f"results-{world.rank}.jsonl").open("a", encoding="utf-8") as file:
         for case in (*mine, *together):
             started_s = time.perf_counter()
             try:
-                result = train_case(case, text, folder, corpus, alone if case.alone else world)
+                result = train_case(case, text, folder, alone if case.alone else world)
             except Exception:
                 # The same mistake on every rank; the next case can still run.
                 result = {"error": traceback.format_exc()}
@@ -53,11 +52,18 @@ def main() -> None:
     leave(0, together=True)
 
 
-def train_case(case: Case, text: str, folder: str, corpus: Corpus, world: World) -> dict[str, Any]:
+def train_case(case: Case, text: str, folder: str, world: World) -> dict[str, Any]:
     """What `launcher.train` does, with its checks, less its records."""
     torch._dynamo.reset()  # compiled for one case, a block would count against the next one's limit
     counters.clear()
     config = case.config(text, folder)
+    corpus = open_corpus(
+        data=text,
+        tokenizer="byte",
+        vocab_size=261,
+        seq_len=16,
+        document_attention=config.data.document_attention,
+    )
     resolved = resolve(config, world_size=world.size, device_type="cpu")
     check_offload(resolved.config, resolved.model, world_size=world.size, ranks_per_node=world.size)
     traced = config.measure.memory_trace

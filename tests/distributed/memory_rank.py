@@ -2,7 +2,7 @@
 
     torchrun --nproc 4 memory_rank.py TEXT DEEPSPEED_JSON RESULTS CASE...
 
-Rank 0 appends a JSON line per case: for each moment and rank, what `ledger()` says and what the
+Rank 0 appends a JSON line per case: for each moment and rank, what the engine counts and what the
 interpreter really keeps alive.
 """
 
@@ -11,6 +11,8 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, start
 from launcher.run.preflight import prepare
-from launcher.strategies.engine import Engine
+from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine, to_device
 
 
@@ -70,16 +72,19 @@ def run(case: Case, text: str, deepspeed: str, world: World) -> dict[str, Any]:
     batches = GlobalBatches(
         prepared.corpus.train, seq_len=resolved.seq_len, global_batch=resolved.global_batch, seed=0
     )
-    seen = {}
+    seen: dict[str, Any] = {}
+    moments = iter(("accumulating", "after_backward"))
+
+    @contextmanager
+    def looking(phase: str) -> Iterator[None]:
+        yield
+        if phase == "backward":
+            seen[next(moments)] = look(engine)
+
     for step in range(2):
         rows = batches.rank_slice(step, rank=world.rank, world_size=world.size)
-        for number, (tokens, targets) in enumerate(to_device(rows, 1, world.device)):
-            loss = engine.forward(tokens, targets, last=number == 1)
-            engine.backward(loss)
-            del loss, tokens, targets
-            if step == 1:
-                seen["after_backward" if number else "accumulating"] = look(engine)
-        engine.step(1e-3)
+        phase = looking if step == 1 else nullcontext
+        train_step(engine, to_device(rows, 1, world.device), 1e-3, phase=phase)
     seen["after_step"] = look(engine)
     release(engine)
     return {"parameters": resolved.model.parameter_count, **seen}
@@ -89,7 +94,7 @@ def look(engine: Engine) -> dict[str, Any]:
     """The ledger's device lines, and the bytes that are alive without asking the engine."""
     for _ in range(50):
         gc.collect()
-        lines = engine.ledger().device
+        lines = engine.count_states().ledger(torch.device("cpu")).device
         alive = sum(live_storages().values())
         if alive - lines.states_bytes <= INPUTS_BYTES:
             break

@@ -17,6 +17,7 @@ from rank_loop import release
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, ranks_from_environment, start
 from launcher.run.preflight import prepare
+from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 
 CASES = {
@@ -65,16 +66,17 @@ def train(
     losses, applied = [], []
     for number in range(STEPS):
         rows = batches.rank_slice(number, rank=world.rank, world_size=world.size)
-        ((tokens, targets),) = to_device(rows, 2, world.device)
+        micro_batches = to_device(rows, 2, world.device)
         if poison and number == POISONED:
+            ((tokens, targets),) = micro_batches
+            engine.begin_step(0.01)
             loss = engine.forward(tokens, targets, last=True)
             # The other rank has gradients that look healthy.
             engine.backward(loss * (float("nan") if world.rank == 1 else 1.0))
-            applied.append(bool(engine.step(0.01).applied))
-        loss = engine.forward(tokens, targets, last=True)
-        engine.backward(loss)
-        applied.append(bool(engine.step(0.01).applied))
-        losses.append(loss.detach())
+            applied.append(bool(engine.step().applied))
+        loss, result = train_step(engine, micro_batches, 0.01)
+        applied.append(bool(result.applied))
+        losses.append(loss)
     mean = torch.stack(losses)
     dist.all_reduce(mean)
     release(engine)

@@ -45,7 +45,7 @@ def save(name: str, text: str, folder: Path, world: World) -> dict[str, Any]:
         checkpointer = Checkpointer(folder / name)
         before = figures(prepared, world, engine, range(1, BEFORE + 1))
         assert checkpointer.save(BEFORE, engine, {}) is not None
-        ledger = dataclasses.asdict(engine.ledger())
+        ledger = dataclasses.asdict(engine.count_states().ledger(world.device))
         after = figures(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
         ledgers: list[Any] = [None] * world.size
         dist.all_gather_object(ledgers, ledger)

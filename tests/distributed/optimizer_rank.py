@@ -53,7 +53,7 @@ def run(kind: Kind, strategy: str, text: str, folder: Path, world: World) -> dic
     more, more_norms = steps(
         prepared.resolved, prepared.corpus, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
     )
-    device = engine.ledger().device
+    device = engine.count_states().ledger(world.device).device
     release(engine)
     engine = build(prepared, world)
     Checkpointer(folder / "unused").load(folder / f"{kind.name}-single", engine)

@@ -16,15 +16,21 @@ MODEL_FLAGS = (
     "--device=cpu",
     "--dropout=0.1",  # its generator goes on, too
 )
-FIELDS = {"save": "save_every", "evaluate": "eval_every", "log": "log_every"}
+FIELDS = {
+    "save": "save_every",
+    "evaluate": "eval_every",
+    "log": "log_every",
+    "sample": "sample_every",
+}
 NEVER = 1000
 PREEMPTED = "preempted while evaluating"
+SAMPLED = "evaluate-log-save"
 
 # Each action with each other one: always together, and the one or the other more often.
 PERIODS: Mapping[str, Mapping[str, int]] = {
     "equal": {"save": 2, "evaluate": 2, "log": 2},
     "log-save-evaluate": {"save": 2, "evaluate": 3, "log": 1},
-    "evaluate-log-save": {"save": 3, "evaluate": 1, "log": 2},
+    SAMPLED: {"save": 3, "evaluate": 1, "log": 2, "sample": 3},
     "evaluation is the last act": {"save": NEVER, "evaluate": STEPS, "log": NEVER},
     PREEMPTED: {"save": 2, "evaluate": 1, "log": 1},
 }
@@ -76,6 +82,7 @@ OF_FSDP = [
         "fsdp-accumulate": (*FSDP, "--global-batch=16"),
         "fsdp-in-backward": (*FSDP, *IN_BACKWARD),
         "fsdp-grad-op-in-backward": (*GRAD_OP, *IN_BACKWARD),
+        "fsdp-hybrid-grad-op": (*GRAD_OP, "--replicate=2"),
         "fsdp-bf16": (*FSDP, "--precision=bf16"),
         "fsdp-grad-op-bf16": (*GRAD_OP, "--precision=bf16"),
         "fsdp-fp16": (*FSDP, "--precision=fp16"),

@@ -102,7 +102,7 @@ class Interrupted(Kept):
     def evaluated(self, record: EvalRecord) -> None:
         super().evaluated(record)
         if record.step == STOP_SIGNAL_AT:
-            self.request_stop()
+            self.agreement.stop_requested = True
 
 
 if __name__ == "__main__":

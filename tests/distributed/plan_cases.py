@@ -1,6 +1,10 @@
 """Which runs are predicted and really allocated, in a group that is only pretended."""
 
 _BF16 = "--precision=bf16"
+_LLAMA = (
+    *("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96"),
+    *("--attention-bias=False", "--mlp-bias=False", "--tied=False"),
+)
 
 CASES: dict[str, tuple[str, ...]] = {
     "ddp": ("--strategy=ddp",),
@@ -9,6 +13,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "fsdp-bf16": ("--strategy=fsdp", _BF16, "--tied=False"),
     "fsdp-grad-op": ("--strategy=fsdp", "--no-reshard-after-forward"),
     "fsdp-hybrid": ("--strategy=fsdp", "--replicate=2", "--reduce-each-micro-batch"),
+    "fsdp-hybrid-grad-op": ("--strategy=fsdp", "--replicate=2", "--no-reshard-after-forward"),
+    "fsdp-hybrid-grad-op-bf16": (
+        *("--strategy=fsdp", "--replicate=2", "--no-reshard-after-forward"),
+        "--reduce-each-micro-batch",
+        _BF16,
+    ),
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu", _BF16),
     "zero0": ("--zero=0",),
     "zero1": ("--zero=1",),
@@ -19,6 +29,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero2-offload": ("--zero=2", "--offload-optimizer=cpu", _BF16),
     "zero3": ("--zero=3",),
     "zero3-bf16": ("--zero=3", _BF16, "--activation-checkpointing=full"),
+    "fsdp-llama": ("--strategy=fsdp", *_LLAMA),
+    "zero2-llama-bf16": ("--zero=2", _BF16, "--activation-checkpointing=selective", *_LLAMA),
+    "zero3-llama": ("--zero=3", "--qk-norm=True", *_LLAMA),
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
 }
 # Where states do not divide, DeepSpeed pads; eight ranks divide everything here.

@@ -24,6 +24,7 @@ from launcher.config.resolve import resolve
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
 from launcher.plan.predict import predict
+from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 
 MICRO_BATCH, ACCUMULATION = 4, 2
@@ -57,7 +58,7 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
             memory.begin_step(step)
             run_step(engine, memory, resolved.seq_len)
             memory.end_step(step)  # also has the tracker see what was born inside DTensors
-        held = asdict(engine.ledger().device)
+        held = asdict(engine.count_states().ledger(world.device).device)
     measured = max(memory.peaks().values())
     release(engine)
     gc.collect()
@@ -78,13 +79,7 @@ def run_step(engine: Any, memory: TracedMemory, seq_len: int) -> None:
         (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
         for _ in range(ACCUMULATION)
     ]
-    for number, (tokens, targets) in enumerate(batch, start=1):
-        with memory.phase("forward"):
-            loss = engine.forward(tokens, targets, last=number == ACCUMULATION)
-        with memory.phase("backward"):
-            engine.backward(loss)
-    with memory.phase("step"):
-        engine.step(1e-3)
+    train_step(engine, batch, 1e-3, phase=memory.phase)
 
 
 def complete_reductions(engine: Any) -> None:
@@ -95,10 +90,7 @@ def complete_reductions(engine: Any) -> None:
 
 
 # torch reads the annotations.
-def _done(
-    state: object,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
-) -> torch.futures.Future[torch.Tensor]:
+def _done(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

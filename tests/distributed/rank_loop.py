@@ -9,7 +9,7 @@ from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World
-from launcher.strategies.engine import Engine
+from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.zero.engine import import_deepspeed
 from launcher.train import to_device
 
@@ -35,17 +35,13 @@ def steps(
     losses, norms = [], []
     for step in numbers:
         lr = learning_rate(step, config.optim, resolved.steps)
-        rows = batches.rank_slice(step - 1, rank=world.rank, world_size=world.size)
-        micro_batches = to_device(rows, config.data.micro_batch, world.device)
+        place = {"rank": world.rank, "world_size": world.size}
+        sequences = batches.rank_slice(step - 1, **place)
+        micro_batches = to_device(sequences, config.data.micro_batch, world.device)
+        weights = batches.weights(step - 1, **place, micro_batch=config.data.micro_batch)
         assert len(micro_batches) == resolved.accumulation
-        engine.begin_step(lr)
-        loss_sum = torch.zeros(())
-        for number, (tokens, targets) in enumerate(micro_batches, start=1):
-            loss = engine.forward(tokens, targets, last=number == resolved.accumulation)
-            loss_sum += loss.detach()
-            engine.backward(loss)
-        result = engine.step(lr)
-        losses.append(loss_sum / resolved.accumulation)
+        loss, result = train_step(engine, micro_batches, lr, weights=weights)
+        losses.append(loss)
         norms.append(float(result.grad_norm))
     mean = torch.stack(losses)
     if world.size > 1:

@@ -5,22 +5,22 @@ explained is an error: what the interpreter keeps alive is searched without aski
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import HERE, torchrun, write_text
-from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, Case
+from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, ROPE, Case
 
-from launcher.model.config import named
+from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.model.sizes import named
 from launcher.optim.registry import parameter_groups
 
 MODEL = named("nano", layers=2, d_model=64, heads=4, context=32, vocab_size=260)
-P = MODEL.parameter_count
-BUCKET = MODEL.block_parameter_count  # elements of DeepSpeed's reduce bucket, as zero.py sets it
+ROPE_MODEL = replace(MODEL, **ROPE)
 STEP_COUNTERS_BYTES = 28 * 4  # at most one fp32 counter for each of the model's tensors
 
 
@@ -62,14 +62,15 @@ def reports(counted: dict[str, Any], case: Case) -> list[dict[str, Any]]:
     result = counted[case.name]
     if "error" in result:
         pytest.fail(f"{case.name} raised:\n{result['error']}")
-    assert len(result["ranks"]) == RANKS
-    return result["ranks"]  # type: ignore[no-any-return]
+    ranks: list[dict[str, Any]] = result["ranks"]
+    assert len(ranks) == RANKS
+    return ranks
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_states_follow_the_arithmetic(case: Case, counted: dict[str, Any]) -> None:
     for rank, report in enumerate(reports(counted, case)):
-        assert report["parameters"] == P
+        assert report["parameters"] == model_of(case).parameter_count
         expected = expect(case, rank)
         for moment in ("accumulating", "after_backward"):
             ledger = report[moment]["ledger"]
@@ -91,44 +92,52 @@ def test_the_ledger_explains_every_live_tensor(case: Case, counted: dict[str, An
             assert 0 <= unexplained <= INPUTS_BYTES, where
 
 
+def model_of(case: Case) -> ModelConfig:
+    return ROPE_MODEL if case.rope else MODEL
+
+
 def expect(case: Case, rank: int) -> Expected:
-    strategy = case.name.removesuffix("-accumulating-bf16").rsplit("-", 1)[0]
+    strategy, count = case.strategy, model_of(case).parameter_count
     if strategy in ("ddp", "zero0"):  # both compute under autocast, on fp32 parameters
-        return _expected(params=4 * P, grads=4 * P, optimizer=8 * P)
+        return _expected(params=4 * count, grads=4 * count, optimizer=8 * count)
     if strategy.startswith("fsdp"):
-        group = RANKS // 2 if strategy == "fsdp-hybrid" else RANKS
-        shard = 4 * P // group
+        group = RANKS // 2 if strategy.startswith("fsdp-hybrid") else RANKS
+        shard = 4 * count // group
         # Without communication in between, a window accumulates whole gradients.
-        window = shard if strategy == "fsdp-each" else 4 * P
-        return _expected(params=shard, grads=shard, accumulating=window, optimizer=8 * P // group)
+        window = shard if strategy == "fsdp-each" else 4 * count
+        return _expected(
+            params=shard, grads=shard, accumulating=window, optimizer=8 * count // group
+        )
     return _expect_zero(strategy, case, rank)
 
 
 def _expect_zero(strategy: str, case: Case, rank: int) -> Expected:
+    count = model_of(case).parameter_count
+    bucket = model_of(case).block_parameter_count  # elements of DeepSpeed's, as zero.py sets it
     element = 2 if case.precision == "bf16" else 4
-    in_fp32_apart = case.name.endswith("-bf16") and "accumulating" not in case.name
-    states = {"master": 4 * P // RANKS, "optimizer": 8 * P // RANKS}
+    in_fp32_apart = case.precision == "bf16" and "accumulating" not in case.name
+    states = {"master": 4 * count // RANKS, "optimizer": 8 * count // RANKS}
     if strategy == "zero3":
         return _expected(
-            params=element * P // RANKS,
-            grads=(4 if in_fp32_apart else element) * P // RANKS,
+            params=element * count // RANKS,
+            grads=(4 if in_fp32_apart else element) * count // RANKS,
             **states,
-            bucket=element * BUCKET,
+            bucket=element * bucket,
         )
     if in_fp32_apart and strategy == "zero1":
         # Whole fp32 gradients beside whole bf16 ones: more than DDP's, and all DeepSpeed offers.
-        return _expected(params=2 * P, grads=(4 + 2) * P, **states)
+        return _expected(params=2 * count, grads=(4 + 2) * count, **states)
     if in_fp32_apart:
-        return _expected(params=2 * P, grads=4 * P // RANKS, **states)
-    mine = element * _partition_elements(rank)
+        return _expected(params=2 * count, grads=4 * count // RANKS, **states)
+    mine = element * _partition_elements(model_of(case), rank)
     if strategy == "zero2":
-        return _expected(params=element * P, grads=mine, **states)
+        return _expected(params=element * count, grads=mine, **states)
     return _expected(
-        params=element * P,
+        params=element * count,
         grads=mine,
-        accumulating=element * P,
+        accumulating=element * count,
         **states,
-        bucket_accumulating=element * BUCKET,
+        bucket_accumulating=element * bucket,
     )
 
 
@@ -155,14 +164,14 @@ def _expected(
     )
 
 
-def _partition_elements(rank: int) -> int:
+def _partition_elements(config: ModelConfig, rank: int) -> int:
     """Gradients that ZeRO-1 and 2 keep: parameters that lie in this rank's part of their group.
 
     A part is a quarter of the group's elements laid end to end. DeepSpeed keeps whole the tensors
     that a boundary cuts, so parts are a little more than a quarter.
     """
     with torch.device("meta"):
-        model = GPT(MODEL)
+        model = GPT(config)
     elements = 0
     for group in parameter_groups(model, 0.1):
         sizes = [parameter.numel() for parameter in group["params"]]
@@ -176,5 +185,6 @@ def _partition_elements(rank: int) -> int:
 
 
 def test_the_arithmetic_is_a_quarter_and_a_little() -> None:
-    parts = [_partition_elements(rank) for rank in range(RANKS)]
-    assert all(P // RANKS <= part < P for part in parts)
+    parts = [_partition_elements(MODEL, rank) for rank in range(RANKS)]
+    whole = MODEL.parameter_count
+    assert all(whole // RANKS <= part < whole for part in parts)

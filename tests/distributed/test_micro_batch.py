@@ -12,6 +12,8 @@ from harness import MODEL_FLAGS, python, torchrun, write_text
 TRIED = re.compile(r"shardscale: micro-batch (\d+): (fits|out of memory)")
 FLAGS = (*MODEL_FLAGS, "--context=64", "--d-model=128", "--no-tensorboard")
 
+ROPE = ("--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=256")
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,12 +28,11 @@ def bounds(stderr: str) -> tuple[int, int]:
     return max(fits), min(fails)
 
 
-def processes_left() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "launcher.probe" in (process.info["cmdline"] or [])
-    ]
+def processes_left(text: Path) -> list[psutil.Process]:
+    """Of trials with this text: other tests have trials of theirs."""
+    commands = ((process, process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]))
+    trial = {"launcher.probe", f"--data={text}"}
+    return [process for process, command in commands if trial <= set(command or [])]
 
 
 def test_one_process_finds_the_largest_within_3_percent(
@@ -51,13 +52,14 @@ def test_one_process_finds_the_largest_within_3_percent(
     assert too_large - 1 <= 1.03 * largest
     assert f"10 steps of {largest} x 64 tokens" in done.stdout
     assert not list(tmp_path.glob("shardscale-trials-*"))
-    assert processes_left() == []
+    assert processes_left(text) == []
 
 
 def test_ranks_share_a_fixed_global_batch(text: Path, tmp_path: Path) -> None:
     def train(name: str) -> str:
         done = torchrun(
-            *(2, "-m", "launcher.train", *FLAGS, f"--data={text}", f"--out={tmp_path / name}"),
+            *(2, "-m", "launcher.train", *FLAGS, *ROPE),
+            *(f"--data={text}", f"--out={tmp_path / name}"),
             *("--strategy=fsdp", "--micro-batch=auto", "--global-batch=192"),
             *("--memory-limit=70MiB", "--steps=3"),
             SHARDSCALE_CACHE=str(tmp_path / "cache"),

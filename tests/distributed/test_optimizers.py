@@ -111,7 +111,7 @@ def states_bytes(kind: Kind, ranks: int, text: str) -> int:
         named = GPT(prepared.resolved.model).named_parameters()
         shapes = [(name, tuple(p.shape)) for name, p in named]
     return sum(
-        entry.state_bytes(name, (-(-rows // ranks), *rest), choice)
+        entry.costs(name, (-(-rows // ranks), *rest), choice).state_bytes
         for name, (rows, *rest) in shapes
     )
 
@@ -123,12 +123,12 @@ def test_states_take_what_the_table_says(kind: Kind, strategy: str, results: Res
     expected = states_bytes(kind, 2 if sharded else 1, results.text)
     if strategy in ("ddp", "fsdp", "zero0"):
         assert got == expected
-    elif kind.name != "adamw8bit" and kind.name != "bf16-pure-8bit":
+    elif "8bit" not in kind.name:
         # Flat partitions: fewer counters, less padding.
         assert got == pytest.approx(expected, rel=1e-2)
     else:
         # In a flat partition all matrices are one tensor, none too small for 8 bits.
-        assert 0.75 * expected < got < expected
+        assert 0.5 * expected < got < expected
 
 
 @pytest.mark.parametrize("name", KINDS)

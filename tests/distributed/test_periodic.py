@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import HERE, torchrun, write_text
 from periodic_cases import (
     ALONE,
     PERIODS,
     PREEMPTED,
+    SAMPLED,
     STEPS,
     STOP_SIGNAL_AT,
     STRATEGIES,
@@ -25,8 +27,13 @@ from periodic_cases import (
 )
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.data.tokenizer import ByteEncoder
+from launcher.generate.decode import continuation
+from launcher.generate.loading import build, open_source
+from launcher.generate.sampling import Sampler
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
+from launcher.run.samples import SAMPLING
 from launcher.strategies.flat_shards import PARAM
 
 RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]
@@ -116,6 +123,23 @@ def test_training_does_not_notice(variant: Variant, schedule: str, results: Resu
     every = PERIODS[schedule]["evaluate"]
     evaluated = [record["step"] for record in results.records(variant, schedule, "eval")]
     assert evaluated == list(range(every, stopped + 1, every))
+
+
+@pytest.mark.parametrize("variant", STRATEGIES, ids=ids)
+def test_a_sample_is_what_its_checkpoint_generates(variant: Variant, results: Results) -> None:
+    results.of(variant)
+    checkpoints = results.checkpoints(variant, SAMPLED)
+    samples = list(results.records(variant, SAMPLED, "sample"))
+    assert [sample["step"] for sample in samples] == [3, 6]
+    for path, sample in zip(checkpoints, samples, strict=True):
+        with open_source(path) as source:
+            model = build(source, device=torch.device("cpu"), dtype=torch.float32)
+        end, most = 256, model.config.context - 1
+        drawn = list(continuation(model, [end], Sampler(SAMPLING, seed=7), most=most))
+        text = drawn[: drawn.index(end)] if end in drawn else drawn
+        assert (sample["prompt"], sample["tokens"]) == ("", len(text))
+        assert sample["text"] == ByteEncoder().decode(text)
+    assert len(samples[0]["text"]) > 5
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -84,7 +84,7 @@ def test_every_block_says_what_it_is() -> None:
         for command in RUN
         if "shardscale" in command.text
     }
-    assert verbs >= {"plan", "export", "import", "submit", "sweep", "report"}
+    assert verbs >= {"plan", "export", "import", "generate", "submit", "sweep", "report"}
 
 
 @pytest.mark.parametrize("command", RUN, ids=lambda command: command.text[:60])

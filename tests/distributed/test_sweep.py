@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import yaml
 from harness import TIMEOUT_S, environment, python, write_text
 
-from launcher.compare.report.sweep_rows import read_sweep
-from launcher.compare.sweep.cell_process import run_to_end
+from launcher.compare.report.find import read_sweep
+from launcher.compare.sweep.cell import run_to_end
 from launcher.compare.sweep.cli import main
 
 SWEEP = "import sys; from launcher.compare.sweep.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -190,7 +191,7 @@ def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_pa
     long.communicate()
     output, _ = short.communicate(timeout=TIMEOUT_S)
     assert (short.returncode, "short: completed" in output) == (0, True), output
-    now = {row["name"]: row["state"] for row in read_sweep(out)["cells"]}
+    now = {row.name: row.state for row in read_sweep(out).cells}
     assert now == {"long": "running", "short": "completed", "contradictory": "refused"}
 
     done = sweep(f"--out={out}", "--cell=0")
@@ -260,13 +261,12 @@ def test_a_grandchild_that_ignores_sigterm_is_ended_too(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     log = tmp_path / "log.txt"
-    ready: list[list[Any]] = []
-
-    def tick() -> None:
-        if log.read_text() and not ready:
-            ready.append(processes_of(tmp_path))
-
-    ended = run_to_end([sys.executable, "-c", parent], log=log, timeout_s=5, tick=tick)
-    assert ended.exit_code is None
-    assert len(ready[0]) >= 1
+    log.touch()
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(run_to_end, [sys.executable, "-c", parent], log=log, timeout_s=5)
+        while not log.read_text() and not ended.done():
+            time.sleep(0.1)
+        running = processes_of(tmp_path)
+    assert ended.result() is None
+    assert len(running) >= 1
     assert processes_of(tmp_path) == []

@@ -9,6 +9,8 @@ hooks give what autograd really keeps for the backward.
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from launcher.data import GlobalBatches
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
 from launcher.run.preflight import prepare
+from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 
 STRATEGIES = {
@@ -54,6 +57,18 @@ def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
     resolved = prepared.resolved
     memory = TracedMemory(world.device)
     found: dict[str, Any] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        saved: dict[int, torch.UntypedStorage] = {}
+        with memory.phase(name), saved_tensors(saved) if name == "forward" else nullcontext():
+            yield
+        if name == "forward":
+            # Sizes as they are now: FSDP has already freed the weights it had gathered.
+            held = engine.count_states().owners
+            found["saved_bytes"] = sum(s.nbytes() for key, s in saved.items() if key not in held)
+            saved.clear()  # the graph holds the hook, and so would hold them until it is gone
+
     with memory.trace:
         engine = build_engine(prepared.resolved, world)
         memory.watch(engine)
@@ -64,34 +79,23 @@ def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
             seed=0,
         )
         for step in range(1, TRACED_STEP + 1):
-            saved: dict[int, torch.UntypedStorage] = {}
             recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             memory.begin_step(step)
             before = settled_bytes(memory) if step == TRACED_STEP else 0
             with recorder:
                 with memory.phase("data"):
                     rows = batches.rank_slice(step, rank=world.rank, world_size=world.size)
-                    ((tokens, targets),) = to_device(rows, 16, world.device)
-                with memory.phase("forward"), saved_tensors(saved):
-                    loss = engine.forward(tokens, targets, last=True)
-                # Sizes as they are now: FSDP has already freed the weights it had gathered.
-                held = engine.count_states().owners
-                saved_bytes = sum(s.nbytes() for key, s in saved.items() if key not in held)
-                saved.clear()
-                with memory.phase("backward"):
-                    engine.backward(loss)
-                with memory.phase("step"):
-                    engine.step(1e-3)
+                    micro_batches = to_device(rows, 16, world.device)
+                train_step(engine, micro_batches, 1e-3, phase=phase)
             ledger = memory.end_step(step)
             if step == TRACED_STEP:
                 assert ledger is not None
-                found = {
+                found |= {
                     "ledger": ledger.as_dict()["device"],
                     "states_before_bytes": before,
                     "true_peak_bytes": before + highest(recorder),
-                    "saved_bytes": saved_bytes,
                 }
-            del loss, tokens, targets
+            del micro_batches
     release(engine)
     return found
 
@@ -125,7 +129,8 @@ def saved_tensors(
 def highest(recorder: profile) -> int:
     """How far the allocator's events climb above where they began."""
     level = top = 0
-    events = recorder.profiler.kineto_results.events()  # type: ignore[union-attr]
+    profiled: Any = recorder.profiler
+    events = profiled.kineto_results.events()
     for event in sorted(events, key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             level += event.nbytes()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from launcher.model.attention import KERNELS, choose, kernel_for
-from launcher.model.config import AttentionKind, ModelConfig
+from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
 
 pytestmark = [
@@ -35,11 +35,15 @@ def _skip_unless_able(kind: AttentionKind, dtype: torch.dtype, window: int | Non
 
 
 def _with_gradients(
-    kind: str, qkv: list[Tensor], direction: Tensor, window: int | None
+    kind: AttentionKind,
+    qkv: list[Tensor],
+    direction: Tensor,
+    window: int | None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     kernel = KERNELS[kind]
     inputs = [part.clone().requires_grad_() for part in qkv]
-    mask = kernel.prepare(qkv[0].size(-2), window, qkv[0].device)
+    mask = kernel.prepare(qkv[0].size(-2), window, qkv[0].device, starts, qkv[0].dtype)
     out = kernel.function(*inputs, mask=mask, window=window, dropout=0.0)
     return (out, *torch.autograd.grad((out * direction).sum(), inputs))
 
@@ -60,6 +64,23 @@ def test_a_kind_agrees_with_eager_forward_and_backward(
     tolerance = 2e-3 if dtype == torch.float32 else 3e-2  # fp32: flex may use TF32 matmuls
     for ours, theirs in zip(got, exact, strict=True):
         torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("kind", ["sdpa", "flex"])
+def test_attention_stays_inside_documents(kind: AttentionKind, window: int | None) -> None:
+    _skip_unless_able(kind, torch.bfloat16, window)
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    direction = torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16)
+    exact_qkv = [part.float() for part in qkv]
+    for first in (100, 128, 299):  # one compiled kernel serves them all
+        starts = torch.zeros(2, 300, dtype=torch.int64, device="cuda")
+        starts[0, first:] = first
+        exact = _with_gradients("eager", exact_qkv, direction.float(), window, starts)
+        got = _with_gradients(kind, qkv, direction, window, starts)
+        for ours, theirs in zip(got, exact, strict=True):
+            torch.testing.assert_close(ours.float(), theirs, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("window", [None, 64])
@@ -110,24 +131,27 @@ def test_a_window_takes_no_t_by_t_memory(kind: AttentionKind) -> None:
 @pytest.mark.parametrize("window", [None, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_model_is_the_same_model(
-    kind: AttentionKind, window: int | None, checkpointing: str
+    kind: AttentionKind, window: int | None, checkpointing: ActivationCheckpointing
 ) -> None:
     _skip_unless_able(kind, torch.bfloat16, window)
     config = replace(CONFIG, window=window, loss_chunk=128)
     tokens = torch.randint(0, config.vocab_size, (2, 300), device="cuda")
     losses, norms = [], []
-    for attention, mode, compiled in (("eager", "none", False), (kind, checkpointing, True)):
+    runs: tuple[tuple[AttentionKind, ActivationCheckpointing, bool], ...] = (
+        ("eager", "none", False),
+        (kind, checkpointing, True),
+    )
+    for attention, mode, compiled in runs:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model = GPT(
-            replace(config, attention=attention, activation_checkpointing=mode)  # type: ignore[arg-type]
-        ).cuda()
+        model = GPT(replace(config, attention=attention, activation_checkpointing=mode)).cuda()
         if compiled:
             model.compile()
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens, tokens.roll(-1, 1))
         loss.backward()
         losses.append(float(loss))
-        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
     assert norms[1] == pytest.approx(norms[0], rel=3e-2)

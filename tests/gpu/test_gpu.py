@@ -78,7 +78,8 @@ def test_the_ledger_adds_up_to_what_the_device_uses(corpus: Path, tmp_path: Path
 def test_peaks_are_kept_apart_by_phase(corpus: Path, tmp_path: Path) -> None:
     records = train(corpus, tmp_path / "run")
     phases = [record for record in records if record["kind"] == "phase"]
-    peaks = {(r["period"], r["phase"]): r.get("peak_bytes") for r in phases}
+    peaks: dict[tuple[str, str], int]
+    peaks = {(r["period"], r["phase"]): r.get("peak_bytes", 0) for r in phases}
     assert peaks["steady", "backward"] >= peaks["steady", "data"] > 0
 
 

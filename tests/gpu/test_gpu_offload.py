@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.model.config import ModelConfig
+from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.zero import nvme_build
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 LAYERS = 8
 
 
-def model(checkpointing: str) -> GPT:
+def model(checkpointing: ActivationCheckpointing) -> GPT:
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=512,
@@ -22,7 +22,7 @@ def model(checkpointing: str) -> GPT:
         layers=LAYERS,
         heads=4,
         d_model=256,
-        activation_checkpointing=checkpointing,  # type: ignore[arg-type]
+        activation_checkpointing=checkpointing,
     )
     return GPT(config).cuda()
 

@@ -21,8 +21,13 @@ def main(out: Path, uuids: list[str]) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     records: list[Record] = []
-    every_s = {"memory_every_s": 0.01, "rest_every_s": 0.03, "line_every_s": 0.01}
-    sampler = Sampler(uuid=uuids[rank], emit=records.append, **every_s)
+    sampler = Sampler(
+        uuid=uuids[rank],
+        emit=records.append,
+        memory_every_s=0.01,
+        rest_every_s=0.03,
+        line_every_s=0.01,
+    )
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     inputs = torch.randn(64, 4) + rank
@@ -36,7 +41,8 @@ def main(out: Path, uuids: list[str]) -> None:
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.01 * parameter.grad
+                assert parameter.grad is not None
+                parameter.sub_(0.01 * parameter.grad)
         losses.append(loss.item())
         ended = any(getattr(record, "name", "") == "gpu_lost" for record in records)
         enough = ended or len(records) >= 20 or time.monotonic() > deadline

@@ -5,11 +5,11 @@ device to ask: $NVML_STUB_UUIDS names one GPU for each local rank.
 """
 
 import os
+from unittest import mock
 
 import torch
 
 from launcher import train
-from launcher.run import session
 
 
 def gpu_of_this_rank(_: torch.device) -> str | None:
@@ -17,5 +17,5 @@ def gpu_of_this_rank(_: torch.device) -> str | None:
 
 
 if __name__ == "__main__":
-    session.resolve_uuid = gpu_of_this_rank
-    train.main()
+    with mock.patch("launcher.run.session.resolve_uuid", gpu_of_this_rank):
+        train.main()

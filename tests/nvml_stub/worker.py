@@ -23,8 +23,13 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     records: list[Record] = []
-    every_s = {"memory_every_s": 0.002, "rest_every_s": 0.006, "line_every_s": 0.002}
-    sampler = Sampler(uuid=job["uuid"], emit=records.append, **every_s)
+    sampler = Sampler(
+        uuid=job["uuid"],
+        emit=records.append,
+        memory_every_s=0.002,
+        rest_every_s=0.006,
+        line_every_s=0.002,
+    )
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 1)
     inputs = torch.randn(64, 4)
@@ -37,7 +42,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         gradients = torch.autograd.grad(loss, list(layer.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
-                parameter -= 0.05 * gradient
+                parameter.sub_(0.05 * gradient)
         losses.append(loss.item())
         ended = any(getattr(record, "name", "") == "gpu_lost" for record in records)
         seen = sum(record.kind == "gpu" for record in records)
@@ -77,7 +82,7 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
         if not stalled and now_ns > job["stall_at_s"] * 1e9:
             stalled = True
             now_ns += round(job["stall_s"] * 1e9)
-        return now_ns >= job["until_s"] * 1e9
+        return bool(now_ns >= job["until_s"] * 1e9)
 
     sampler = Sampler(uuid=job["uuid"], emit=records.append, clock_ns=lambda: now_ns, wait=wait)
     sampler.run()
@@ -97,7 +102,7 @@ def device(job: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"uuid": opened.uuid, "memory": []}
     for _ in range(job.get("times", 1)):
         try:
-            found["memory"].append(dataclasses.asdict(opened.memory()))
+            found["memory"].append(opened.memory_bytes())
         except nvml.NvmlFault as fault:
             found["memory"].append(fault.name)
     for name in ("utilization_percent", "power_w", "energy_j", "temperature_c"):

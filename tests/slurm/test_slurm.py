@@ -13,9 +13,9 @@ import psutil
 import pytest
 import yaml
 from cluster import Cluster, wait_for, why_not
-from distributed.harness import MODEL_FLAGS, torchrun, write_text
+from harness import MODEL_FLAGS, torchrun, write_text
 
-from launcher.compare.report.sweep_rows import read_sweep
+from launcher.compare.report.find import read_sweep
 
 pytestmark = pytest.mark.slurm
 
@@ -29,6 +29,14 @@ STEPS = 300
 SIGNAL = ("scancel", "--batch", "--signal=USR1")
 # The job finds the interpreter of these tests first, as it does that of an active environment.
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def wait_for_requeue(cluster: Cluster, job: str) -> None:
+    wait_for(f"job {job} to be requeued", lambda: cluster.job(job)["Restarts"] == "1")
+
+
+def wait_for_empty(cluster: Cluster, name: str) -> None:
+    wait_for(f"{name} to be empty", lambda: not cluster.processes(name))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,7 @@ def sbatch(cluster: Cluster, cwd: Path, *arguments: str | Path) -> str:
 def submit(
     cluster: Cluster, cwd: Path, *arguments: str | Path
 ) -> "subprocess.CompletedProcess[str]":
-    command = (sys.executable, "-m", "launcher.submit", *arguments)
+    command = (sys.executable, "-m", "launcher", "submit", *arguments)
     return cluster.try_run(*command, cwd=cwd)
 
 
@@ -181,6 +189,7 @@ def test_submit_refuses_bad_arguments(
 def test_a_job_that_cannot_start_says_why(
     path: str, flags: tuple[str, ...], said: str, cluster: Cluster, tmp_path: Path
 ) -> None:
+    arguments: tuple[str | Path, ...]
     arguments = ("--parsable", *ON_CPUS, SLURM / "train.sbatch", "--device=cpu", *flags)
     job = cluster.run("sbatch", *arguments, cwd=tmp_path, PATH=path)
     cluster.wait_for_job(job, "FAILED")
@@ -209,7 +218,7 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     wait_for("the first steps of both jobs", each_is_signalled_at_its_first_steps)
     saved = []
     for job, run in zip(jobs, runs, strict=True):
-        wait_for(f"job {job} to be requeued", lambda job=job: cluster.job(job)["Restarts"] == "1")
+        wait_for_requeue(cluster, job)
         assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
         saved.append(saved_step(run))
     for job, run, step in zip(jobs, runs, saved, strict=True):
@@ -266,7 +275,7 @@ def test_a_signal_at_the_start_means_back_to_the_queue(
 
     wait_for("the moments of all jobs", each_is_signalled_at_its_moment)
     for job in jobs:
-        wait_for(f"job {job} to be requeued", lambda job=job: cluster.job(job)["Restarts"] == "1")
+        wait_for_requeue(cluster, job)
         assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
         assert not (tmp_path / "runs" / f"slurm-{job}" / "checkpoints").exists()
         cluster.run("scancel", job)
@@ -310,7 +319,7 @@ def test_a_dead_node_brings_the_job_back_and_scancel_leaves_nothing(
     cluster.run("scancel", endless)
     cluster.wait_for_job(endless, "CANCELLED")
     for name in ("n1", "n2"):
-        wait_for(f"{name} to be empty", lambda name=name: not cluster.processes(name))
+        wait_for_empty(cluster, name)
     assert cluster.job(endless)["JobState"] == "CANCELLED"
     assert cluster.job(endless)["Restarts"] == "0"
 
@@ -340,17 +349,17 @@ def test_a_sweep_is_an_array_with_a_report(cluster: Cluster, text: Path, tmp_pat
     job_log = out / "logs" / f"slurm-{report}-report.out"
     assert cluster.wait_for_job(report, "COMPLETED", "FAILED") == "COMPLETED", job_log.read_text()
     check_resumed_once(run, at=step)
-    rows = {row["name"]: row for row in read_sweep(out)["cells"]}
-    assert {name: row["state"] for name, row in rows.items()} == {
+    rows = {row.name: row for row in read_sweep(out).cells}
+    assert {name: row.state for name, row in rows.items()} == {
         "long": "completed",
         "short": "completed",
         "contradictory": "refused",
         "broken": "failed",
     }
-    assert rows["long"]["figures"]["test_loss"] > 0
+    assert (rows["long"].figures or {})["test_loss"] > 0
     found = json.loads((out / "report" / "report.json").read_text())["runs"]
     assert {row["run"]: row["state"] for row in found} == {
-        name: row["state"] for name, row in rows.items()
+        name: row.state for name, row in rows.items()
     }
     assert (out / "report" / "report.html").exists()
     # A cell that failed is a job that failed; one that cannot run has none.

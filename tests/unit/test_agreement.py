@@ -1,10 +1,11 @@
 """Ranks stop and save at the same step, though they are asked at different times."""
 
+import time
+
 import pytest
 import torch
 
 from launcher.parallel.world import World
-from launcher.run import agreement as module
 from launcher.run.agreement import Agreement
 
 
@@ -20,7 +21,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
 
 def settle(ranks: list[Agreement], step: int) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,9 @@ CASES = {
     "negative clip": case("--clip -1", "--clip -1.0 must be 0 or more"),
     "ratio above 1": case("--min-lr-ratio 2", "--min-lr-ratio 2.0", "between 0 and 1"),
     "negative seed": case("--seed -1", "--seed -1", "between 0 and 2^63 - 1"),
+    "warm-up beyond the schedule": case(
+        "--warmup-steps 301", "--warmup-steps 301", "300 steps", "use at most 300, or more --steps"
+    ),
     "steps and epochs": case("--steps 5 --epochs 2", "--steps 5", "--epochs 2.0", "give one"),
     # model
     "unknown model": case("--model gpt5", "'gpt5'", "gpt2-xl"),
@@ -117,6 +121,15 @@ CASES = {
     "offload under ddp": case("--offload-optimizer cpu", "cpu", "fsdp or --zero, not ddp"),
     "snapshot on a CPU": case("--memory-snapshot", "--memory-snapshot", "use --memory-trace"),
     "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
+    "sample every 0": case("--sample-every 0", "--sample-every 0 must be more than 0"),
+    "sample prompt alone": case("--sample-prompt Once", "--sample-prompt 'Once'", "give both"),
+    "sample prompt as long as a sequence": case(
+        f"--data a.txt {BYTES} --sample-every 2 --sample-prompt 'Once upon a time'",
+        "--sample-prompt has 16 tokens",
+        "--seq-len 16",
+        "15 or fewer",
+        a_txt=TEXT,
+    ),
     "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
     "nvme offload at stage 2": case(
         "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not 2", "use cpu"
@@ -176,7 +189,7 @@ CASES = {
         ds_json='{"fp16": {"enabled": true}}',
     ),
     "DeepSpeed file without a stage": deepspeed_case(
-        {}, "says no zero_optimization.stage", "give --zero"
+        {}, "has no zero_optimization.stage", "give --zero"
     ),
     "DeepSpeed nvme": case(
         "--deepspeed ds.json",
@@ -275,7 +288,7 @@ def environment(cache: Path, one: Case) -> dict[str, str]:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Outcome]]:
     root = tmp_path_factory.mktemp("bad")
     (root / "outputs").mkdir()
-    jobs = []
+    jobs: list[dict[str, Any]] = []
     for number, one in enumerate(CASES.values()):
         lay_out(one, root / str(number))
         jobs.append(

@@ -12,10 +12,9 @@ from test_journal import Run
 
 import launcher.measure.boards
 from launcher.errors import UserError
-from launcher.measure import scalars as tags
+from launcher.measure import boards as tags
 from launcher.measure.boards import BOARDS, Boards, TensorBoard, require_boards
-from launcher.measure.device_memory import MemoryReading
-from launcher.measure.records import EvalRecord, GpuRecord
+from launcher.measure.records import EvalRecord, GpuRecord, SampleRecord
 from launcher.sizes import GIB
 
 ONE_STEP = {
@@ -60,6 +59,30 @@ def test_tensorboard_has_a_point_of_every_figure(tmp_path: Path) -> None:
     assert found["perplexity/test"] == pytest.approx({3: 7.4})
 
 
+def test_tensorboard_has_the_texts_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = Run(tmp_path, log_every=1, shown=True, boards=("tensorboard",))
+    run.step(1)
+    sample = SampleRecord(step=1, prompt="# To", text=" be\n\x1b[31mnot", tokens=9, duration_s=0.1)
+    run.journal.sampled(sample)
+    run.journal.close()
+    read = EventAccumulator(str(tmp_path / "tb"))
+    read.Reload()
+    (event,) = read.Tensors("sample/text_summary")
+    assert event.step == 1
+    assert event.tensor_proto.string_val == [b"    # To be\n    \x1b[31mnot"]
+    assert run.records()[-1] == {
+        **{"kind": "sample", "step": 1, "prompt": "# To", "text": " be\n\x1b[31mnot"},
+        **{"tokens": 9, "duration_s": 0.1},
+    }
+    shown = capsys.readouterr().out
+    assert r"sample: # To be\n\x1b[31mnot" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_second_life_replaces_the_points_it_takes_back(tmp_path: Path) -> None:
     for first in (1, 3):
         run = Run(tmp_path, log_every=1, boards=("tensorboard",), reopens=first > 1)
@@ -79,8 +102,7 @@ def test_a_gpu_has_its_readings() -> None:
         "memory/resident_set_gib": 1.0,
     }
     assert tags.of_sample(None) == {}
-    memory = MemoryReading(reserved_peak_bytes=2 * GIB, used_bytes=3 * GIB, capacity_bytes=4 * GIB)
-    assert tags.of_memory([None, GIB, 5], memory, 3 * GIB) == {
+    assert tags.of_memory([None, GIB, 5], 2 * GIB, 3 * GIB) == {
         "memory/allocated_peak_gib": 1.0,
         "memory/reserved_peak_gib": 2.0,
         "memory/device_used_gib": 3.0,

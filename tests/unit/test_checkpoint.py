@@ -17,10 +17,12 @@ import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError
 from launcher.checkpoint import saving as saving_module
+from launcher.checkpoint.files import write_shards
 from launcher.errors import UserError
 from launcher.memory.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 
 SHAPE = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
@@ -38,15 +40,13 @@ def train(engine: NativeEngine, steps: int, *, seed: int = 0) -> list[float]:
     losses = []
     for _ in range(steps):
         tokens = torch.randint(50, (2, 9), generator=generator).to(engine._device)
-        loss = engine.forward(tokens[:, :-1], tokens[:, 1:], last=True)
-        engine.backward(loss)
-        engine.step(1e-2)
-        losses.append(float(loss.detach()))
+        loss, _ = train_step(engine, [(tokens[:, :-1], tokens[:, 1:])], 1e-2)
+        losses.append(float(loss))
     return losses
 
 
 def values(engine: NativeEngine) -> dict[str, torch.Tensor]:
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, p in engine._module.named_parameters():
         state = engine._optimizer.state[p]
         tensors = {"param": p.detach(), **state}
@@ -123,11 +123,10 @@ def test_an_asynchronous_save_holds_the_moment_of_the_call(
     engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    write = saving_module.write_shards
 
     def write_when_told(*args: Any) -> Any:
         go.wait()
-        return write(*args)
+        return write_shards(*args)
 
     monkeypatch.setattr(saving_module, "write_shards", write_when_told)
     at_save = values(engine)
@@ -168,7 +167,7 @@ def test_keep_and_latest(engine: NativeEngine, folder: Path) -> None:
     names = sorted(entry.name for entry in folder.iterdir())
     assert names == ["latest", "step-00000020", "step-00000100"]
     assert (folder / "latest").read_text() == "step-00000100\n"
-    assert checkpointer.latest() == folder / "step-00000100"
+    assert checkpointer.folder.latest() == folder / "step-00000100"
 
 
 def test_a_run_that_went_back_keeps_what_it_saves(engine: NativeEngine, folder: Path) -> None:
@@ -287,7 +286,7 @@ def test_no_room_is_loud_and_harmless(
     assert checkpointer.load("auto", fresh) is not None
     assert same(values(fresh), kept)
     save()  # and the next one works
-    assert checkpointer.latest() == folder / "step-00000004"
+    assert checkpointer.folder.latest() == folder / "step-00000004"
 
 
 def test_a_folder_that_cannot_be_made(engine: NativeEngine, tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def zero_a_page(path: Path) -> None:
     (path / RANK).write_bytes(raw[:-4096] + bytes(4096))
 
 
+def put_a_folder(path: Path) -> None:
+    (path / RANK).unlink()
+    (path / RANK).mkdir()
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "bit flip in the first tensor": (lambda p: flip(p / RANK, header_bytes(p) + 5), RANK),
     "bit flip in the last byte": (lambda p: flip(p / RANK, -1, bit=7), RANK),
@@ -82,7 +87,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one byte more": (lambda p: (p / RANK).write_bytes((p / RANK).read_bytes() + b"\0"), RANK),
     "empty file": (lambda p: cut(p / RANK, 0), RANK),
     "missing shard": (lambda p: (p / RANK).unlink(), RANK),
-    "shard is a folder": (lambda p: ((p / RANK).unlink(), (p / RANK).mkdir()), RANK),
+    "shard is a folder": (put_a_folder, RANK),
     "shard of another step": (
         lambda p: shutil.copy(p.parent / "step-00000001" / RANK, p / RANK),
         RANK,

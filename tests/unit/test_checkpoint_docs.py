@@ -33,7 +33,7 @@ def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.Monk
                 (1, 0, whole.flatten()[:cut]),
                 (0, cut, whole.flatten()[cut:]),
             ):
-                shard = Shard(name=name, kind=kind, shape=shape, start=start, data=data)
+                shard = Shard(name=name, kind=kind, start=start, data=data)
                 shards[rank].append(shard)
     files = [
         write_shards(folder / f"rank-{n:05d}.safetensors", part) for n, part in enumerate(shards)

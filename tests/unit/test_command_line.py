@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher import completion
+from launcher.__main__ import VERBS
 from launcher.run.console import LEVELS, RunConsole
 from launcher.startup import libraries_say
 from launcher.torchrun import main as torchrun
-from launcher.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.data import IGNORED_TARGET, GlobalBatches, Split, evaluation_batches
+from launcher.data import IGNORED_TARGET, EvaluationBatches, GlobalBatches, Split
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def split_of_length(tokens: int) -> Split:
 def test_sequences_are_windows_that_share_one_token() -> None:
     split = split_of_length(21)
     assert split.sequence_count(5) == 4
-    windows = split.sequences(np.array([3, 0]), 5)
+    windows = split.sequences(np.array([3, 0]), 5).tokens
     assert windows.dtype == np.int64
     assert windows.tolist() == [[15, 16, 17, 18, 19, 20], [0, 1, 2, 3, 4, 5]]
     assert split_of_length(20).sequence_count(5) == 3
@@ -31,11 +31,11 @@ def test_the_global_batch_does_not_depend_on_the_world_size(world_size: int) -> 
     split = split_of_length(2000)
     reference = GlobalBatches(split, seq_len=16, global_batch=24, seed=5)
     for step in (0, 3, 7, 40):
-        whole = split.sequences(reference.indices(step), 16)
+        whole = split.sequences(reference.indices(step), 16).tokens
         ranks = [
-            GlobalBatches(split, seq_len=16, global_batch=24, seed=5).rank_slice(
-                step, rank=rank, world_size=world_size
-            )
+            GlobalBatches(split, seq_len=16, global_batch=24, seed=5)
+            .rank_slice(step, rank=rank, world_size=world_size)
+            .tokens
             for rank in range(world_size)
         ]
         assert all(part.shape == (24 // world_size, 17) for part in ranks)
@@ -122,7 +122,7 @@ def test_evaluation_covers_each_target_once(
     pairs: list[tuple[int, int]] = []
     lengths = set()
     for rank in range(world_size):
-        batches = evaluation_batches(
+        batches = EvaluationBatches(
             split, seq_len=seq_len, batch=batch, rank=rank, world_size=world_size
         )
         seen = list(batches)
@@ -145,7 +145,7 @@ def test_the_first_sequences_are_the_same_for_every_batch_and_number_of_ranks(
     for world_size, batch in [(1, 1), (1, 8), (2, 3), (4, 4)]:
         read: list[int] = []
         for rank in range(world_size):
-            batches = evaluation_batches(
+            batches = EvaluationBatches(
                 split,
                 seq_len=8,
                 batch=batch,

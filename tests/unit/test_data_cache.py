@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from launcher.data import open_corpus
 
@@ -29,8 +30,7 @@ print(corpus.fingerprint, "tokenizers" in sys.modules, int(corpus.train.tokens.s
 STUCK = """
 import sys, time
 from pathlib import Path
-from launcher.data.cache import build_once
-from launcher.data.progress import Progress
+from launcher.data.cache import Progress, build_once
 def build(folder, report):
     (folder / "half").write_text("half")
     report(Progress("tokenizing", 4_000_000, 8_000_000))
@@ -204,7 +204,8 @@ def test_progress_on_a_terminal_is_live(tmp_path: Path) -> None:
 
 def test_a_read_only_cache_can_be_opened(tmp_path: Path) -> None:
     path, cache = book(tmp_path, 3000), tmp_path / "cache"
-    settings = {"data": str(path), "tokenizer": "byte", "vocab_size": 257, "seq_len": 16}
+    settings: dict[str, Any] = {"data": str(path), "tokenizer": "byte", "vocab_size": 257}
+    settings["seq_len"] = 16
     first = open_corpus(**settings, cache_dir=cache, show_progress=False)
     assert first.tokenizer_path is not None
     stamps = {p: p.stat().st_mtime_ns for p in [cache, *cache.rglob("*")]}

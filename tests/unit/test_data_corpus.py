@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from launcher.data import Corpus, build, open_corpus, sources
 from launcher.data.build import split_of, take_survey
+from launcher.data.examples import Document
 from launcher.data.formats import cut
 from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import resolve
@@ -49,7 +50,7 @@ def story(words: int, seed: int = 0) -> str:
 
 
 def open_small(data: Path | str, cache: Path, tokenizer: str = "byte", **other: int) -> Corpus:
-    settings = {"vocab_size": 300, "seq_len": 16} | other
+    settings: dict[str, Any] = {"vocab_size": 300, "seq_len": 16} | other
     return open_corpus(
         data=str(data), tokenizer=tokenizer, cache_dir=cache, show_progress=False, **settings
     )
@@ -118,7 +119,8 @@ def test_bpe_is_deterministic_across_processes_and_caches(tmp_path: Path) -> Non
     )
     prints = set()
     for number in range(3):
-        command = [sys.executable, "-c", program, tmp_path / "a.txt", tmp_path / f"c{number}"]
+        paths = [str(tmp_path / "a.txt"), str(tmp_path / f"c{number}")]
+        command = [sys.executable, "-c", program, *paths]
         environment = os.environ | {"PYTHONHASHSEED": str(number)}
         run = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -204,13 +206,14 @@ def test_a_large_text_file_is_read_in_blocks(tmp_path: Path) -> None:
     assert len(text) > 2 << 20
     path = tmp_path / "large.txt"
     path.write_text(text, encoding="utf-8")
-    assert "".join(resolve(str(path)).documents()) == text
+    assert "".join(cut_documents(resolve(str(path)).texts())) == text
 
 
 def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     path.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(5000)))
-    survey = take_survey(resolve(str(path)), 7000, lambda progress: None)
+    documents = map(Document, cut_documents(resolve(str(path)).texts()))
+    survey = take_survey(str(path), documents, 7000, lambda progress: None)
     assert survey.documents == 5000
     assert survey.text_bytes == 5000 * 14
     assert 2000 < survey.sample_bytes <= 7000
@@ -293,7 +296,8 @@ def test_the_cache_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text(story(4000))
-    settings = {"data": str(tmp_path / "a.txt"), "tokenizer": "byte", "vocab_size": 257}
+    settings: dict[str, Any] = {"data": str(tmp_path / "a.txt"), "tokenizer": "byte"}
+    settings["vocab_size"] = 257
     monkeypatch.delenv("SHARDSCALE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     open_corpus(**settings, seq_len=16)

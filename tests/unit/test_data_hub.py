@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.extras import how_to_install
+from launcher.packages import how_to_install
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -33,44 +35,81 @@ WORDS = [
 
 OPEN = """
 import json, sys
-for name in json.loads(sys.argv[2]):
-    sys.modules[name] = None  # not installed: import raises ImportError
 from pathlib import Path
+missing = json.loads(sys.argv[1])
+for name in missing:
+    sys.modules[name] = None  # not installed: import raises ImportError
 from launcher.data import open_corpus
 from launcher.errors import UserError
-settings = json.loads(sys.argv[1])
-settings["cache_dir"] = Path(settings["cache_dir"])
-try:
-    corpus = open_corpus(**settings, seq_len=16, show_progress=False)
-except UserError as error:
-    print(json.dumps({"refused": str(error)}))
-else:
-    names = ("datasets", "transformers", "tokenizers")
-    loaded = [name for name in names if sys.modules.get(name)]
-    print(json.dumps({
-        "description": corpus.description, "vocab_size": corpus.vocab_size, "loaded": loaded,
-        "fingerprint": corpus.fingerprint, "end": int(corpus.train.tokens[-1]),
-        "path": str(corpus.tokenizer_path), "tokens": corpus.test.tokens.tolist()}))
+for line in sys.stdin:
+    settings = json.loads(line)
+    settings["cache_dir"] = Path(settings["cache_dir"])
+    try:
+        corpus = open_corpus(**settings, seq_len=16, show_progress=False)
+    except UserError as error:
+        print(json.dumps({"refused": str(error)}), flush=True)
+    else:
+        names = ("datasets", "transformers", "tokenizers")
+        loaded = [name for name in names if sys.modules.get(name)]
+        print(json.dumps({
+            "description": corpus.description, "vocab_size": corpus.vocab_size, "loaded": loaded,
+            "fingerprint": corpus.fingerprint, "end": int(corpus.train.tokens[-1]),
+            "path": str(corpus.tokenizer_path), "tokens": corpus.test.tokens.tolist()}), flush=True)
 """
 
 
-def opened(
-    tmp_path: Path, *, missing: tuple[str, ...] = (), **settings: object
-) -> dict[str, object]:
-    """Opens a corpus in a process of its own that knows no network and an empty home."""
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    chosen = {"data": "stdlib", "tokenizer": "byte", "vocab_size": 5000} | settings
-    arguments = json.dumps(chosen | {"cache_dir": str(tmp_path / "cache")})
-    run = subprocess.run(
-        [sys.executable, "-c", OPEN, arguments, json.dumps(missing)],
+def opener(folder: Path, missing: tuple[str, ...]) -> "subprocess.Popen[str]":
+    """A process that opens corpora and knows no network and an empty home."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    return subprocess.Popen(
+        [sys.executable, "-c", OPEN, json.dumps(missing)],
         cwd=ROOT,
         env=os.environ | offline,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
-    return answer
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
+    """Where it does not matter what the process has imported: that takes seconds."""
+    process = opener(tmp_path_factory.mktemp("home"), missing=())
+    yield process
+    process.communicate()
+
+
+class Opened(Protocol):
+    def __call__(
+        self, folder: Path, *, missing: tuple[str, ...] | None = None, **settings: object
+    ) -> dict[str, Any]: ...
+
+
+@pytest.fixture
+def opened(shared: "subprocess.Popen[str]", tmp_path: Path) -> Opened:
+    """Opens a corpus, with a cache in a folder; where it is said what is missing, in a process of
+    its own."""
+
+    def opened(
+        folder: Path, *, missing: tuple[str, ...] | None = None, **settings: object
+    ) -> dict[str, Any]:
+        chosen = {"data": "stdlib", "tokenizer": "byte", "vocab_size": 5000} | settings
+        line = json.dumps(chosen | {"cache_dir": str(folder / "cache")}) + "\n"
+        if missing is not None:
+            said, errors = opener(tmp_path, missing).communicate(line)
+            assert said, errors
+        else:
+            assert shared.stdin is not None
+            assert shared.stdout is not None
+            shared.stdin.write(line)
+            shared.stdin.flush()
+            said = shared.stdout.readline()
+            assert said, shared.communicate()[1]
+        answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return answer
+
+    return opened
 
 
 @pytest.fixture
@@ -107,10 +146,10 @@ def saved_tokenizer(folder: Path, **special: str) -> Path:
 
 
 def test_a_dataset_is_read_and_then_opened_warm_without_its_library(
-    tmp_path: Path, dataset: Path
+    tmp_path: Path, opened: Opened, dataset: Path
 ) -> None:
     pytest.importorskip("datasets")
-    cold = opened(tmp_path, data=f"hf:{dataset}")
+    cold = opened(tmp_path, data=f"hf:{dataset}", missing=())
     assert str(cold["description"]).startswith(f"hf:{dataset}: 300 documents")
     assert "datasets" in cold["loaded"]
     warm = opened(tmp_path, data=f"hf:{dataset}", missing=("datasets",))
@@ -118,7 +157,7 @@ def test_a_dataset_is_read_and_then_opened_warm_without_its_library(
     assert warm["loaded"] == []
 
 
-def test_a_dataset_without_a_text_column(tmp_path: Path) -> None:
+def test_a_dataset_without_a_text_column(tmp_path: Path, opened: Opened) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "dataset").mkdir()
     pq.write_table(pa.table({"body": ["a"], "id": [1]}), tmp_path / "dataset" / "train.parquet")
@@ -127,7 +166,7 @@ def test_a_dataset_without_a_text_column(tmp_path: Path) -> None:
 
 
 def test_a_split_is_read_and_an_unknown_one_names_the_known_ones(
-    tmp_path: Path, dataset: Path
+    tmp_path: Path, opened: Opened, dataset: Path
 ) -> None:
     pytest.importorskip("datasets")
     texts = [f"other {n}" for n in range(200)]
@@ -142,7 +181,7 @@ def test_a_split_is_read_and_an_unknown_one_names_the_known_ones(
 
 
 def test_a_stream_is_the_beginning_of_the_text_however_often_it_is_read(
-    tmp_path: Path, dataset: Path
+    tmp_path: Path, opened: Opened, dataset: Path
 ) -> None:
     pytest.importorskip("datasets")
     whole = opened(tmp_path, data=f"hf:{dataset}")
@@ -157,7 +196,7 @@ def test_a_stream_is_the_beginning_of_the_text_however_often_it_is_read(
     assert warm["fingerprint"] == found[0]["fingerprint"]
 
 
-def test_the_field_is_the_users(tmp_path: Path, dataset: Path) -> None:
+def test_the_field_is_the_users(tmp_path: Path, opened: Opened, dataset: Path) -> None:
     pytest.importorskip("datasets")
     texts = pq.read_table(dataset / "train.parquet").column("text").to_pylist()
     (tmp_path / "other").mkdir()
@@ -171,14 +210,16 @@ def test_the_field_is_the_users(tmp_path: Path, dataset: Path) -> None:
     assert "--data-field" in message
 
 
-def test_an_unknown_configuration_names_the_known_ones(tmp_path: Path, dataset: Path) -> None:
+def test_an_unknown_configuration_names_the_known_ones(
+    tmp_path: Path, opened: Opened, dataset: Path
+) -> None:
     pytest.importorskip("datasets")
     message = str(opened(tmp_path, data=f"hf:{dataset}:fancy")["refused"])
     assert "fancy" in message
     assert "default" in message
 
 
-def test_a_dataset_without_the_network(tmp_path: Path) -> None:
+def test_a_dataset_without_the_network(tmp_path: Path, opened: Opened) -> None:
     pytest.importorskip("datasets")
     message = str(opened(tmp_path, data="hf:somebody/something")["refused"])
     assert "'somebody/something'" in message
@@ -186,17 +227,17 @@ def test_a_dataset_without_the_network(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_dataset_without_the_extra(tmp_path: Path) -> None:
+def test_a_dataset_without_the_extra(tmp_path: Path, opened: Opened) -> None:
     message = str(opened(tmp_path, data="hf:wikitext:x", missing=("datasets",))["refused"])
     assert "hf:wikitext:x needs" in message
     assert how_to_install("hf") in message
 
 
-def test_a_dataset_without_a_name(tmp_path: Path) -> None:
+def test_a_dataset_without_a_name(tmp_path: Path, opened: Opened) -> None:
     assert "hf: names no dataset" in str(opened(tmp_path, data="hf:")["refused"])
 
 
-def test_a_tokenizer_of_transformers(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_of_transformers(tmp_path: Path, opened: Opened, text: str) -> None:
     folder = saved_tokenizer(tmp_path / "tokenizer", eos_token="<end>")
     cold = opened(tmp_path, data=text, tokenizer=f"hf:{folder}")
     assert cold["end"] == 1
@@ -208,7 +249,9 @@ def test_a_tokenizer_of_transformers(tmp_path: Path, text: str) -> None:
     assert warm["loaded"] == []
 
 
-def test_a_tokenizer_of_transformers_written_in_python(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_of_transformers_written_in_python(
+    tmp_path: Path, opened: Opened, text: str
+) -> None:
     transformers = pytest.importorskip("transformers")
     transformers.ByT5Tokenizer().save_pretrained(tmp_path / "byt5")
     corpus = opened(tmp_path, data=text, tokenizer=f"hf:{tmp_path}/byt5")
@@ -219,19 +262,21 @@ def test_a_tokenizer_of_transformers_written_in_python(tmp_path: Path, text: str
     assert " ".join(WORDS) in decoded
 
 
-def test_a_tokenizer_of_transformers_without_an_end(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_of_transformers_without_an_end(
+    tmp_path: Path, opened: Opened, text: str
+) -> None:
     folder = saved_tokenizer(tmp_path / "tokenizer")
     message = str(opened(tmp_path, data=text, tokenizer=f"hf:{folder}")["refused"])
     assert f"hf:{folder} has no token that ends a text" in message
 
 
-def test_a_tokenizer_larger_than_the_model(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_larger_than_the_model(tmp_path: Path, opened: Opened, text: str) -> None:
     folder = saved_tokenizer(tmp_path / "tokenizer", eos_token="<end>")
     answer = opened(tmp_path, data=text, tokenizer=f"hf:{folder}", vocab_size=200)
     assert "is beyond the vocabulary of 200" in str(answer["refused"])
 
 
-def test_a_tokenizer_without_the_network(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_without_the_network(tmp_path: Path, opened: Opened, text: str) -> None:
     pytest.importorskip("transformers")
     message = str(opened(tmp_path, data=text, tokenizer="hf:somebody/tokens")["refused"])
     assert "'somebody/tokens'" in message
@@ -239,6 +284,6 @@ def test_a_tokenizer_without_the_network(tmp_path: Path, text: str) -> None:
     assert "\n" not in message
 
 
-def test_a_tokenizer_without_the_extra(tmp_path: Path, text: str) -> None:
+def test_a_tokenizer_without_the_extra(tmp_path: Path, opened: Opened, text: str) -> None:
     answer = opened(tmp_path, data=text, tokenizer="hf:gpt2", missing=("transformers",))
     assert how_to_install("hf") in str(answer["refused"])

@@ -9,18 +9,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.config.schema import RunConfig, ShardingChoice
+from launcher.config.schema import RunConfig
+from launcher.config.sharding import Offload, ShardingChoice
+from launcher.memory.parameters import parameters_of
+from launcher.model.sizes import NAMED
 from launcher.strategies.zero.config import build_config
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
 OURS = sorted(DS_CONFIGS.glob("*.json"))
-EXPECTED = {
+EXPECTED: dict[str, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
     "zero0": (0, "none", "none"),
     "zero1": (1, "none", "none"),
     "zero2": (2, "none", "none"),
@@ -83,6 +86,17 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize("name", NAMED)
+def test_stage_3_keeps_vectors_whole_and_shards_matrices(name: str) -> None:
+    run = resolve(RunConfig().replace(model=name, zero=3), world_size=8, device_type="cuda")
+    section = build_config(run, world_size=8)["zero_optimization"]
+    most = section["stage3_param_persistence_threshold"]
+    for parameter in parameters_of(run.model):
+        assert (parameter.elements <= most) == (len(parameter.shape) == 1), parameter
+    if name.startswith("gpt2"):
+        assert most == 4 * run.model.d_model  # the bias of the MLP's first projection
+
+
 def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in changes.items()]
     config = parse_run_config([f"--deepspeed={path}", *flags], world_size=world_size)
@@ -91,10 +105,7 @@ def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
 
 def handed_over(path: Path, world_size: int = 1, **changes: Any) -> dict[str, Any]:
     """What DeepSpeed gets."""
-    found = resolved(path, world_size, **changes)
-    return build_config(
-        found.config, found.model, accumulation=found.accumulation, world_size=world_size
-    )
+    return build_config(resolved(path, world_size, **changes), world_size=world_size)
 
 
 def has_auto(value: object) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.deepspeed_file import adopt, opening_lines, read_file
-from launcher.config.deepspeed_file.key import KINDS
+from launcher.config.deepspeed_file import adopt, opening_lines
+from launcher.config.deepspeed_file.reading import KINDS, read_file
 from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
@@ -114,9 +114,7 @@ def test_files_as_people_have_them(file: Path) -> None:
     again = file.name and [f"--{k.replace('_', '-')}={v}" for k, v in expected.items() if v]
     again = ["--no-pin-memory" if flag == "--pin-memory=False" else flag for flag in again]
     assert parse_run_config([*argv, *again], world_size=2) == config
-    handed = build_config(
-        resolved.config, resolved.model, accumulation=resolved.accumulation, world_size=2
-    )
+    handed = build_config(resolved, world_size=2)
     assert '"auto"' not in json.dumps(handed)
     # Everything that the table passes on is what DeepSpeed gets.
     for name, value in read_file(file).passed.get("zero_optimization", {}).items():
@@ -319,7 +317,7 @@ def test_what_a_file_says_is_adopted(
         ),
         ({"optimizer": {"params": {"bias_correction": False}}}, "", ("set it to true",)),
         ({"optimizer": {"params": {"amsgrad": True}}}, "", ("amsgrad true: set it to false",)),
-        ({"zero_optimization": {"zero_hpz_partition_size": 2}}, "", ("never filled",)),
+        ({"zero_optimization": {"zero_hpz_partition_size": 2}}, "", ("never fills",)),
         (
             {"zero_optimization": {"stgae": 2}},
             "",
@@ -387,7 +385,7 @@ def test_fp16_scales_as_the_file_says(path: Path) -> None:
     for flags in ("--precision fp16", "--precision bf16"):
         config = parsed(path, content, flags)
         resolved = resolve(config, world_size=2, device_type="cuda")
-        handed = build_config(resolved.config, resolved.model, accumulation=1, world_size=2)
+        handed = build_config(resolved, world_size=2)
         expected = {"enabled": True, "loss_scale": 0, **scale} if "fp16" in flags else None
         assert handed.get("fp16") == expected
 
@@ -400,7 +398,7 @@ def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
     handed = []
     for each in (config, parse_run_config(flags.split())):
         resolved = resolve(each, world_size=2, device_type="cuda")
-        handed.append(build_config(resolved.config, resolved.model, accumulation=1, world_size=2))
+        handed.append(build_config(resolved, world_size=2))
     assert handed[0] == handed[1]
     assert "sub_group_size (--nvme-buffer)" in "".join(opening_lines(path))
 
@@ -443,7 +441,7 @@ def test_what_runs_is_said(path: Path) -> None:
         ("[" * 100_000, ("nested too deep",)),
         ('{"pipeline": ' + "[" * 500 + "]" * 500 + "}", ("nested too deep",)),
         ("[1]", ("holds [1]", "JSON object")),
-        ("{}" + " " * (1 << 20), ("larger than 1 MiB",)),
+        ("{}" + " " * (1 << 20), ("larger than 1,048,576 bytes",)),
         ('{"\\u0000\\n": 1}', ("unknown key \\u0000\\n",)),
         ('{"' + "k" * 10_000 + '": 1}', ("unknown key kkk",)),
         ('{"zero_optimization": true}', ("zero_optimization is true", "JSON object")),
@@ -470,7 +468,7 @@ def test_special_files_are_not_waited_for(tmp_path: Path) -> None:
         assert len(str(caught.value)) <= MOST_CHARACTERS
 
 
-EXTREMES = (
+EXTREMES: tuple[Any, ...] = (
     *(-1, 0, 1, 2.5, 2**31, 2**63, 10**299, 1e30, 1e308, True, False),
     *("", "text", "x" * 5000, [], [1], [1, 2, 3], ["a", "b"], {}, {"a": {"b": 1}}, "\u0663"),
 )

@@ -6,15 +6,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nvml_stub.stub import build_stub
 
+from launcher.cores import usable_cores
 from launcher.doctor import gpu, host, software, storage
+from launcher.doctor.cli import main
 from launcher.doctor.finding import Finding, ok, run_checks
+from launcher.strategies.zero.nvme_folder import file_system
 
-DOCTOR = "import sys; from launcher.doctor import main; sys.exit(main(sys.argv[1:]))"
+DOCTOR = "import sys; from launcher.doctor.cli import main; sys.exit(main(sys.argv[1:]))"
 STATES = ("ok", "warn", "fail", "n/a")
 
 
@@ -85,11 +87,12 @@ def test_text_is_readable_without_a_terminal(tmp_path: Path) -> None:
     assert len({line.index(line.split(maxsplit=1)[1]) for line in rows}) == 1  # aligned
 
 
-def test_bad_arguments_are_refused_in_a_sentence() -> None:
-    done = doctor("--jason")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("shardscale: unrecognized arguments: --jason")
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_arguments_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--jason"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("shardscale: unrecognized arguments: --jason")
+    assert len(said.err.splitlines()) == 1
 
 
 def test_a_broken_and_a_hanging_check_leave_the_others_alone() -> None:
@@ -154,37 +157,34 @@ def test_a_lock_is_stale_only_when_nobody_builds(
     assert str(lock) in str(stale.fix)
 
 
-@pytest.mark.parametrize(
-    ("init", "state", "says"),
-    [
-        ("!9", "warn", "modprobe nvidia"),
-        ("!18", "warn", "reboot"),
-        ("!999", "warn", "nvidia-smi"),
-    ],
-)
-def test_nvml_that_does_not_start(init: str, state: str, says: str, tmp_path: Path) -> None:
+def test_nvml_that_does_not_start(tmp_path: Path) -> None:
     library = build_stub(tmp_path / "lib")
-    (tmp_path / "script").write_text(f"* init {init}\n")
+    fixes = {"!9": "modprobe nvidia", "!18": "reboot", "!999": "nvidia-smi"}
+    for init in fixes:
+        (tmp_path / init).write_text(f"* init {init}\n")
+    # A process for each, since the library reads its script once.
     program = (
-        "import dataclasses, json; from pathlib import Path; from launcher.doctor import gpu\n"
+        "import dataclasses, json, os, sys; from pathlib import Path\n"
+        "from launcher.doctor import gpu\n"
         "gpu.device_files = lambda: [Path('/dev/nvidia0')]\n"
-        "print(json.dumps(dataclasses.asdict(gpu.nvml())))"
+        "for path in sys.argv[1:]:\n"
+        "    if (child := os.fork()) == 0:\n"
+        "        os.environ['NVML_STUB_SCRIPT'] = path\n"
+        "        print(json.dumps(dataclasses.asdict(gpu.nvml())), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(library),
-            "NVML_STUB_SCRIPT": str(tmp_path / "script"),
-        },
+        [sys.executable, "-c", program, *(str(tmp_path / init) for init in fixes)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["state"] == state
-    assert says in found["fix"]
+    found = list(map(json.loads, done.stdout.splitlines()))
+    assert [finding["state"] for finding in found] == ["warn"] * len(fixes), done.stderr
+    for finding, says in zip(found, fixes.values(), strict=True):
+        assert says in finding["fix"]
 
 
 @pytest.mark.skipif(bool(gpu.device_files()), reason="this machine has GPUs")
@@ -229,9 +229,9 @@ def test_bf16_on_cpus() -> None:
 
 
 def test_threads_beyond_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", str(host.usable_cores()))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(usable_cores()))
     assert host.cores().state == "ok"
-    monkeypatch.setenv("OMP_NUM_THREADS", str(host.usable_cores() + 1))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(usable_cores() + 1))
     assert host.cores().state == "warn"
 
 
@@ -252,7 +252,7 @@ def test_disk_for_offload_is_measured_and_left_clean(tmp_path: Path) -> None:
     found = storage.nvme(tmp_path)
     assert found.state in ("ok", "warn")
     assert "GB/s" in found.found
-    assert storage.file_system(tmp_path) in found.found
+    assert file_system(tmp_path) in found.found
     assert list(tmp_path.iterdir()) == []
     missing = storage.nvme(tmp_path / "missing")
     assert missing.state == "fail"

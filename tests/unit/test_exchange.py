@@ -17,18 +17,20 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from launcher.checkpoint import Checkpoint, Checkpointer
+from launcher.checkpoint import Checkpoint, Checkpointer, weights
+from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
 from launcher.exchange import export, import_
 from launcher.memory.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
-SHAPE = {"vocab_size": 300, "context": 32, "layers": 2, "heads": 2, "d_model": 16}
+SHAPE: dict[str, Any] = {"vocab_size": 300, "context": 32, "layers": 2, "heads": 2, "d_model": 16}
 VARIANTS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "untied": {"tied": False, "attention_bias": False, "mlp_bias": False, "d_ff": 24},
@@ -42,9 +44,7 @@ def trained(folder: Path, **changes: Any) -> NativeEngine:
     torch.manual_seed(0)
     engine = new_engine(ModelConfig(**settings))
     for tokens in torch.randint(300, (3, 2, 33)):
-        loss = engine.forward(tokens[:, :-1], tokens[:, 1:], last=True)
-        engine.backward(loss)
-        engine.step(1e-2)
+        train_step(engine, [(tokens[:, :-1], tokens[:, 1:])], 1e-2)
     extra = {"config": {"model": "nano", "tokenizer": "bpe", **settings}}
     Checkpointer(folder / "checkpoints").save(3, engine, extra)
     return engine
@@ -109,7 +109,7 @@ def test_transformers_and_a_resumed_import_have_our_loss(variant: str, tmp_path:
     assert run("import", hf, "--out", tmp_path / "imported") == 0
     settings = yaml.safe_load((tmp_path / "imported" / "config.yaml").read_text())
     assert settings.pop("tokenizer") == str(tmp_path / "imported" / "tokenizer.json")
-    assert settings.pop("model") == "gpt2"
+    assert settings.pop("model") == "custom"
     assert settings["dropout"] == VARIANTS[variant].get("dropout", 0.0)
     fresh = new_engine(ModelConfig(**settings))
     loaded = Checkpointer(tmp_path / "imported" / "checkpoints").load("auto", fresh)
@@ -269,18 +269,21 @@ def test_export_says_which_step_it_takes(
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("moment", ["_model_config", "_read"])
+@pytest.mark.parametrize(
+    ("owner", "moment"), [(weights, "saved_model"), (RangeReader, "read_into")]
+)
 def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    owner: Any,
     moment: str,
 ) -> None:
     """With `--keep 1` it goes when the next one is there: between its index and its tensors, or
     between two tensors."""
     folder = tmp_path / "run"
     save_steps(folder, 5, of=9)
-    original = getattr(export, moment)
+    original = getattr(owner, moment)
     reads = itertools.count()
 
     def read(*arguments: Any) -> Any:
@@ -289,7 +292,7 @@ def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
             shutil.rmtree(folder / "checkpoints" / "step-00000005")
         return original(*arguments)
 
-    monkeypatch.setattr(export, moment, read)
+    monkeypatch.setattr(owner, moment, read)
     arguments = ("export", folder, "--format", "safetensors")
     assert run(*arguments, "--out", tmp_path / "out") == 0
     assert "step-00000006" in capsys.readouterr().out
@@ -341,11 +344,11 @@ def test_what_transformers_itself_has_saved_can_be_imported(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "bloom"}, "model_type is 'bloom', and only gpt2, llama,"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"layer_norm_epsilon": "tiny"}, "layer_norm_epsilon is 'tiny', but must be a number"),
         ({"activation_function": "silu"}, "activation_function is 'silu'"),
         ({"activation_function": ["gelu"]}, "activation_function is ['gelu']"),
         ({"attn_pdrop": 0.2}, "attn_pdrop 0.2 differ"),
@@ -424,7 +427,7 @@ def index(*names: str) -> Callable[[Path], None]:
         (with_value(float("nan"), torch.float32), "transformer.h.1.mlp.c_fc.weight: has values"),
         (with_value(float("inf"), torch.float16), "transformer.h.1.mlp.c_fc.weight: has values"),
         (with_value(float("-inf"), torch.bfloat16), "transformer.h.1.mlp.c_fc.weight: has values"),
-        (from_elsewhere, "transformer.h.0.attn.lora belongs to no GPT-2"),
+        (from_elsewhere, "transformer.h.0.attn.lora belongs to no GPT2LMHeadModel"),
         (index("pytorch_model-1.bin"), "names 'pytorch_model-1.bin'"),
         (index("../model.safetensors"), "names '../model.safetensors'"),
         (index("gone.safetensors"), "gone.safetensors: cannot be read as safetensors"),
@@ -471,7 +474,10 @@ def test_export_refuses_what_it_cannot_do(
         ((finished, "--out", finished), f"--out {finished}: already exists"),
         ((tmp_path / "none", *out), "none: does not exist"),
         ((tmp_path, *out), "holds no checkpoint"),
-        ((tmp_path / "windowed", *out), "window 4: transformers' GPT-2 has no sliding window"),
+        (
+            (tmp_path / "windowed", *out),
+            "window 4: transformers has no such model (GPT2LMHeadModel,",
+        ),
         ((finished, *out, "--tokenizer", "no.json"), "there is no tokenizer 'no.json'"),
         ((finished, *out, "--format", "onnx"), "onnx"),
         ((finished,), "--out"),

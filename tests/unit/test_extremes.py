@@ -281,7 +281,7 @@ def test_places_where_nothing_can_be_made(tmp_path: Path) -> None:
         "--out pipe": "already exists",
         "--resume pipe": "pipe",
         "--resume empty": "empty",
-        "--deepspeed pipe": "not a regular file",
+        "--deepspeed pipe": "is a pipe or a device",
         "--deepspeed empty": "Is a directory",
         "--tokenizer pipe": "no tokenizer",
     }
@@ -296,7 +296,7 @@ def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
     lay_out(tmp_path / "here")
     argv = [*BASE[:-2], "--out", "x"]
     (outcome,) = outcome_of(tmp_path / "here", [argv], tmp_path, gone=str(tmp_path / "gone"))
-    assert "the working folder is gone" in check(*outcome)
+    assert "the working folder no longer exists" in check(*outcome)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,23 @@ import pytest
 import yaml
 
 from launcher.compare.sweep import grid
-from launcher.compare.sweep.grid import Cell, cells_of, expand_strategy, flags_given, label
-from launcher.compare.sweep.grid_source import SHIPPED, Grid, flags_of, parse_axes, read_grid_file
-from launcher.compare.sweep.options import parse_options
+from launcher.compare.sweep.grid import cells_of, expand_strategy, flags_given, label
+from launcher.compare.sweep.grid_source import (
+    SHIPPED,
+    Grid,
+    flags_of,
+    parse_axes,
+    parse_options,
+    read_grid_file,
+)
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.errors import UserError
+from launcher.measure.records import SweepRow
 from launcher.strategies import variant_of
 
 
-def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[Cell]:
+def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[SweepRow]:
     typed, configured = flags_given(["--device=cpu", *flags])
     return cells_of(Grid(base=configured, axes=parse_axes(axes)), typed, nproc=nproc)
 
@@ -29,7 +36,7 @@ def test_the_sweep_of_the_readme() -> None:
         flags=("--model", "gpt2"),
     )
     assert len(found) == 24
-    assert all(cell.state is None for cell in found)
+    assert all(cell.state == "pending" for cell in found)
     names = [cell.name for cell in found]
     assert "zero2-bf16-full-mb8" in names
     assert names[0] == "ddp-bf16-nockpt-mb8"
@@ -57,6 +64,7 @@ def test_the_sweep_of_the_readme() -> None:
         ("fsdp+cpu", "fsdp", ["optimizer", "param"]),
         ("fsdp-grad-op", "fsdp-grad-op", []),
         ("fsdp-hybrid", "fsdp-hybrid", []),
+        ("fsdp-hybrid-grad-op+cpu", "fsdp-hybrid-grad-op", ["optimizer", "param"]),
         ("zero0", "zero0", []),
         ("zero1", "zero1", []),
         ("zero1+cpu", "zero1", ["optimizer"]),
@@ -79,8 +87,8 @@ def test_a_combination_that_cannot_run_is_a_row() -> None:
     found = cells(
         "strategy=ddp,ddp+cpu,single,zero2", "micro_batch=2,3", flags=("--global-batch=8",)
     )
-    states = {cell.name: cell.state for cell in found}
-    assert [name for name, state in states.items() if state is None] == ["ddp-mb2", "zero2-mb2"]
+    runnable = [cell.name for cell in found if cell.state == "pending"]
+    assert runnable == ["ddp-mb2", "zero2-mb2"]
     reasons = {cell.name: str(cell.reason) for cell in found}
     assert "--offload-optimizer cpu needs" in reasons["ddp+cpu-mb2"]
     assert "--strategy single runs in one process" in reasons["single-mb2"]
@@ -88,7 +96,7 @@ def test_a_combination_that_cannot_run_is_a_row() -> None:
 
 
 def test_hybrid_needs_groups_of_more_than_one() -> None:
-    assert cells("strategy=ddp,fsdp-hybrid", nproc=4)[1].state is None
+    assert cells("strategy=ddp,fsdp-hybrid", nproc=4)[1].state == "pending"
     assert "leaves one process in each group" in str(cells("strategy=ddp,fsdp-hybrid", nproc=2)[1])
 
 
@@ -135,10 +143,10 @@ def test_flags_beat_the_file_and_cells_beat_its_base(tmp_path: Path) -> None:
     assert configured == {}
     found = cells_of(read_grid_file(str(path)), typed, nproc=2)
     assert [(cell.name, cell.state) for cell in found] == [
-        ("ddp-mb1", None),
-        ("ddp-mb2", None),
-        ("my-best-run-mb1", None),
-        ("my-best-run-mb2", None),
+        ("ddp-mb1", "pending"),
+        ("ddp-mb2", "pending"),
+        ("my-best-run-mb1", "pending"),
+        ("my-best-run-mb2", "pending"),
         ("later-mb1", "unavailable"),
         ("later-mb2", "unavailable"),
     ]
@@ -223,13 +231,13 @@ def test_a_missing_grid_file_names_the_shipped_ones() -> None:
 
 def test_shipped_sharding_grid_has_every_choice() -> None:
     found = cells_of(read_grid_file("sharding"), {"device": "cpu"}, nproc=4)
-    assert [cell.state for cell in found] == [None] * 12
+    assert [cell.state for cell in found] == ["pending"] * 13
     resolved = [
         resolve(parse_run_config(flags_of(cell.flags)), world_size=4, device_type="cpu")
         for cell in found
     ]
     assert {variant_of(each.config).label for each in resolved} == {
-        *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
+        *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp-hybrid-grad-op"),
         *("zero0", "zero1", "zero2", "zero3"),
     }
 
@@ -242,8 +250,8 @@ def test_shipped_seed_grid_is_the_studys_nine() -> None:
     assert sizes["bf16-largest-batch"] == 195
     assert sizes["fp32-checkpointing-largest-batch"] == 303
     for cell in found:
-        assert cell.state == ("refused" if cell.flags.get("attention") == "flash" else None)
-        if cell.state is None:
+        assert cell.state == ("refused" if cell.flags.get("attention") == "flash" else "pending")
+        if cell.state == "pending":
             config = parse_run_config(flags_of(cell.flags))
             resolved = resolve(config, world_size=1, device_type="cpu")
             assert resolved.model.parameter_count == 134_367_744

@@ -5,34 +5,23 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.model.config import ModelConfig
-from launcher.model.gpt import GPT, initial_value
-from launcher.optim.registry import build_optimizer
 from launcher.parallel.world import World
-from launcher.strategies import strategy_of
-from launcher.strategies.engine import Engine, Recipe
-from launcher.strategies.in_backward import InBackwardEngine
+from launcher.strategies.engine import Engine, train_step
+from launcher.strategies.native import InBackwardEngine
+from launcher.train import build_engine
 
 PURE = {"precision": "bf16-pure"}
-MODEL = ModelConfig(vocab_size=50, context=8, layers=2, heads=2, d_model=16)
+MODEL = {"vocab_size": 50, "context": 8, "layers": 2, "heads": 2, "d_model": 16}
 
 
 def new_engine(**changes: Any) -> Engine:
-    config = RunConfig().replace(strategy="single", clip=0.0, **changes)
-    device = torch.device("cpu")
-    return strategy_of(config).build(
-        Recipe(
-            config=config,
-            model=MODEL,
-            world=World(rank=0, local_rank=0, size=1, local_size=1, device=device),
-            accumulation=1,
-            new_module=lambda: GPT(MODEL),
-            new_optimizer=lambda module: build_optimizer(module, config.optim),
-            initial_value=lambda name, shape: initial_value(
-                name, shape, MODEL, seed=0, device=device
-            ),
-        )
+    config = RunConfig().replace(strategy="single", clip=0.0, **MODEL, **changes)
+    resolved = resolve(config, world_size=1, device_type="cpu")
+    return build_engine(
+        resolved,
+        World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu")),
     )
 
 
@@ -42,11 +31,8 @@ def train(engine: Engine, steps: int) -> list[tuple[float, float]]:
     results = []
     for step in range(1, steps + 1):
         tokens = torch.randint(0, 50, (2, 8), generator=generator)
-        lr = 1e-2 / step
-        engine.begin_step(lr)
-        loss = engine.forward(tokens, tokens.roll(-1, 1), last=True)
-        engine.backward(loss)
-        results.append((loss.item(), float(engine.step(lr).grad_norm)))
+        loss, result = train_step(engine, [(tokens, tokens.roll(-1, 1))], 1e-2 / step)
+        results.append((loss.item(), float(result.grad_norm)))
     return results
 
 
@@ -71,9 +57,10 @@ def test_gradients_are_gone_when_the_backward_is_over() -> None:
     for one in (plain, engine):
         one.begin_step(1e-3)
         one.backward(one.forward(tokens, tokens, last=True))
-    assert plain.ledger().device.grads_bytes == plain.ledger().device.params_bytes
-    assert engine.ledger().device.grads_bytes == 0
-    assert engine.ledger().device.optimizer_bytes > 0
+    held, within = (one.count_states().ledger(tokens.device).device for one in (plain, engine))
+    assert held.grads_bytes == held.params_bytes
+    assert within.grads_bytes == 0
+    assert within.optimizer_bytes > 0
 
 
 def test_what_is_not_finite_changes_nothing() -> None:
@@ -83,5 +70,5 @@ def test_what_is_not_finite_changes_nothing() -> None:
     tokens = torch.arange(16).view(2, 8)
     engine.begin_step(1e-2)
     engine.backward(engine.forward(tokens, tokens, last=True) * float("nan"))
-    assert not engine.step(1e-2).applied
+    assert not engine.step().applied
     assert all(map(torch.equal, before, engine._module.parameters()))

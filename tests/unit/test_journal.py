@@ -20,14 +20,14 @@ from launcher.config.schema import RunConfig
 from launcher.errors import Failure, UserError
 from launcher.measure.boards import Boards
 from launcher.measure.phases import PHASES, PhaseClock
-from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord
+from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
 from launcher.run.folder import RunFolder
-from launcher.run.journal import Journal
-from launcher.run.rewind import rank_files, rewind
+from launcher.run.journal import EndedStep, Journal
+from launcher.run.record_file import rank_files, rewind
 from launcher.run.skips import Diverged, SkippedSteps
 
 CPU = torch.device("cpu")
@@ -82,7 +82,6 @@ class Run:
             RunConsole(enabled=shown),
             agreement=Agreement(world, log_every=log_every),
             skipped=self.skipped,
-            log_every=log_every,
             boards=Boards(folder, boards, {"lr": 0.1}),
             reopens=reopens,
         )
@@ -99,7 +98,9 @@ class Run:
             with self.clock.phase(phase):
                 pass
         value = torch.tensor(float(number if loss is None else loss))
-        self.journal.step(number, loss=value, grad_norm=grad_norm, applied=applied, lr=0.1)
+        self.journal.step(
+            EndedStep(step=number, loss=value, grad_norm=grad_norm, applied=applied, lr=0.1)
+        )
 
     def records(self) -> list[dict[str, Any]]:
         return [strict_json(line) for line in self.file.read_text().splitlines()]
@@ -209,7 +210,7 @@ def test_pandas_reads_the_file(run: Run) -> None:
 
 def test_a_new_folder_says_what_runs_and_where(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "first")
-    folder.create(RunConfig().flat())
+    folder.begin(RunConfig().flat(), reopens=False)
     assert sorted(os.listdir(folder.path)) == [
         *(".lock", "config.yaml", "environment.json", "status.json")
     ]
@@ -225,23 +226,23 @@ def test_a_new_folder_says_what_runs_and_where(tmp_path: Path) -> None:
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(FileExistsError):
-        RunFolder(tmp_path).create({})
+        RunFolder(tmp_path).begin({}, reopens=False)
     assert os.listdir(tmp_path) == ["note.txt"]
 
 
-def test_no_status_is_none(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).read_status() is None
+def test_no_status_is_an_empty_one(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).read_status() == {}
 
 
 def test_a_reader_never_sees_half_of_a_status(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_status("running", phase="start")
+    folder.write_status(Status(state="running", phase="start"))
     done = threading.Event()
 
     def write() -> None:
         for number in range(200):
-            folder.write_status("running", phase="train", reason="long " * number)
-        folder.write_status("completed", phase="end", exit_code=0)
+            folder.write_status(Status(state="running", phase="train", reason="long " * number))
+        folder.write_status(Status(state="completed", phase="end", exit_code=0))
         done.set()
 
     writer = threading.Thread(target=write)
@@ -269,9 +270,9 @@ def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
 
 def test_a_failure_stands_against_a_main_rank_that_has_not_noticed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_status("running", phase="build")
+    folder.write_status(Status(state="running", phase="build"))
     assert folder.claim_failure(MemoryError("none left"), rank=1, phase="forward", code=3)
-    folder.write_status("running", phase="train")
+    folder.write_status(Status(state="running", phase="train"))
     status = folder.settle("rank 0 ended with exit code 4", 0)
     assert (status["state"], status["rank"], status["exit_code"]) == ("oom", 1, 3)
     assert status["reason"] == "MemoryError: none left"
@@ -279,7 +280,7 @@ def test_a_failure_stands_against_a_main_rank_that_has_not_noticed(tmp_path: Pat
 
 def test_a_killed_rank_leaves_the_reason_to_the_agent(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_status("running", phase="train")
+    folder.write_status(Status(state="running", phase="train"))
     status = folder.settle("rank 1 ended with killed by SIGKILL", 1)
     assert (status["state"], status["phase"], status["exit_code"]) == ("failed", "train", 4)
     assert "SIGKILL" in status["reason"]
@@ -300,6 +301,16 @@ def test_a_second_life_takes_back_the_steps_after_its_checkpoint(tmp_path: Path)
     steps = [(record["step"], record["loss"]) for record in records if record["kind"] == "step"]
     assert steps == [(1, 1.0), (2, 2.0), (3, 30.0)]
     assert [record["kind"] for record in records].count("run") == 2
+
+
+def test_a_rewind_without_room_is_one_sentence_and_keeps_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_text("".join(f'{{"kind": "step", "step": {n}}}\n' for n in range(1, 6)))
+    before = path.read_bytes()
+    with limited_files(20), pytest.raises(Failure, match=r"back to step 3 \(File too large\)"):
+        rewind(path, 3)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_rewind_that_is_stopped_leaves_the_file_open(
@@ -331,14 +342,15 @@ def test_what_closes_a_run_is_written_anew(tmp_path: Path) -> None:
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_end_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, log_every=1)
-    for number, applied in enumerate((False, False, True, False, torch.tensor(False)), start=1):
+    steps: list[torch.Tensor | bool] = [False, False, True, False, torch.tensor(False)]
+    for number, applied in enumerate(steps, start=1):
         run.step(number, applied=applied)
     assert run.skipped.total == 4
     with pytest.raises(Diverged, match="3 steps in a row were skipped, up to step 6"):
         run.step(6, applied=False)
     run.journal.close()
-    applied = [record["applied"] for record in run.records() if record["kind"] == "step"]
-    assert applied == [False, False, True, False, False, False]
+    written = [record["applied"] for record in run.records() if record["kind"] == "step"]
+    assert written == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 1e9])
@@ -382,7 +394,8 @@ def test_records_wait_while_the_disk_takes_none(
     with limited_files(run.file.stat().st_size + 10):  # ten bytes of a record, then no more
         run.step(2)
         run.step(3)
-        assert run.journal.file.trouble == f"{run.file} cannot be written (File too large)"
+        trouble = run.journal.file.trouble
+        assert trouble == f"{run.file} cannot be written (File too large)"
     run.step(4)
     assert run.journal.file.trouble is None
     assert [record["step"] for record in run.records() if record["kind"] == "step"] == [1, 2, 3, 4]
@@ -413,40 +426,42 @@ def test_a_failure_that_could_not_be_written_is_told_on_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_status("running", phase="train")
+    folder.write_status(Status(state="running", phase="train"))
     with limited_files(0):
         assert folder.claim_failure(ValueError("the cause"), rank=1, phase="forward", code=4)
-        folder.write_status("failed", phase="forward", reason="ValueError: the cause")
+        folder.write_status(Status(state="failed", phase="forward", reason="ValueError: the cause"))
     assert (tmp_path / "failure.json").read_text() == ""
     said = capsys.readouterr().err
     assert "status.json cannot be written (File too large): the run is failed (ValueError" in said
     status = folder.settle("rank 1 ended with exit code 4", 1)
     assert (status["state"], status["exit_code"]) == ("failed", 4)
-    assert folder.read_status()["state"] == "failed"  # type: ignore[index]
+    written = folder.read_status()
+    assert written is not None
+    assert written["state"] == "failed"
     assert not list(tmp_path.glob(".status.json*"))
 
 
 def test_two_living_runs_never_share_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     first = RunFolder(path)
-    first.create({"steps": 1})
+    first.begin({"steps": 1}, reopens=False)
     with pytest.raises(UserError, match=f"in use by a run that is alive .process {os.getpid()} on"):
-        RunFolder(path).reopen({"steps": 1})
+        RunFolder(path).begin({"steps": 1}, reopens=True)
     with pytest.raises(FileExistsError):
-        RunFolder(path).create({"steps": 1})
+        RunFolder(path).begin({"steps": 1}, reopens=False)
 
 
 def test_a_reopened_folder_keeps_what_the_first_life_left(tmp_path: Path) -> None:
     path = tmp_path / "run"
     first = RunFolder(path)
-    first.create({"steps": 1})
+    first.begin({"steps": 1}, reopens=False)
     first.claim_failure(RuntimeError("broken"), rank=0, phase="step", code=4)
-    first.write_summary({"steps": 1})
+    first.write_summary(Summary(steps=1))
     del first  # its end gives the lock back
     second = RunFolder(path)
-    second.reopen({"steps": 2})
+    second.begin({"steps": 2}, reopens=True)
     assert not second.has_failed
     assert json.loads((path / "failure-1.json").read_text())["reason"] == "RuntimeError: broken"
-    assert json.loads((path / "summary-1.json").read_text()) == {"steps": 1}
+    assert json.loads((path / "summary-1.json").read_text())["steps"] == 1
     assert yaml.safe_load((path / "config-1.yaml").read_text()) == {"steps": 1}
     assert yaml.safe_load((path / "config.yaml").read_text()) == {"steps": 2}

@@ -7,8 +7,17 @@ import pytest
 
 from launcher.__main__ import VERBS
 from launcher.compare.sweep import matrix
-from launcher.compare.sweep.matrix import BEGIN, END, TECHNIQUES, Cell, cell, merged
-from launcher.config.schema import ModelChoice, Offload
+from launcher.compare.sweep.matrix import (
+    BEGIN,
+    END,
+    ROPE_DECODER,
+    TECHNIQUES,
+    Cell,
+    cell,
+    merged,
+)
+from launcher.config.model import ModelChoice
+from launcher.config.sharding import Offload
 from launcher.errors import ExitCode
 from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS
@@ -58,6 +67,15 @@ def test_every_choice_that_has_a_name_is_in_the_table() -> None:
     assert values("activation_checkpointing") == (
         choices(ModelChoice, "activation_checkpointing") - {"none"}
     )
+    for option in ("position", "norm", "qk_norm", "kv_heads", "head_dim", "qkv_bias"):
+        assert values(option) == {ROPE_DECODER[option]}
+
+
+def test_the_table_is_the_same_for_every_decoder() -> None:
+    for technique in TECHNIQUES:
+        for strategy in VARIANTS:
+            told = cell(technique, strategy)
+            assert cell(technique, strategy, ROPE_DECODER) == told, (technique, strategy)
 
 
 def test_cells_are_what_a_run_is_told() -> None:

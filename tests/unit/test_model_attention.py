@@ -140,7 +140,7 @@ def test_torchs_flash_operator_can_be_differentiated() -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINS_ON_CPU)
-def test_bf16_attention_is_near_fp32(kind: str) -> None:
+def test_bf16_attention_is_near_fp32(kind: AttentionKind) -> None:
     torch.manual_seed(0)
     qkv = tuple(torch.randn(2, 3, 37, 8) for _ in range(3))
     exact = _attend(KERNELS[kind], qkv, None)
@@ -157,12 +157,13 @@ def _influence(config: ModelConfig, position: int, seq_len: int) -> list[bool]:
     changed = tokens.clone()
     changed[0, position] = 0
     with torch.no_grad():
-        return (model(tokens) != model(changed)).any(-1)[0].tolist()
+        influenced: list[bool] = (model(tokens) != model(changed)).any(-1)[0].tolist()
+    return influenced
 
 
 @pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_a_token_influences_itself_and_what_follows_only(kind: str, layers: int) -> None:
+def test_a_token_influences_itself_and_what_follows_only(kind: AttentionKind, layers: int) -> None:
     influence = _influence(replace(CONFIG, attention=kind, layers=layers), 9, 23)
     assert influence == [position >= 9 for position in range(23)]
 
@@ -170,7 +171,7 @@ def test_a_token_influences_itself_and_what_follows_only(kind: str, layers: int)
 @pytest.mark.parametrize("kind", TRAINS_ON_CPU)
 @pytest.mark.parametrize(("window", "layers", "reach"), [(1, 1, 1), (6, 1, 6), (6, 2, 12)])
 def test_a_window_bounds_influence_to_window_tokens_a_layer(
-    kind: str, window: int, layers: int, reach: int
+    kind: AttentionKind, window: int, layers: int, reach: int
 ) -> None:
     config = replace(CONFIG, attention=kind, window=window, layers=layers)
     influence = _influence(config, 3, 31)
@@ -188,7 +189,7 @@ def test_sdpa_gets_an_explicit_mask_only_when_the_window_bites() -> None:
 
 
 @pytest.mark.parametrize("kind", TRAINS_ON_CPU)
-def test_dropout_acts_in_training_only(kind: str) -> None:
+def test_dropout_acts_in_training_only(kind: AttentionKind) -> None:
     torch.manual_seed(0)
     model = GPT(replace(CONFIG, attention=kind, dropout=0.5))
     model.drop.p = 0.0

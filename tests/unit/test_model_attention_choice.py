@@ -39,7 +39,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     )
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: has["torch"])
     monkeypatch.setattr(
-        flash, "_version", lambda name: "2.8.3" if has.get(name) else versions.get(name)
+        flash, "version_of", lambda name: "2.8.3" if has.get(name) else versions.get(name)
     )
     return has
 

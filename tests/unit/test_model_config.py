@@ -1,14 +1,17 @@
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from launcher.model.config import NAMED, ModelConfig, named
+from launcher.model.config import ModelConfig
 from launcher.model.cost import flops_per_token
 from launcher.model.gpt import GPT
+from launcher.model.sizes import NAMED, named
 
-SMALL = {"vocab_size": 97, "context": 16, "layers": 3, "heads": 4, "d_model": 24}
+SMALL: dict[str, Any] = {"vocab_size": 97, "context": 16, "layers": 3, "heads": 4, "d_model": 24}
 
 
 def _count_on_meta(config: ModelConfig) -> int:
@@ -29,6 +32,23 @@ def test_parameter_count_of_a_named_size_is_that_of_the_built_model(name: str) -
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-360m", 361_821_120),
+        ("smollm2-1.7b", 1_711_376_384),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("mistral-7b", 7_241_732_096),
     ],
 )
 def test_parameter_count_is_the_published_one(name: str, parameters: int) -> None:
@@ -44,9 +64,14 @@ def test_parameter_count_is_the_published_one(name: str, parameters: int) -> Non
         {"mlp_bias": False},
         {"tied": False, "attention_bias": False, "mlp_bias": False, "d_ff": 31},
         {"activation": "relu", "d_ff": 7},
+        {"activation": "swiglu", "d_ff": 7},
+        {"activation": "swiglu", "mlp_bias": False, "position": "rope", "norm": "rms"},
+        {"kv_heads": 2, "head_dim": 10, "qk_norm": True},
+        {"kv_heads": 1, "qkv_bias": True, "attention_bias": False},
+        {"qkv_bias": False, "head_dim": 5},
     ],
 )
-def test_parameter_counts_follow_the_switches(switches: dict[str, object]) -> None:
+def test_parameter_counts_follow_the_switches(switches: dict[str, Any]) -> None:
     config = ModelConfig(**SMALL, **switches)
     with torch.device("meta"):
         model = GPT(config)
@@ -84,15 +109,27 @@ def test_flops_per_token_of_the_134m_model() -> None:
     ],
 )
 def test_an_impossible_shape_is_refused_with_value_and_fix(
-    overrides: dict[str, object], message: str
+    overrides: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{**SMALL, **overrides})
 
 
+def test_the_documentation_has_every_named_size() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    for name, model in NAMED.items():
+        assert f"| {name} | {model.parameter_count:,} |" in documented
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'gpt5' is unknown.*nano.*gpt2-xl"):
         named("gpt5")
+
+
+def test_a_custom_model_is_what_is_given_and_nothing_else() -> None:
+    assert named("custom", **SMALL, norm="rms") == ModelConfig(**SMALL, norm="rms")
+    with pytest.raises(ValueError, match="no sizes of its own; give context, d_model"):
+        named("custom", vocab_size=10, layers=1, heads=2)
 
 
 def test_named_replaces_fields_and_validates_them() -> None:

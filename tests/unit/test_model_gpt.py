@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.model.config import ModelConfig
+from launcher.model.config import Activation, ModelConfig
 from launcher.model.gpt import GPT, initial_value
 
 CONFIG = ModelConfig(vocab_size=97, context=24, layers=3, heads=2, d_model=16)
@@ -77,7 +77,7 @@ def test_the_meta_device_allocates_nothing() -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 @pytest.mark.parametrize("precision", ["bf16", "autocast"])
-def test_low_precision_training_follows_fp32(activation: str, precision: str) -> None:
+def test_low_precision_training_follows_fp32(activation: Activation, precision: str) -> None:
     config = replace(CONFIG, activation=activation, loss_chunk=10)
     tokens = torch.randint(0, 97, (2, 24))
     exact = _build(config)(tokens, tokens)
@@ -134,7 +134,7 @@ def test_initial_values_leave_the_global_generator_alone() -> None:
 
 def test_initial_values_are_the_same_in_another_process() -> None:
     code = (
-        "import hashlib; from launcher.model.config import named;"
+        "import hashlib; from launcher.model.sizes import named;"
         "from launcher.model.gpt import initial_value;"
         "v = initial_value('wte.weight', (64, 48), named('nano'), seed=5, device='cpu');"
         "print(hashlib.sha256(v.numpy().tobytes()).hexdigest())"

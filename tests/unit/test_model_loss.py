@@ -30,7 +30,8 @@ def _reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor,
     """torch's own mean cross-entropy in float64."""
     hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
     loss = F.cross_entropy(hidden @ weight.T, targets)
-    return loss.detach(), *torch.autograd.grad(loss, (hidden, weight))
+    hidden_grad, weight_grad = torch.autograd.grad(loss, (hidden, weight))
+    return loss.detach(), hidden_grad, weight_grad
 
 
 def _relative_errors(values: tuple[Tensor, ...], reference: tuple[Tensor, ...]) -> list[float]:

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.model.config import NAMED, ModelConfig
+from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.sizes import NAMED
 
 CONFIG = ModelConfig(vocab_size=64, context=32, layers=4, heads=4, d_model=32)
 
@@ -57,7 +58,8 @@ def _loss_peak_bytes(dtype: torch.dtype, chunk_rows: int) -> int:
         hidden = torch.randn(4096, config.d_model, dtype=dtype, requires_grad=True)
         weight = torch.randn(config.vocab_size, config.d_model, dtype=dtype, requires_grad=True)
         targets = torch.zeros(4096, dtype=torch.int64)
-        with LiveBytes() as live:
+        live = LiveBytes()
+        with live:
             linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows).backward()
         return live.peak_bytes
 
@@ -88,7 +90,7 @@ def _step(config: ModelConfig, tokens: Tensor) -> tuple[Tensor, list[Tensor], in
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_checkpointing_changes_memory_and_nothing_else(
-    attention: str, dropout: float, autocast: bool
+    attention: AttentionKind, dropout: float, autocast: bool
 ) -> None:
     config = replace(CONFIG, attention=attention, dropout=dropout, loss_chunk=24, window=20)
     tokens = torch.randint(0, CONFIG.vocab_size, (4, 32))
@@ -127,7 +129,9 @@ class CountMatmuls(TorchDispatchMode):
 
 @pytest.mark.parametrize("d_ff", [None, CONFIG.d_model])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_selective_recomputes_no_matmul_and_no_attention(attention: str, d_ff: int | None) -> None:
+def test_selective_recomputes_no_matmul_and_no_attention(
+    attention: AttentionKind, d_ff: int | None
+) -> None:
     counts = {}
     for mode in ("none", "selective", "full"):
         config = replace(
@@ -150,3 +154,73 @@ def test_evaluation_does_not_checkpoint() -> None:
     with CountMatmuls() as training:
         model(tokens, tokens).backward()
     assert evaluation.count < training.count
+
+
+ROPE = ModelConfig(
+    vocab_size=16,
+    context=128,
+    layers=2,
+    d_model=8,
+    heads=2,
+    kv_heads=1,
+    d_ff=16,
+    position="rope",
+    norm="rms",
+    activation="swiglu",
+)
+
+
+def _saved(config: ModelConfig) -> list[Tensor]:
+    """What one sequence's forward saves for backward, views and all."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    tokens = torch.zeros(1, config.context, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        GPT(config)(tokens, tokens)
+    return saved
+
+
+class LargestStorage(TorchDispatchMode):
+    """Elements of the largest storage that an operation returns, in bytes / 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 4)
+        return out
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_there_is_one_rotation_for_all_layers(layers: int) -> None:
+    saved = _saved(replace(ROPE, layers=layers))
+    tables = [tensor for tensor in saved if tensor.shape == (128, 1, 2)]
+    assert all(tensor.dtype == torch.float32 for tensor in tables)
+    assert len({tensor.untyped_storage()._cdata for tensor in tables}) == 2  # cosines and sines
+    assert len(tables) >= 4 * layers
+
+
+def test_nothing_is_as_large_as_all_pairs_of_positions() -> None:
+    tokens = torch.zeros(1, 128, dtype=torch.int64)
+    largest = {}
+    kinds: tuple[AttentionKind, ...] = ("sdpa", "eager")
+    for kind in kinds:
+        model = GPT(replace(ROPE, attention=kind))
+        with LargestStorage() as storage:
+            model(tokens, tokens).backward()
+        largest[kind] = storage.elements
+    assert largest["sdpa"] == 128 * 2 * 16 < 128 * 128 <= largest["eager"]
+
+
+def test_shared_key_heads_are_saved_once() -> None:
+    """Queries and outputs have 2 heads of 4; keys and values 1."""
+    shapes = [tuple(tensor.shape) for tensor in _saved(replace(ROPE, attention="sdpa"))]
+    assert shapes.count((1, 2, 128, 4)) == shapes.count((1, 1, 128, 4)) == 2 * ROPE.layers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.extras import how_to_install
+from launcher.packages import how_to_install
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,20 +1,16 @@
-"""NVML by its binary interface, and CUDA's rules for naming a GPU."""
+"""NVML by its binary interface, and which GPU a CUDA device is."""
 
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pynvml
 import pytest
 import torch
+from nvml_stub.stub import HEALTHY, MIB, UUIDS, build_stub, run_jobs, script
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "nvml_stub"))
-from stub import HEALTHY, MIB, UUIDS, build_stub, run_jobs, script
-
-from launcher.measure.nvml import ERRORS, NvmlFault, Outcome, resolve_uuid, uuid_from_environment
+from launcher.measure.nvml import ERRORS, NvmlFault, Outcome, resolve_uuid
 
 A, B, C, D = UUIDS
-FOUR = list(enumerate(UUIDS))
-BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 MIG = "MIG-41255406-c9af-f94b-4ebf-9d57ad1853da"
 
 
@@ -34,50 +30,30 @@ def test_code_of_a_newer_driver() -> None:
     assert fault.outcome is Outcome.TRANSIENT
 
 
-@pytest.mark.parametrize(
-    ("visible", "more", "index", "gpus", "expected"),
-    [
-        ("2,0", BY_BUS, 0, FOUR, C),
-        ("2,0", BY_BUS, 1, FOUR, A),
-        ("2,0", BY_BUS, 2, FOUR, None),
-        (None, BY_BUS, 3, FOUR, D),
-        (None, {}, 1, FOUR, None),  # fastest first: NVML's order says nothing
-        ("1", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 0, FOUR, None),
-        (None, {}, 0, FOUR[2:3], C),  # one GPU is the first by any order
-        ("0", {}, 0, FOUR[2:3], C),
-        ("0,1", BY_BUS, 0, FOUR[2:], C),  # a cgroup hides 0 and 1: CUDA counts from GPU 2 on
-        ("0,1", BY_BUS, 1, FOUR[2:], D),
-        (f"{D},{B}", {}, 0, FOUR, D),
-        (f"{D},{B}", {}, 1, FOUR, B),
-        ("GPU-3,GPU-1111", {}, 1, FOUR, B),
-        ("GPU-", {}, 0, FOUR, None),  # names four
-        ("GPU-9", {}, 0, FOUR, None),
-        (B, {}, 0, [], B),  # a whole UUID needs nobody's list
-        ("GPU-1", {}, 0, [], None),
-        ("0", BY_BUS, 0, [], None),
-        (MIG, {}, 0, FOUR, MIG),
-        (f"MIG-{A}/3/0", {}, 0, [], f"MIG-{A}/3/0"),
-        ("0,-1,1", BY_BUS, 0, FOUR, A),
-        ("0,-1,1", BY_BUS, 1, FOUR, None),  # the list ends at what names nothing
-        ("0,9,1", BY_BUS, 2, FOUR, None),
-        ("1,1", BY_BUS, 0, FOUR, None),  # named twice: CUDA shows no GPU
-        ("", BY_BUS, 0, FOUR, None),
-        (" 3 , 2 ", BY_BUS, 1, FOUR, C),
-    ],
-)
-def test_environment_names_the_gpu(
-    visible: str | None,
-    more: dict[str, str],
-    index: int,
-    gpus: list[tuple[int, str]],
-    expected: str | None,
-) -> None:
-    environ = dict(more) if visible is None else {**more, "CUDA_VISIBLE_DEVICES": visible}
-    assert uuid_from_environment(environ, index, gpus) == expected
-
-
 def test_a_cpu_has_no_uuid() -> None:
     assert resolve_uuid(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"),
+    [
+        (None, 1, B),
+        ("2,0", 0, A),  # a position: the CUDA runtime knows whose
+        (f" {MIG} ", 0, MIG),  # whose parent the runtime names
+        (f"MIG-{A}/3/0", 0, f"MIG-{A}/3/0"),
+        (MIG, 1, B),
+    ],
+)
+def test_a_gpu_is_named_by_the_runtime_and_an_instance_by_the_environment(
+    visible: str | None, index: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [SimpleNamespace(uuid=uuid.removeprefix("GPU-")) for uuid in UUIDS]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert resolve_uuid(torch.device("cuda", index)) == expected
 
 
 @pytest.mark.gpu
@@ -97,9 +73,7 @@ def test_reads_a_gpu(tmp_path: Path) -> None:
     jobs = [{"name": "gpu", "mode": "device", "uuid": A, "script": script()}]
     found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)["gpu"]
     assert found["uuid"] == A
-    assert found["memory"] == [
-        {"used_bytes": 1024 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": 512 * MIB}
-    ]
+    assert found["memory"] == [[1024 * MIB, 80 * 2**30]]
     assert found["utilization_percent"] == [97.0, 40.0]
     assert found["power_w"] == 350.0
     assert found["energy_j"] == 5000.0
@@ -108,8 +82,8 @@ def test_reads_a_gpu(tmp_path: Path) -> None:
     assert found["exit_code"] == 0
 
 
-V1 = {"used_bytes": 1536 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": None}
-V2 = {"used_bytes": 1024 * MIB, "total_bytes": 80 * 2**30, "reserved_bytes": 512 * MIB}
+V1 = [1536 * MIB, 80 * 2**30]  # 512 MiB of them reserved
+V2 = [1024 * MIB, 80 * 2**30]
 
 
 @pytest.mark.parametrize(
@@ -149,22 +123,25 @@ def test_mig_instances(tmp_path: Path) -> None:
     )
     for name in ("named", "parent", "bare"):
         assert found[name]["uuid"] == MIG
-        assert found[name]["memory"] == [
-            {"used_bytes": 10, "total_bytes": 1000, "reserved_bytes": 0}
-        ]
+        assert found[name]["memory"] == [[10, 1000]]
     # The board's power is not an instance's.
     assert found["named"]["power_w"] == "NOT_SUPPORTED"
     assert found["hidden"]["uuid"] == "MIG-other"
 
 
 def test_gpus_that_others_own_do_not_count(tmp_path: Path) -> None:
-    lines = ["* count 4", *(f"{n} uuid {uuid}" for n, uuid in FOUR), "0 handle !4", "2 uuid !15"]
+    lines = [
+        "* count 4",
+        *(f"{n} uuid {uuid}" for n, uuid in enumerate(UUIDS)),
+        "0 handle !4",
+        "2 uuid !15",
+    ]
     jobs = [
         {"name": "cgroup", "mode": "gpus", "script": "\n".join(lines) + "\n"},
         {"name": "no_driver", "mode": "gpus", "script": "* init !9\n"},
     ]
     found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)
-    assert found["cgroup"]["gpus"] == [[1, B], [3, D]]
+    assert found["cgroup"]["gpus"] == [B, D]
     assert found["cgroup"]["references"] == 0
     assert found["no_driver"]["gpus"] == []
 

@@ -14,12 +14,13 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
 from launcher.measure import host_memory
-from launcher.model.config import NAMED, ModelConfig
+from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
-from launcher.run import offload_check
+from launcher.model.sizes import NAMED
+from launcher.run import enough_room
 from launcher.strategies.offload_sizes import (
     OffloadSizes,
-    largest_parameter_count,
+    largest_slice_count,
     offload_sizes,
 )
 from launcher.strategies.zero import nvme_build
@@ -42,7 +43,7 @@ def sizes(flags: str, world_size: int = 4) -> OffloadSizes:
 def test_the_largest_parameter(name: str) -> None:
     with torch.device("meta"):
         module = GPT(NAMED[name])
-    assert largest_parameter_count(NAMED[name]) == max(p.numel() for p in module.parameters())
+    assert largest_slice_count(NAMED[name], 1) == max(p.numel() for p in module.parameters())
 
 
 def test_bytes_of_each_choice() -> None:
@@ -63,6 +64,24 @@ def test_bytes_of_each_choice() -> None:
     assert on_disk.locked_bytes == pytest.approx(4 * 4 * group + 2 * group + 5 * 2 * slice_, abs=99)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "states_bytes"),
+    [
+        ("adamw", 8),
+        ("adam", 8),
+        ("sgd", 4),
+        ("adafactor", pytest.approx(0.01, abs=0.01)),  # a row and a column of each matrix
+        ("adamw8bit", pytest.approx(2 + 2 * 4 / 256, abs=0.01)),
+        ("muon", pytest.approx(4 + 4 * 82 / 1558, abs=0.01)),  # embeddings are AdamW's
+    ],
+)
+def test_offloaded_states_of_each_optimizer(optimizer: str, states_bytes: float) -> None:
+    offload = "--model gpt2-xl --strategy fsdp --offload-optimizer cpu --offload-param cpu"
+    found = sizes(f"{offload} --optimizer {optimizer}").host_bytes
+    mine = -(-NAMED["gpt2-xl"].parameter_count // 4)
+    assert found / mine - 8 == states_bytes  # beside the weight and its gradient
+
+
 @pytest.mark.parametrize("flags", ["--zero 3 --offload-optimizer cpu", ON_DISK])
 def test_what_does_not_fit_is_refused_with_the_figures(flags: str, tmp_path: Path) -> None:
     run = resolved(
@@ -70,16 +89,16 @@ def test_what_does_not_fit_is_refused_with_the_figures(flags: str, tmp_path: Pat
     )
     figures = r"--offload-optimizer .*: [\d.]+GiB of host memory are needed for 4 ranks on this "
     with pytest.raises(UserError, match=figures + r"machine, but [\d.]+GiB are free: "):
-        offload_check.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
+        enough_room.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
     run = resolved(ON_DISK.format(tmp_path))
     huge = OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=2**60)
     with pytest.raises(UserError, match=r"1073741824\.00GiB are needed in --nvme-path .* 1 rank "):
-        offload_check._check_disk("--offload-optimizer nvme", tmp_path, huge, 1)
+        enough_room._check_disk("--offload-optimizer nvme", tmp_path, huge, 1)
     fits = offload_sizes(run.config, run.model, 4)
-    offload_check._check_disk("--offload-optimizer nvme", tmp_path, fits, 4)
+    enough_room._check_disk("--offload-optimizer nvme", tmp_path, fits, 4)
 
 
 def test_host_memory_that_is_free() -> None:
@@ -94,8 +113,30 @@ def test_a_control_group_limits_host_memory(
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\n")
     monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
     assert host_memory.available_host_bytes() == GIB // 2 + GIB // 4
+    assert host_memory.host_bytes() == GIB
     (tmp_path / "memory.max").write_text("max\n")
     assert host_memory.available_host_bytes() > 0
+    assert host_memory.host_bytes() == psutil.virtual_memory().total
+
+
+def test_a_job_is_limited_by_the_control_groups_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(host_memory, "MINE", tmp_path / "mine")
+    (tmp_path / "mine").write_text("3:cpuset:/\n2:memory:/slurm/job_7/step_0\n0::/\n")
+    step = tmp_path / "memory" / "slurm" / "job_7" / "step_0"
+    step.mkdir(parents=True)
+    for folder, limit in ((step, 1 << 63), (step.parent, GIB)):  # the first is v1's for none
+        (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (folder / "memory.usage_in_bytes").write_text(f"{GIB // 2}\n")
+        (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 2\n")
+        (folder / "memory.oom_control").write_text("oom_kill_disable 0\noom_kill 3\n")
+    assert host_memory.host_bytes() == GIB
+    assert host_memory.available_host_bytes() == GIB // 2 + 2
+    assert host_memory.Kills.read().group == 3
+    before = host_memory.Kills(group=2, machine=0)
+    assert "in a control group of 1.00GiB; give that more" in before.likely_cause()
 
 
 # Claims a folder in argv[1], says so, and waits to be killed.
@@ -163,7 +204,7 @@ def test_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_offloaded_activations_give_the_same_gradients() -> None:
-    def step(checkpointing: str) -> list[torch.Tensor]:
+    def step(checkpointing: ActivationCheckpointing) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = GPT(config(checkpointing))
         torch.manual_seed(1)
@@ -189,7 +230,7 @@ def test_offloaded_activations_do_not_stay_on_the_device() -> None:
 TOKENS = torch.arange(32).view(2, 16)
 
 
-def config(checkpointing: str) -> ModelConfig:
+def config(checkpointing: ActivationCheckpointing) -> ModelConfig:
     return ModelConfig(
         vocab_size=64,
         context=16,
@@ -197,5 +238,5 @@ def config(checkpointing: str) -> ModelConfig:
         heads=2,
         d_model=16,
         dropout=0.1,
-        activation_checkpointing=checkpointing,  # type: ignore[arg-type]
+        activation_checkpointing=checkpointing,
     )

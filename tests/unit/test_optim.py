@@ -1,7 +1,7 @@
 """AdamW against the textbook in fp64, the two parameter groups, and the schedule at its edges."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -67,8 +67,9 @@ def test_an_empty_group_is_left_out() -> None:
 
 def test_a_sharded_parameter_is_judged_by_its_real_shape() -> None:
     module = nn.Linear(3, 2)
-    module.weight.ds_shape = module.weight.shape  # as ZeRO-3 leaves it between uses
-    module.weight.data = torch.empty(0)
+    weight: Any = module.weight
+    weight.ds_shape = weight.shape  # as ZeRO-3 leaves it between uses
+    weight.data = torch.empty(0)
     decayed, rest = parameter_groups(module, 0.1)
     assert decayed["params"] == [module.weight]
     assert rest["params"] == [module.bias]

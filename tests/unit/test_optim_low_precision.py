@@ -1,5 +1,7 @@
 """Low-precision AdamW, 8-bit blocks and Adafactor against torch's and torchao's own."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,18 +60,20 @@ def test_the_table_says_what_is_kept(name: str) -> None:
         assert set(counters(optimizer, parameter)) == set(entry.counters)
     held = sum(tensor.untyped_storage().nbytes() for tensor in optimizer_tensors(optimizer))
     named = module.named_parameters()
-    assert held == sum(entry.state_bytes(name, tuple(p.shape), choice) for name, p in named)
+    assert held == sum(entry.costs(name, tuple(p.shape), choice).state_bytes for name, p in named)
 
 
 def test_an_8_bit_state_takes_two_bytes_and_its_scales() -> None:
     entry, choice = OPTIMIZERS["adamw8bit"], CHOICES["adamw8bit"]
-    assert entry.state_bytes("", (1024, 1024), choice) == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
-    assert entry.state_bytes("", (SMALLEST_QUANTIZED - 1,), choice) == 8 * (SMALLEST_QUANTIZED - 1)
+    costs = entry.costs("", (1024, 1024), choice)
+    assert costs.state_bytes == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
+    costs = entry.costs("", (SMALLEST_QUANTIZED - 1,), choice)
+    assert costs.state_bytes == 8 * (SMALLEST_QUANTIZED - 1)
 
 
 def test_with_fp32_everywhere_it_is_torchs_adamw() -> None:
     ours, theirs = new_module(), new_module()
-    options = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    options: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     got = train(ours, LowPrecisionAdamW([{"params": ours.parameters()}], **options, moments="fp32"))
     expected = train(theirs, torch.optim.AdamW(theirs.parameters(), **options))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
@@ -189,7 +193,7 @@ def test_a_weight_half_way_between_two_keeps_its_side() -> None:
     other = nn.Parameter(torch.zeros_like(weight))
     half = torch.tensor([0.00390625, 0.00390625, -0.00390625], dtype=torch.bfloat16)
     for held, rest in ((weight, half), (other, torch.zeros_like(half))):
-        optimizer = build_optimizer(nn.ParameterList([held]), CHOICES["bf16-pure"])
+        optimizer: Any = build_optimizer(nn.ParameterList([held]), CHOICES["bf16-pure"])
         assert isinstance(optimizer, LowPrecisionAdamW)
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         optimizer.state[held]["compensation"].copy_(rest)
@@ -204,9 +208,9 @@ def test_a_weight_half_way_between_two_keeps_its_side() -> None:
 def test_found_inf_holds_the_update_back(make: type[torch.optim.Optimizer]) -> None:
     choice = CHOICES["bf16-moments" if make is LowPrecisionAdamW else "adafactor"]
     module = new_module()
-    optimizer = build_optimizer(module, choice)
-    assert isinstance(optimizer, make)
+    optimizer: Any = build_optimizer(module, choice)
     optimizer.found_inf = torch.ones(())
+    assert isinstance(optimizer, make)
     before = [p.detach().clone() for p in module.parameters()]
     train(module, optimizer, 1)
     assert all(map(torch.equal, before, module.parameters()))
@@ -215,7 +219,7 @@ def test_found_inf_holds_the_update_back(make: type[torch.optim.Optimizer]) -> N
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_adafactor_is_torchs(weight_decay: float) -> None:
     ours, theirs = new_module(), new_module()
-    options = {"lr": 0.05, "weight_decay": weight_decay}
+    options: dict[str, Any] = {"lr": 0.05, "weight_decay": weight_decay}
     got = train(ours, Adafactor(ours.parameters(), **options))
     expected = train(theirs, torch.optim.Adafactor(theirs.parameters(), **options))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

@@ -7,9 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from launcher.config.resolve import resolve
-from launcher.config.rules import refusal
-from launcher.config.rules.setting import Setting
+from launcher.config.resolve import refusal, resolve
+from launcher.config.rules import Setting
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.optim.choice import OptimizerName, Precision
@@ -112,7 +111,7 @@ def test_an_update_in_the_backward() -> None:
                 **{"optimizer_in_backward": True, "clip": 0.0, "strategy": "single"},
                 "precision": "fp16",
             },
-            "before it is known whether fp16 has overflown",
+            "before it is known whether fp16 has overflowed",
         ),
     ],
 )

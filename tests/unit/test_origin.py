@@ -7,6 +7,7 @@ import pytest
 
 from launcher.config.schema import LoopChoice
 from launcher.errors import UserError
+from launcher.measure.records import Status
 from launcher.run.folder import RunFolder
 from launcher.run.origin import AUTO, Origin, ended_out_of_memory, find_origin
 
@@ -17,7 +18,7 @@ RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
 def run(tmp_path: Path) -> Path:
     """The folder of a run that nobody runs any more, without a checkpoint."""
     path = tmp_path / "run"
-    RunFolder(path).create({"steps": 10})
+    RunFolder(path).begin({"steps": 10}, reopens=False)
     return path
 
 
@@ -35,7 +36,7 @@ def test_auto_goes_on_in_the_folder(run: Path) -> None:
     assert find_origin(loop, {}) == Origin(source=None, reopens=True)
     save(run)
     assert find_origin(loop, {}) == Origin(source=run, reopens=True)
-    RunFolder(run).write_status("completed", phase="end")
+    RunFolder(run).write_status(Status(state="completed", phase="end"))
     assert find_origin(loop, {}).over
 
 
@@ -53,7 +54,7 @@ def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Pa
     other = tmp_path / "other"
     save(other)
     for resume in (str(other), "auto"):  # the second life is reopened before it saves anything
-        RunFolder(run).reopen({"resume": resume})
+        RunFolder(run).begin({"resume": resume}, reopens=True)
     assert find_origin(LoopChoice(out=run, resume=AUTO), {}).source == other
 
 
@@ -65,7 +66,7 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_living_run_keeps_its_folder(tmp_path: Path) -> None:
     alive = RunFolder(tmp_path / "run")
-    alive.create({})
+    alive.begin({}, reopens=False)
     with pytest.raises(UserError, match="in use by a run that is alive"):
         find_origin(LoopChoice(out=alive.path, resume=AUTO), {})
 

@@ -11,8 +11,11 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
+from launcher.flags import as_flags
 from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
 from launcher.run.advice import Advice, advise
+from launcher.strategies import VARIANTS
+from launcher.strategies.base import Variant
 
 MODEL = (
     "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "
@@ -107,3 +110,9 @@ def test_a_run_that_should_have_fitted_teaches_caution() -> None:
     for one in advice_for(flags, 1, room):
         run = resolved(f"{flags} {one.flags}", 1)
         assert one.needed_bytes >= 1.9 * needed_bytes(run, room, world_size=1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.label)
+def test_what_chooses_a_variant_can_be_pasted(variant: Variant) -> None:
+    config = parse_run_config(as_flags(variant.fields).split())
+    assert {name: config.flat()[name] for name in variant.fields} == dict(variant.fields)

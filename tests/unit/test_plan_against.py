@@ -16,6 +16,7 @@ from launcher.compare.report.find import FoundRun
 from launcher.compare.report.runs import load_run
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.measure.records import Summary
 from launcher.memory.ledger import CATEGORIES, Ledger, LedgerLines
 from launcher.parallel.world import World
 from launcher.plan import against
@@ -51,7 +52,9 @@ def test_a_traced_run_ends_with_both_sides(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *_, total, by_category = done.stdout.splitlines()
     assert re.match(r"predicted \d+\.\dMiB, measured \d+\.\dMiB \(", total)
-    plan = json.loads((out / "summary.json").read_text())["plan"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == [field.name for field in dataclasses.fields(Summary)]
+    plan = summary["plan"]
     assert plan["period"] == "steady"
     assert abs(plan["off"]) < 0.05
     assert total.endswith(f"({plan['off']:+.1%})")
@@ -74,7 +77,10 @@ def test_a_run_that_measured_nothing_says_nothing(tmp_path: Path) -> None:
     done = train(tmp_path, "--steps=1", f"--out={out}")
     assert done.returncode == 0, done.stderr
     assert "predicted" not in done.stdout
-    assert "plan" not in json.loads((out / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
+    assert "plan" not in summary
+    older = Summary.of({"steps": summary["steps"], "of_another_version": 1})
+    assert (older.steps, older.duration_s, older.ranks) == (summary["steps"], None, [])
 
 
 def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def test_what_says_nothing_of_the_machine_is_not_learnt(tmp_path: Path) -> None:
         '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": [true]}}}',
         '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": [NaN]}}}',
         '{"schema_version": 1, "constants": {"time/A": {"values": [1.0]}}}',
+        '{"schema_version": 1, "constants": {"time/A/bf16": {"values": [1.0]}}}',
     ],
 )
 def test_a_damaged_file_teaches_nothing_and_is_replaced(tmp_path: Path, content: str) -> None:

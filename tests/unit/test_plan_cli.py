@@ -8,14 +8,12 @@ import pytest
 import yaml
 
 from launcher.config.arguments import parse_run_config
-from launcher.measure.hardware import MIB
-from launcher.plan.assess import Assessment, Place, assess
+from launcher.plan.assess import Assessment, Place, assess, plan
 from launcher.plan.candidates import choices, given_fields
-from launcher.plan.cli import find_place, main, plan
+from launcher.plan.cli import Waiting, find_place, main, parse_options
 from launcher.plan.machine import Machine
-from launcher.plan.options import parse_options
-from launcher.plan.waiting import Waiting
-from launcher.sizes import gib
+from launcher.sizes import MIB, gib
+from launcher.strategies import variant_of
 from launcher.torchrun import split_command
 
 NARROW = ["--model", "nano", "--activation-checkpointing", "none", "--precision", "bf16"]
@@ -64,6 +62,22 @@ def test_given_flags_are_not_varied(capsys: pytest.CaptureFixture[str]) -> None:
     assert {r["micro_batch"] for r in records} == {2}
 
 
+@pytest.mark.parametrize(
+    ("flags", "label"),
+    [
+        ("--gpus 1 --zero 2", "zero2"),
+        ("--gpus 1 --strategy ddp", "ddp"),
+        ("--gpus 2 --strategy ddp --activation-checkpointing offload", "ddp"),
+    ],
+)
+def test_what_is_asked_for_is_planned_though_no_search_would_try_it(
+    flags: str, label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--model nano --gpu H100 --micro-batch 1 --precision bf16 --json -"
+    assert main([*options.split(), *flags.split()]) == 0
+    assert {r["sharding"] for r in json.loads(capsys.readouterr().out)} == {label}
+
+
 def test_what_fits_nowhere_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "gpt2-xl", *NARROW[2:], "--gpus", "1", "--gpu-memory", "4GiB"]
     assert main([*flags, "--micro-batch", "1", "--global-batch", "1"]) == 0
@@ -80,8 +94,8 @@ def assessed(memory_bytes: int) -> Assessment:
         machine=machine, world_size=2, ranks_per_node=2, memory_bytes=memory_bytes, fixed_bytes=MIB
     )
     config = parse_run_config(options)
-    sizes = {"world_size": 2, "ranks_per_node": 2, "device_type": "cuda"}
-    found = choices(config, given_fields(options, config), **sizes)
+    given = given_fields(options, config)
+    found = choices(config, given, world_size=2, ranks_per_node=2, device_type="cuda")
     return assess(next(c for c in found if c.label == "fsdp"), place)
 
 
@@ -89,7 +103,7 @@ def test_what_the_allocator_makes_of_less_memory_is_told() -> None:
     """Between its tensors and what the allocator likes to keep, a run takes what there is."""
     with_room = assessed(64 << 30)
     assert with_room.with_room_bytes == with_room.used_bytes
-    least = with_room.live_bytes + MIB
+    least = with_room.prediction.peak_bytes + MIB
     assert with_room.used_bytes - least > 8 * MIB
     verdicts = set()
     for memory_bytes in range(least, with_room.used_bytes + 2 * MIB, 2 * MIB):
@@ -143,6 +157,7 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
         ("--gpu T4 --precision bf16", "T4 has no rate for bf16: it has fp32"),
         ("--gpus 3 --gpu H100 --global-batch 32", "cannot be spread evenly over 3 ranks"),
         ("--gpu H100 --json .", "nothing is overwritten"),
+        ("--gpus 2 --gpu H100 --strategy single", "runs in one process, but there are 2"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -153,3 +168,25 @@ def test_bad_input_is_one_sentence(
     assert shown.out == ""
     assert says in shown.err
     assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "labels"),
+    [
+        (("--no-reshard-after-forward",), ["fsdp-grad-op", "fsdp-grad-op+cpu"]),
+        (
+            ("--replicate=2",),
+            ["fsdp-hybrid", "fsdp-hybrid-grad-op", "fsdp-hybrid+cpu"],
+        ),
+    ],
+)
+def test_a_choice_is_called_what_the_fixed_flags_make_of_it(
+    flags: tuple[str, ...], labels: list[str]
+) -> None:
+    options = ["--strategy=fsdp", "--precision=fp32", "--activation-checkpointing=none", *flags]
+    config = parse_run_config(options)
+    given = given_fields(options, config)
+    found = choices(config, given, world_size=4, ranks_per_node=4, device_type="cuda")
+    assert sorted(choice.label for choice in found) == sorted(labels)
+    for choice in found:
+        assert {variant_of(run.config).label for run in choice.runs} == {choice.label.split("+")[0]}

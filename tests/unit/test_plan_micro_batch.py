@@ -16,10 +16,8 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.plan.fit import Room, needed_bytes
-from launcher.plan.found_sizes import FoundSizes, Hardware
+from launcher.plan.found_sizes import FoundSizes
 from launcher.plan.micro_batch import largest, sizes_of
-
-CPU = Hardware(gpu=None, free_bytes=None)
 
 
 @pytest.mark.parametrize("true_largest", [1, 2, 7, 33, 100, 1000, 54_321])
@@ -49,7 +47,12 @@ def test_among_divisors_the_exact_largest_is_found(room: int, found: int) -> Non
 
 def test_nothing_fits() -> None:
     tried: list[int] = []
-    assert largest(range(1, 100), 5, lambda size: bool(tried.append(size))) is None
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return False
+
+    assert largest(range(1, 100), 5, fits) is None
     assert tried[0] == 5
     assert tried[-1] == 1
 
@@ -77,11 +80,11 @@ def test_a_found_size_is_remembered_for_what_matters(
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path))
     config = parse_run_config(["--micro-batch=auto", "--memory-limit=1GiB"])
-    FoundSizes(config, CPU, 2).keep(12, 2**30)
+    FoundSizes(config, None, 2).keep(12, 2**30)
 
     def known(ranks: int = 2, memory_bytes: int = 2**30, **changes: object) -> int | None:
-        found = FoundSizes(config.replace(**changes), CPU, ranks).get(memory_bytes)
-        return None if found is None else found.size
+        found = FoundSizes(config.replace(**changes), None, ranks).get(memory_bytes)
+        return None if found is None else found[0]
 
     assert known() == 12
     assert known(steps=7, seed=5, out=Path("elsewhere")) == 12
@@ -120,8 +123,8 @@ TRIAL = """
 import sys
 from launcher.plan import trials
 trials.WORKER = "{worker}"
-with trials.Trials([], ranks=2) as some:
-    print(some._folder, flush=True)
+with trials.Trials.of([], ranks=2) as some:
+    print(some.folder, flush=True)
     try:
         print(some.run(4), flush=True)
     except Exception as error:

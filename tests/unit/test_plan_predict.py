@@ -11,6 +11,7 @@ from launcher.config.schema import RunConfig
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
 from launcher.plan.predict import Prediction, predict
+from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 
 SMALL = {"layers": 3, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 260}
@@ -19,6 +20,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp": {"strategy": "fsdp"},
     "fsdp-grad-op": {"strategy": "fsdp", "reshard_after_forward": False},
     "fsdp-hybrid": {"strategy": "fsdp", "replicate": 2},
+    "fsdp-hybrid-grad-op": {"strategy": "fsdp", "replicate": 2, "reshard_after_forward": False},
     "zero0": {"zero": 0},
     "zero1": {"zero": 1},
     "zero2": {"zero": 2},
@@ -49,31 +51,36 @@ def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
         memory.watch(engine)
         for period in ("first_step", "steady"):
             memory.period(period)
+            tensors = 3 if resolved.config.data.document_attention else 2
             batch = [
-                (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+                tuple(torch.zeros(shape, dtype=torch.int64) for _ in range(tensors))
                 for _ in range(resolved.accumulation)
             ]
-            for number, (tokens, targets) in enumerate(batch, start=1):
-                with memory.phase("forward"):
-                    loss = engine.forward(tokens, targets, last=number == len(batch))
-                with memory.phase("backward"):
-                    engine.backward(loss)
-            with memory.phase("step"):
-                engine.step(1e-3)
-        return memory.peaks(), engine.ledger().device.states_bytes
+            train_step(engine, batch, 1e-3, phase=memory.phase)
+        return memory.peaks(), engine.count_states().ledger(world.device).device.states_bytes
 
 
 @pytest.mark.parametrize(
-    ("precision", "checkpointing", "accumulation"),
-    [("fp32", "none", 1), ("fp32", "selective", 3), ("bf16", "full", 2), ("bf16", "none", 1)],
+    ("precision", "checkpointing", "accumulation", "more"),
+    [
+        ("fp32", "none", 1, {}),
+        ("fp32", "selective", 3, {}),
+        ("bf16", "full", 2, {}),
+        ("bf16", "none", 1, {}),
+        ("fp32", "none", 2, {"document_attention": True}),
+        ("bf16", "full", 1, {"document_attention": True, "attention": "eager"}),
+    ],
 )
-def test_one_process(precision: str, checkpointing: str, accumulation: int) -> None:
+def test_one_process(
+    precision: str, checkpointing: str, accumulation: int, more: dict[str, Any]
+) -> None:
     resolved = resolved_of(
         1,
         accumulation,
         strategy="single",
         precision=precision,
         activation_checkpointing=checkpointing,
+        **more,
     )
     peaks, held_bytes = measured(resolved)
     prediction = predict(resolved, world_size=1, device_type="cpu")
@@ -102,13 +109,9 @@ def test_lines_add_up_and_events_replay_to_the_peak(strategy: str) -> None:
     )
 
 
-def test_the_peaks_place_and_its_tensors_are_named() -> None:
+def test_the_peaks_place_is_named() -> None:
     prediction = predicted(1, strategy="single", layers=6, micro_batch=16)
     assert prediction.peak.phase == "backward"
-    modules = {tensor.module for tensor in prediction.largest}
-    assert any(module.endswith("mlp.fc") for module in modules)
-    sizes = [tensor.size_bytes for tensor in prediction.largest]
-    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_optimizer_states_are_born_in_the_first_step() -> None:
@@ -144,7 +147,8 @@ def test_offload_moves_states_to_the_host(changes: dict[str, Any]) -> None:
 
 def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
     layers = 12
-    shape = {"strategy": "single", "layers": layers, "micro_batch": 8192, "vocab_size": 64}
+    shape: dict[str, Any] = {"strategy": "single", "layers": layers, "vocab_size": 64}
+    shape["micro_batch"] = 8192
     full = predicted(1, "cuda", **shape, activation_checkpointing="full")
     offloaded = predicted(1, "cuda", **shape, activation_checkpointing="offload")
     model = resolved_of(1, **shape).model

@@ -13,7 +13,7 @@ from launcher.measure.hardware import GPUS, find_gpu, gpu_named
 from launcher.model.config import ModelConfig
 from launcher.plan import profile
 from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.link_benchmarks import fit_rate
+from launcher.plan.collectives import fit_rate
 from launcher.plan.machine import Machine
 
 TINY = Effort(
@@ -97,6 +97,7 @@ FAULTS = {
     "no number": (changed(copy_bytes_per_s="fast"), "copy_bytes_per_s is 'fast', but must be"),
     "zero": (changed(copy_bytes_per_s=0), "copy_bytes_per_s is 0, but must be a number, more"),
     "infinite": (changed(operator_s=float("inf")), "operator_s is inf"),
+    "beyond any float": (changed(operator_s=10**400), "operator_s is 1000"),
     "negative": (changed(operator_s=-1), "operator_s is -1, but must be a number, 0 or more"),
     "a flag": (changed(memory_bytes=True), "memory_bytes is True"),
     "no fp32": (changed(matmul_flops_per_s={}), "matmul_flops_per_s.fp32 is missing"),

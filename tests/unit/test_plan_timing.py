@@ -19,7 +19,8 @@ from launcher.plan.collectives import (
 from launcher.plan.machine import COLLECTIVES, Machine, Rate
 from launcher.plan.timing import StepTime, exposed_s, optimizer_s, step_seconds
 from launcher.plan.work import attention_flops, backward_work, forward_work
-from launcher.strategies.traffic import embedding_parameters
+from launcher.strategies import strategy_of
+from launcher.strategies.traffic import Wire
 
 LINK = Rate(start_s=0.0, hop_s=0.0, bytes_per_s=1e9)
 # Computing and copying take next to no time here, so that links are what is seen.
@@ -166,7 +167,9 @@ def test_compute_adds_up() -> None:
 
 MODEL = resolved().model
 ALL = MODEL.parameter_count
-EMBEDDINGS = embedding_parameters(MODEL)  # (100 + 16) x 8, the tied head among them
+EMBEDDINGS = Wire(
+    RunConfig(), MODEL, world_size=1
+).embeddings  # (100 + 16) x 8, the tied head among them
 BLOCKS = MODEL.layers * MODEL.block_parameter_count
 LINK_S = 7 / 8 / 1e9  # per byte of a gather or reduce-scatter over 8 ranks
 
@@ -249,13 +252,42 @@ def test_on_a_cpu_nothing_hides() -> None:
 
 def test_the_optimizer_of_a_gpu_is_bound_by_its_memory() -> None:
     machine = dataclasses.replace(LINKS_ONLY, copy_bytes_per_s=1e3)
-    shared = {"world_size": 8, "ranks_per_node": 8, "machine": machine}
+    shared: dict[str, Any] = {"world_size": 8, "ranks_per_node": 8, "machine": machine}
     whole = 40 * ALL / 1e3  # 4 for the norm, 8 to clip, 28 for AdamW
     assert optimizer_s(resolved(strategy="ddp"), **shared) == pytest.approx(whole)
     assert optimizer_s(resolved(strategy="fsdp"), **shared) == pytest.approx(whole / 8)
     assert optimizer_s(resolved(zero=1), **shared) == pytest.approx(whole / 8)
     bf16 = optimizer_s(resolved(zero=1, precision="bf16"), **shared)
     assert bf16 == pytest.approx(42 / 40 * whole / 8)
+
+
+def test_another_optimizer_takes_its_own_time() -> None:
+    machine = dataclasses.replace(
+        LINKS_ONLY, copy_bytes_per_s=1e3, matmul_flops_per_s={"fp32": 1.0, "bf16": 1e3}
+    )
+    shared: dict[str, Any] = {"world_size": 1, "ranks_per_node": 1, "machine": machine}
+    moved = {"adam": 28, "sgd": 20, "adafactor": 108, "adamw8bit": 254.5}
+    for optimizer, update_bytes in moved.items():
+        seconds = optimizer_s(resolved(1, optimizer=optimizer), **shared)
+        assert seconds == pytest.approx((12 + update_bytes) * ALL / 1e3)
+    # Per block: 8 x 24 and 8 x 8, and 8 x 32 twice; 5 iterations of 4 m^2 n + 2 m^3 each.
+    hidden = TINY["layers"] * (8 * 24 + 8 * 8 + 2 * 8 * 32)
+    flops = TINY["layers"] * 5 * (4 * 8**2 * (24 + 8 + 2 * 32) + 4 * 2 * 8**3)
+    memory_s = (40 * ALL + (54 - 28) * hidden) / 1e3
+    assert optimizer_s(resolved(1, optimizer="muon"), **shared) == pytest.approx(
+        memory_s + flops / 1e3
+    )
+    # On a host in proportion to AdamW, whose rate was measured, and in fp32 where it has no bf16.
+    host = dataclasses.replace(
+        machine, device="cpu", cpu_adam_parameters_per_s=1e3, matmul_flops_per_s={"fp32": 1e3}
+    )
+    on_host = {
+        name: optimizer_s(resolved(1, "cpu", optimizer=name), **(shared | {"machine": host}))
+        for name in ("adamw", "sgd", "muon")
+    }
+    assert on_host["adamw"] == ALL / 1e3
+    assert on_host["sgd"] == pytest.approx(32 / 40 * ALL / 1e3)
+    assert on_host["muon"] == pytest.approx(memory_s / 40 + flops / 1e3)
 
 
 def test_an_offloaded_optimizer_runs_on_the_host() -> None:
@@ -279,7 +311,7 @@ def test_an_offloaded_optimizer_runs_on_the_host() -> None:
 
 def test_offloaded_parameters_come_over_pcie_for_each_gather() -> None:
     machine = dataclasses.replace(LINKS_ONLY, host_to_device_bytes_per_s=1e4)
-    flags = {"zero": 3, "offload_optimizer": "cpu", "precision": "bf16"}
+    flags: dict[str, Any] = {"zero": 3, "offload_optimizer": "cpu", "precision": "bf16"}
     more = (
         predict(machine, **flags, offload_param="cpu").total_s - predict(machine, **flags).total_s
     )
@@ -351,3 +383,22 @@ def test_a_profile_of_one_process_cannot_predict_collectives() -> None:
     assert predict(alone, world_size=1).communication_s == 0
     with pytest.raises(UserError, match="measured by 1 process"):
         predict(alone, strategy="ddp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "hideable"),
+    [
+        ({"precision": "bf16"}, False),
+        ({"precision": "bf16", "grad_accum_dtype": "bf16"}, True),
+        ({"precision": "bf16", "offload_optimizer": "cpu"}, True),
+        ({"precision": "bf16-pure"}, True),
+        ({"precision": "fp32"}, True),
+    ],
+)
+def test_only_deepspeeds_bf16_optimizer_waits_for_the_backward(
+    changes: dict[str, Any], hideable: bool
+) -> None:
+    run = resolved(zero=1, **changes)
+    wire = Wire(run.config, run.model, world_size=8)
+    reduced = strategy_of(run.config).traffic(wire).last_backward[0]
+    assert (reduced.kind, reduced.hideable) == ("all_reduce", hideable)

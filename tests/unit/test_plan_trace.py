@@ -1,6 +1,7 @@
 """What is put together from short traces is what a full trace of the same model says."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,21 +9,27 @@ import torch
 from launcher.memory.trace import _deepened, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch
 from launcher.memory.trace_record import record_trace
-from launcher.model.config import ActivationCheckpointing, ModelConfig, named
+from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
+from launcher.model.sizes import named
 
 COMPUTES = {
     "fp32": Compute(),
     "autocast": Compute(autocast=True),
     "bf16": Compute(params_dtype=torch.bfloat16),
     "stage3": Compute(stage3=True),
+    "gpu": Compute(device_type="cuda"),
 }
 SEQ_LEN = 64
+QWEN3: dict[str, Any] = {
+    **{"kv_heads": 2, "head_dim": 10, "position": "rope", "norm": "rms", "qk_norm": True},
+    **{"activation": "swiglu", "d_ff": 40, "attention_bias": False, "mlp_bias": False},
+}
 
 
-def model_of(checkpointing: ActivationCheckpointing, **changes: object) -> ModelConfig:
+def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelConfig:
     small = named("nano", d_model=48, heads=4, vocab_size=300, context=SEQ_LEN, layers=5)
-    return replace(small, activation_checkpointing=checkpointing, **changes)  # type: ignore[arg-type]
+    return replace(small, activation_checkpointing=checkpointing, **changes)
 
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
@@ -65,6 +72,50 @@ def test_other_models_too(change: dict[str, object], micro_batch: int) -> None:
     model = model_of("none", **change)
     assembled = trace_micro_batch(model, Compute(), micro_batch=micro_batch, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, Compute(), micro_batch))
+
+
+@pytest.mark.parametrize("compute", COMPUTES)
+def test_blocks_with_rotary_positions_too(compute: str) -> None:
+    model = model_of("selective", **QWEN3)
+    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=3, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 3))
+
+
+def saved_bytes(compute: Compute, **changes: Any) -> int:
+    """What the forward of 5 blocks leaves for the backward."""
+    traced = trace_micro_batch(model_of("none", **changes), compute, micro_batch=4, seq_len=SEQ_LEN)
+    return levels(replace(traced, backward=[]))[-1][1]
+
+
+def test_on_a_gpu_a_root_mean_square_norm_saves_one_number_a_row() -> None:
+    """LayerNorm saves two, and the input, as it does."""
+    gpu = COMPUTES["gpu"]
+    norms, rows = 2 * 5 + 1, 4 * SEQ_LEN
+    difference = saved_bytes(gpu) - saved_bytes(gpu, norm="rms")
+    assert difference == 4 * norms * rows
+    assert saved_bytes(Compute()) == saved_bytes(gpu)
+    assert saved_bytes(Compute(), norm="rms") > saved_bytes(gpu, norm="rms") + 4 * 48 * rows
+
+
+def test_on_a_gpu_key_heads_are_repeated_where_no_kernel_takes_fewer() -> None:
+    gpu, half = COMPUTES["gpu"], Compute(device_type="cuda", params_dtype=torch.bfloat16)
+    repeated = 5 * 2 * 4 * SEQ_LEN * 48  # elements of keys and values, as wide as the queries
+    shared: dict[str, Any] = {"kv_heads": 2}
+    assert saved_bytes(gpu, **shared) == saved_bytes(Compute(), **shared) + 4 * repeated
+    as_on_cpu = saved_bytes(Compute(params_dtype=torch.bfloat16), **shared)
+    assert saved_bytes(half, **shared) == as_on_cpu
+    # The mask of a window is nothing that a kernel takes with fewer key heads; flex needs no mask.
+    mask = SEQ_LEN * SEQ_LEN
+    masked = saved_bytes(half, **shared, attention="sdpa", window=8)
+    assert as_on_cpu + 2 * repeated <= masked - mask
+    flex: dict[str, Any] = {**shared, "attention": "flex", "window": 8}
+    assert saved_bytes(half, **flex) == as_on_cpu
+    assert saved_bytes(replace(half, documents=True), **flex) == as_on_cpu
+
+
+@pytest.mark.parametrize("change", [{"sdpa_backend": "efficient"}, {"attention": "flash"}])
+def test_attention_that_a_cpu_does_not_have_is_traced(change: dict[str, Any]) -> None:
+    assert saved_bytes(COMPUTES["gpu"], **change) == saved_bytes(COMPUTES["gpu"])
 
 
 def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:

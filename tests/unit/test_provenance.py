@@ -26,7 +26,7 @@ from launcher.train import build_engine
 
 # Where, how long, how fast and on what: no number that training computes changes.
 SAYS_NOTHING = (
-    *("model", "activation_checkpointing", "loss_chunk", "tokenizer"),
+    *("model", "init_from", "activation_checkpointing", "loss_chunk", "tokenizer"),
     *("micro_batch", "strategy", "zero", "reshard_after_forward"),
     *("replicate", "reduce_each_micro_batch", "offload_optimizer", "offload_param"),
     *("bucket", "deepspeed", "pin_memory", "nvme_path"),
@@ -37,6 +37,7 @@ SAYS_NOTHING = (
     *("compile", "collective_timeout_s", "max_skipped_steps", "log_every"),
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
+    *("sample_every", "sample_prompt"),
 )
 FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]
@@ -93,6 +94,27 @@ OTHERS = {
     "d_model": (["--d-model=32"], "--d-model 48 --d-ff 192", "--d-model 32 --d-ff 128"),
     "vocab_size": (["--vocab-size=300"], "--vocab-size 257", "--vocab-size 300"),
     "context": (["--context=8"], "--context 16", "--context 8"),
+    "kv_heads": (["--kv-heads=1"], "--kv-heads 2", "--kv-heads 1"),
+    "head_dim": (["--head-dim=12"], "--head-dim 24", "--head-dim 12"),
+    "position": (
+        ["--position=rope"],
+        "--position learned",
+        "--position rope --rope-theta 10000.0",
+    ),
+    "rope_theta": (
+        ["--position=rope", "--rope-theta=500"],
+        "--position learned",
+        "--position rope --rope-theta 500.0",
+    ),
+    "rope_scaling": (
+        ["--position=rope", "--rope-scaling", "8", "1", "4", "16"],
+        "--position learned",
+        "--position rope --rope-theta 10000.0 --rope-scaling 8.0 1.0 4.0 16.0",
+    ),
+    "norm": (["--norm=rms"], "--norm layer", "--norm rms"),
+    "norm_eps": (["--norm-eps=1e-6"], "--norm-eps 1e-05", "--norm-eps 1e-06"),
+    "qk_norm": (["--qk-norm"], "--no-qk-norm", "--qk-norm"),
+    "qkv_bias": (["--qkv-bias=False"], "--qkv-bias", "--no-qkv-bias"),
 }
 
 

@@ -16,9 +16,8 @@ from report_folder import GIB, write_run
 from launcher.compare.report.build import Report
 from launcher.compare.report.cli import main
 from launcher.compare.report.find import find_runs
-from launcher.compare.report.page import report_page
+from launcher.compare.report.output import escaped, markdown_text, report_page
 from launcher.compare.report.runs import load_run
-from launcher.compare.report.text import escaped, markdown_text
 from launcher.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]
@@ -136,8 +135,8 @@ def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:
     assert rows["bare"]["steps"] == 0
 
 
-BAD_NUMBERS = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400, 2**63)
-BAD = {
+BAD_NUMBERS: tuple[Any, ...] = ("x", [], {}, True, math.inf, -math.inf, math.nan, 10**400, 2**63)
+BAD: dict[type, tuple[Any, ...]] = {
     bool: ("x", [], {}, 3),
     str: ([], {}, True, 3, math.nan),
     dict: ("x", [], True, {"params_bytes": "x"}, {"used_bytes": [1]}),
@@ -166,7 +165,7 @@ def damaged_lines(path: Path) -> list[str]:
 
 
 def test_a_damaged_record_costs_itself_and_nothing_else(tmp_path: Path) -> None:
-    by_name = ("run", "path", "position", "reference", "loss_note")
+    by_name: tuple[str, ...] = ("run", "path", "position", "reference", "loss_note")
     by_name += ("loss_difference", "loss_difference_step")
     for gpu in (False, True):
         write_run(tmp_path / f"whole{gpu}", losses=LOSSES, gpu=gpu)
@@ -192,14 +191,17 @@ def test_a_damaged_record_costs_itself_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["summary.json", "status.json", "environment.json", "config.yaml"])
 def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> None:
     write_run(tmp_path / "whole", losses=LOSSES)
-    path = write_run(tmp_path / "hurt", losses=LOSSES) / file
-    content = yaml.safe_load(path.read_text())
+    wrong = (*BAD_NUMBERS, 3, [[1]], {"a": None})
+    paths = [
+        write_run(tmp_path / f"hurt{number}", losses=LOSSES) / file for number in range(len(wrong))
+    ]
+    content = yaml.safe_load(paths[0].read_text())
     for name in content:
-        for bad in (*BAD_NUMBERS, 3, [[1]], {"a": None}):
+        for path, bad in zip(paths, wrong, strict=True):
             path.write_text(json.dumps({**content, name: bad}))
-            report = report_of(tmp_path)
-            report_page(report)
-            assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
+        report = report_of(tmp_path)
+        report_page(report)
+        assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
 def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     write_run(tmp_path / "cpu", losses=LOSSES, ledgers=False)
     write_run(tmp_path / "traced", losses=LOSSES)
     rows = rows_of(report_of(tmp_path))
-    kinds = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
+    kinds: tuple[str, ...] = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
     kinds += ("tracked_live_bytes", "resident_set_bytes")
     figures = {name: [row[kind] for kind in kinds] for name, row in rows.items()}
     assert figures["gpu"] == [GIB, 2 * GIB, 3 * GIB, None, None]
@@ -282,6 +284,15 @@ def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str
     assert row["loss_note"] == f"differs from single in {next(iter(change))}"
 
 
+def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "ddp", losses=LOSSES, sdpa_backend="math", attention="eager")
+    report = report_of(tmp_path)
+    row = rows_of(report)["ddp"]
+    assert (row["loss_difference"], row["loss_note"]) == (0, None)
+    assert len(report.data["settings"]) == 1
+
+
 def test_reference_can_be_named(tmp_path: Path) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "zero2", losses=[loss + 1 for loss in LOSSES], strategy="zero2")
@@ -310,21 +321,6 @@ def test_the_failing_ranks_ledger_is_in_the_report(tmp_path: Path) -> None:
     (entry,) = rows_of(report_of(tmp_path))["oom"]["ledgers"]
     assert (entry["rank"], entry["moment"]) == (1, "oom")
     assert entry["lines"] == {"params_bytes": 100, "temporary_bytes": 50}
-
-
-def test_the_study_is_beside_its_own_model_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path / "nano" / "ddp", losses=LOSSES)
-    assert report_of(tmp_path / "nano").data["study"] is None
-    write_run(tmp_path / "seed" / "ours", losses=LOSSES, gpu=True, model="seed-134m")
-    assert main([str(tmp_path / "seed")]) == 0
-    printed = capsys.readouterr().out
-    assert "NVIDIA A40, 48 GB (the study's)" in printed
-    assert "as listed by the study: 132.01, 131.68, 130.92, 135.24" in printed
-    rows = json.loads((tmp_path / "seed" / "report.json").read_text())["study"]["rows"]
-    assert [row["unit"] for row in rows] == ["GB", "GB", "GB", "GB", "GiB"]
-    assert (rows[4]["forward"], rows[4]["backward"], rows[4]["step"]) == (0.5, 1.0, None)
 
 
 def test_hostile_names_break_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,15 +361,6 @@ def test_page_of_fifty_runs_is_small(tmp_path: Path) -> None:
         write_run(tmp_path / f"ddp-{number}", losses=losses)
     assert main([str(tmp_path)]) == 0
     assert (tmp_path / "report.html").stat().st_size < 6e6
-
-
-def test_plots_are_written_for_papers(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: shardscale[plots]")
-    write_run(tmp_path / "$\\frac{1$", losses=LOSSES)
-    write_run(tmp_path / "_hidden", losses=LOSSES, strategy="single", ranks=1)
-    assert main([str(tmp_path), "--png"]) == 0
-    for name in ("throughput_memory", "ledger", "step_time", "loss"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 WRONG: tuple[Any, ...] = ("x", -1, 2**70, [1])

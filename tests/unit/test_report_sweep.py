@@ -9,12 +9,12 @@ import pytest
 from report_folder import write_run
 
 from launcher.compare.report.cli import main, report_sweep
-from launcher.compare.sweep.folder import Row, SweepFolder
-from launcher.compare.sweep.grid import Cell
+from launcher.compare.sweep.folder import SweepFolder
 from launcher.errors import UserError
+from launcher.measure.records import Sweep, SweepRow, SweepState
 
 LOSSES = [8 - 0.1 * step for step in range(20)]
-STATES = {
+STATES: dict[str, tuple[SweepState, str | None]] = {
     "good": ("completed", None),
     "hungry": ("oom", "no memory"),
     "slow": ("timeout", "stopped after 60.0 minutes"),
@@ -30,14 +30,14 @@ WITHOUT_FOLDER = ("stuck", "refused", "rocket", "next")
 KNOWN_OF_ALL = {"run", "state", "reason", "reference", "loss_note"}
 
 
-def write_sweep(path: Path, states: dict[str, tuple[str, str | None]]) -> SweepFolder:
+def write_sweep(path: Path, states: dict[str, tuple[SweepState, str | None]]) -> SweepFolder:
     folder = SweepFolder(path)
     folder.create()
     rows = [
-        Row(cell=Cell(name=name, flags={"strategy": "ddp"}), state=state, reason=reason)
+        SweepRow(name=name, flags={"strategy": "ddp"}, state=state, reason=reason)
         for name, (state, reason) in states.items()
     ]
-    folder.write(rows, nproc=2, arguments=["--nproc=2"])
+    folder.write(Sweep(nproc=2, arguments=["--nproc=2"], cells=rows))
     return folder
 
 
@@ -168,12 +168,12 @@ def test_a_report_folder_that_cannot_be_made_is_one_sentence(sweep: Path) -> Non
         report_sweep(sweep)
 
 
-def test_plots_need_no_completed_run(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is an extra: shardscale[plots]")
+def test_a_report_needs_no_completed_run(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path, {"ddp": ("timeout", "slow"), "gpt2": ("completed", None)})
     write_run(folder.run_folder("ddp"), losses=LOSSES, state="running")
     write_run(folder.run_folder("gpt2"), losses=LOSSES, model="gpt2")
-    assert main([str(tmp_path), "--png"]) == 0
+    assert main([str(tmp_path)]) == 0
+    assert {row["state"] for row in rows_in(tmp_path).values()} == {"timeout", "completed"}
 
 
 def test_paths_that_differ_are_shown_by_what_tells_them_apart(

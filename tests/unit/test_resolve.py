@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from launcher.config.resolve import (
+    DEFAULT_STEPS,
     Resolved,
     check_run_folder,
     resolve,
     steps_of_epochs,
 )
-from launcher.config.schema import DEFAULT_STEPS, RunConfig
+from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.strategies import VARIANTS, variant_of
 
@@ -76,6 +77,12 @@ def test_the_nearest_batch_that_divides(
             "fsdp-hybrid",
             "ZeRO-3 in groups, replicated",
         ),
+        (
+            {"strategy": "fsdp", "replicate": 2, "reshard_after_forward": False},
+            4,
+            "fsdp-hybrid-grad-op",
+            "ZeRO-2 in groups, replicated",
+        ),
         ({"zero": 0}, 2, "zero0", "DDP"),
         ({"zero": 1}, 2, "zero1", "optimizer sharding"),
         ({"zero": 2}, 2, "zero2", "FSDP shard grad op"),
@@ -93,7 +100,7 @@ def test_both_vocabularies(
 
 def test_every_label_has_its_other_name() -> None:
     assert set(VARIANTS) == {
-        *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
+        *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp-hybrid-grad-op"),
         *("zero0", "zero1", "zero2", "zero3"),
     }
 
@@ -109,6 +116,13 @@ def test_the_schedule_is_steps_or_epochs_or_the_default() -> None:
     assert resolved().config.loop.steps == DEFAULT_STEPS
     assert resolved(steps=7).config.loop.steps == 7
     assert resolved(epochs=2.0).config.loop.steps is None  # the corpus is not open yet
+
+
+def test_a_warm_up_fits_into_the_schedule() -> None:
+    with pytest.raises(UserError, match=r"--warmup-steps 11 is more than the 10 steps"):
+        resolved(warmup_steps=11, steps=10)
+    assert resolved(warmup_steps=10, steps=10).config.optim.warmup_steps == 10
+    assert resolved(warmup_steps=10**6, epochs=2.0)  # how many steps that is, the corpus says
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "nvml_stub"))
-from stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, run_jobs, script
+from nvml_stub.stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, run_jobs, script
 
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
@@ -228,7 +226,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_jobs(build_stub(folder / "lib"), folder, jobs)
 
 
-def events(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+def events(result: dict[str, Any]) -> list[tuple[str, str, str | None]]:
     return [
         (r["name"], r["detail"]["reading"], r["detail"].get("error"))
         for r in result["records"]

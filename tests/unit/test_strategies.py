@@ -2,20 +2,26 @@
 
 import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import Strategy
 from launcher.errors import UserError
 from launcher.plan.candidates import choices
 from launcher.plan.predict import predict
-from launcher.strategies import VARIANTS, base, strategy_of, variant_of
+from launcher.strategies import STRATEGIES, VARIANTS, base, strategy_of, variant_of
 
 LAUNCHER = Path(__file__).parents[2] / "launcher"
 
 # Where the words of a user are taken apart, and the strategies themselves.
 MAY = ("config/", "strategies/")
+
+
+def test_each_strategy_of_the_flag_is_registered() -> None:
+    assert tuple(STRATEGIES) == get_args(Strategy)
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -50,7 +56,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
 def test_no_number_for_a_version_that_nobody_has_held_it_against(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = {"world_size": 2, "ranks_per_node": 2, "device_type": "cpu"}
+    places: dict[str, Any] = {"world_size": 2, "ranks_per_node": 2, "device_type": "cpu"}
     run = resolve(RunConfig().replace(zero=2), world_size=2, device_type="cpu")
     pretend(monkeypatch, deepspeed="9.9.9")
     with pytest.raises(UserError, match=r"zero are known for deepspeed 0\.19, and this is 9\.9\.9"):

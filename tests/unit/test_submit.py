@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.submit import main
+from launcher.submit.cli import main
 from launcher.submit.job import SCRIPTS
 
 SMALL = ("--model=nano", "--micro-batch=2")
@@ -93,7 +93,7 @@ def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
         ),
         (("--sweep", "--", "--nproc=2", "--grid=zero=1,2"), "--nproc cannot come after --"),
         (("--sweep", "--", "--grid=seed=1,2", "--data=no.txt"), "seed1: --data no.txt does not"),
-        (("--sweep", "--gpus-per-node=0", "--", "--grid=seed=1,2"), "add --device cpu behind"),
+        (("--sweep", "--gpus-per-node=0", "--", "--grid=seed=1,2"), "add --device cpu after"),
         (("--sweep", "--", "--grid=seed=1,2", "--device=cpu"), "--gpus-per-node 1 idle"),
         (("--sweep", "--", "--grid=seed=1,2", "--context=0"), "seed1: context 0 is not positive"),
         (("--nodes", "2", "--zero", "3"), "write -- before the flags of launcher.train"),
@@ -112,10 +112,10 @@ def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
         (("--node=3", "--"), "--node=3: write the option in full"),
         (("--wrap=id", "--"), "--wrap=id is decided by the batch script"),
         # a line of the script
-        (("--job-name", "a\ntouch made", "--"), "cannot stand in a line of a batch script"),
-        (("--comment=a\rb", "--"), "cannot stand in a line of a batch script"),
-        (("--output=a\nb", "--"), "cannot stand in a line of a batch script"),
-        (("--gpus-per-node=0", "--"), "add --device cpu behind the --"),
+        (("--job-name", "a\ntouch made", "--"), "cannot be written into a batch script"),
+        (("--comment=a\rb", "--"), "cannot be written into a batch script"),
+        (("--output=a\nb", "--"), "cannot be written into a batch script"),
+        (("--gpus-per-node=0", "--"), "add --device cpu after the --"),
         (("--", "--device=cpu"), "would leave the GPUs of --gpus-per-node 1 idle"),
         (("--", "--zreo=3"), "unknown flag --zreo: did you mean --zero?"),
         (("--", "--data=no.txt"), "--data no.txt does not exist"),

@@ -111,12 +111,16 @@ def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == []
 
 
+# torchrun ends the other ranks when one fails, so the one that fails waits for their reports.
 REPORT = """
-import json, os, pathlib, sys
+import json, os, pathlib, sys, time
 rank = os.environ["RANK"]
 told = {name: os.environ.get(name) for name in ("WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_PORT")}
-pathlib.Path(f"rank{rank}.json").write_text(json.dumps({**told, "argv": sys.argv[1:]}))
+pathlib.Path(f"{rank}.part").write_text(json.dumps({**told, "argv": sys.argv[1:]}))
+os.replace(f"{rank}.part", f"rank{rank}.json")
 if "--fail" in sys.argv and rank == "1":
+    while not os.path.exists("rank0.json"):
+        time.sleep(0.01)
     sys.exit(7)
 """
 

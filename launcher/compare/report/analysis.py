@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.compare.report.runs import Run
-from launcher.config.schema import ModelChoice, OptimChoice
+from launcher.compare.report.series import STEP_PEAKS
+from launcher.config.model import ModelChoice
+from launcher.config.schema import OptimChoice
 from launcher.errors import UserError
-from launcher.measure.flops import peak_flops_per_s
+from launcher.measure.hardware import peak_flops_per_s
 from launcher.strategies import VARIANTS
 
 MEMORY_KINDS = {
@@ -21,7 +23,7 @@ MEMORY_KINDS = {
     "resident_set_bytes": "resident set",
 }
 # These change how the same numbers are computed, not which numbers they are.
-_SAME_MATHS = {"attention", "activation_checkpointing", "loss_chunk", "precision"}
+_SAME_MATHS = ("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "precision")
 _MODEL = [f.name for f in dataclasses.fields(ModelChoice) if f.name not in _SAME_MATHS]
 _SAME_LOSSES = [
     *_MODEL,
@@ -37,7 +39,7 @@ class Figures:
     tokens_per_s: float | None
     tokens_per_s_per_rank: float | None
     step_time_s: float | None
-    flops_per_s_per_rank: float | None
+    tflops_per_rank: float | None
     mfu: float | None
     memory: Mapping[str, int | None]
     test_loss: float | None
@@ -55,7 +57,6 @@ class LossDifference:
     reference: str
     largest: float
     at_step: int
-    steps: int
     not_finite: int
     gap_steps: NDArray[np.int64]
     gaps: NDArray[np.float64]
@@ -64,8 +65,8 @@ class LossDifference:
 def figures(run: Run) -> Figures:
     """The figures of one run, from its summary where there is one, else from its steps."""
     record, summary, steps = run.record, run.summary, run.steps
-    rate = summary.get("tokens_per_s") or (steps.tokens_per_s if steps else None)
-    ranks = record.get("world_size") or summary.get("world_size")
+    rate = summary.tokens_per_s or (steps.tokens_per_s if steps else None)
+    ranks = record.get("world_size") or summary.world_size
     per_rank = rate / ranks if rate and ranks else None
     flops_per_token = record.get("flops_per_token")
     flops = per_rank * flops_per_token if per_rank and flops_per_token else None
@@ -74,49 +75,49 @@ def figures(run: Run) -> Figures:
         tokens_per_s=rate,
         tokens_per_s_per_rank=per_rank,
         step_time_s=steps.step_time_s if steps else None,
-        flops_per_s_per_rank=flops,
+        tflops_per_rank=flops / 1e12 if flops else None,
         mfu=flops / peak_flops if flops and peak_flops else None,
         memory=_memory(run),
-        test_loss=summary.get("test_loss"),
-        perplexity=summary.get("perplexity"),
+        test_loss=summary.test_loss,
+        perplexity=summary.perplexity,
     )
 
 
 def _memory(run: Run) -> dict[str, int | None]:
-    steps, of_summary = run.steps, run.summary.get("peak_bytes")
-    kind = str(run.summary.get("peak_kind", ""))
     by_phase = [record.get("peak_bytes") for _, record in run.phases]
-    sampled = {
-        name: [int(t.peaks[name]) for t in run.timelines if name in t.peaks]
-        for name in ("memory_used_bytes", "host_rss_bytes")
-    }
-    memory: dict[str, int | None] = dict.fromkeys(MEMORY_KINDS)
+    of_steps = run.steps.peaks_bytes if run.steps else {}
+    allocated, reserved, used = map(of_steps.get, STEP_PEAKS)
     if run.on_gpu:
-        allocated = [of_summary] if kind.startswith("allocated") else []
-        memory["allocated_peak_bytes"] = _most(
-            [*allocated, *by_phase, steps.allocated_peak_bytes if steps else None]
-        )
-        memory["reserved_peak_bytes"] = steps.reserved_peak_bytes if steps else None
-        memory["device_used_bytes"] = _most(
-            [*sampled["memory_used_bytes"], steps.device_used_bytes if steps else None]
-        )
+        found = {
+            "allocated_peak_bytes": [allocated, *by_phase, *_of_summary(run, "allocated")],
+            "reserved_peak_bytes": [reserved],
+            "device_used_bytes": [used, *_sampled(run, "memory_used_bytes")],
+        }
     else:
         # On a CPU the steps' figure and the summary's are the process's resident set.
-        resident = [of_summary] if kind.startswith("resident") else []
-        memory["resident_set_bytes"] = _most(
-            [*resident, *sampled["host_rss_bytes"], steps.device_used_bytes if steps else None]
-        )
         in_ledgers = [
             ledger["device"].get("used_bytes")
             for _, ledger in run.ledgers
             if ledger.get("moment") == "peak"
         ]
-        memory["tracked_live_bytes"] = _most([*by_phase, *in_ledgers])
-    return memory
+        found = {
+            "resident_set_bytes": [
+                *(used, *_sampled(run, "host_rss_bytes"), *_of_summary(run, "resident"))
+            ],
+            "tracked_live_bytes": [*by_phase, *in_ledgers],
+        }
+    return dict.fromkeys(MEMORY_KINDS) | {
+        kind: max((size for size in sizes if size is not None), default=None)
+        for kind, sizes in found.items()
+    }
 
 
-def _most(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _of_summary(run: Run, kind: str) -> list[int | None]:
+    return [run.summary.peak_bytes] if str(run.summary.peak_kind).startswith(kind) else []
+
+
+def _sampled(run: Run, reading: str) -> list[int]:
+    return [int(t.peaks[reading]) for t in run.timelines if reading in t.peaks]
 
 
 def differing_settings(run: Run, reference: Run) -> list[str]:
@@ -138,13 +139,12 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             names = ", ".join(run.name for run in with_steps) or "none"
             raise UserError(f"--reference {named}: no run with steps has this name: {names}")
         return {run.name: chosen for run in runs}
-    whole = (variant.label for variant in VARIANTS.values() if variant.level == 0)
-    order = {label: number for number, label in enumerate(whole)}
+    order = [variant.label for variant in VARIANTS.values() if variant.level == 0]
     candidates = sorted(
         (run for run in with_steps if run.record.get("strategy") in order),
         key=lambda run: (
             not run.completed,
-            order[str(run.record["strategy"])],
+            order.index(run.record["strategy"]),
             run.record.get("precision") != "fp32",
         ),
     )
@@ -158,9 +158,12 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
     return references
 
 
-def loss_difference(run: Run, reference: Run) -> LossDifference | None:
-    """Compare all steps of two runs; None when they have no step in common."""
-    assert run.steps and reference.steps
+def loss_difference(run: Run, reference: Run | None) -> LossDifference | None:
+    """Compare all steps of two runs; None when they have no step in common, or must differ."""
+    if reference is None or reference is run or differing_settings(run, reference):
+        return None
+    if run.steps is None or reference.steps is None:
+        return None
     steps, mine, theirs = np.intersect1d(
         run.steps.step, reference.steps.step, assume_unique=True, return_indices=True
     )
@@ -174,7 +177,6 @@ def loss_difference(run: Run, reference: Run) -> LossDifference | None:
         reference=reference.name,
         largest=float(gaps[worst]),
         at_step=int(steps[worst]),
-        steps=len(steps),
         not_finite=int(np.sum(np.isfinite(a) != np.isfinite(b))),
         gap_steps=steps,
         gaps=gaps,
@@ -188,13 +190,6 @@ def setting(run: Run) -> str:
     dimensions = "".join(f", {name} {value}" for name, value in shape.items() if name != "dropout")
     place = record.get("device_name") or ("GPU" if run.on_gpu else "CPU")
     return f"{record.get('model')}{dimensions}, sequences of {record.get('seq_len')}, {place}"
-
-
-def memory_kind(runs: Sequence[Run], known: Mapping[str, Figures], order: Sequence[str]) -> str:
-    """The first kind of `order` that most of the runs have."""
-    return max(
-        order, key=lambda kind: sum(known[run.name].memory[kind] is not None for run in runs)
-    )
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:

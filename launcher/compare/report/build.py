@@ -12,28 +12,19 @@ from launcher.compare.report.columns import COLUMNS, printable
 from launcher.compare.report.find import telling_tails
 from launcher.compare.report.goals import best_by_goal
 from launcher.compare.report.runs import Run
-from launcher.compare.report.study import study_beside
+from launcher.sizes import GIB
+from launcher.strategies import VARIANTS
 
 REPORT_VERSION = 1
 # The moments that tell most about a rank, before any other.
 _MOMENTS = ("oom", "peak")
 # Not what a comparison is about, or shown in a column of its own.
 _NOT_A_SETTING = {
-    *(
-        "out",
-        "log_every",
-        "board",
-        "log_level",
-        "quiet",
-        "tensorboard",
-        "collective_timeout_s",
-        "max_minutes",
-        "eval_every",
-    ),
-    *("sample_every_s", "memory_trace", "memory_snapshot", "device", "resume", "save_every"),
-    *("test_batches", "save_last"),
-    *("strategy", "zero", "reshard_after_forward", "replicate", "precision"),
-    *("micro_batch", "global_batch"),
+    *("out", "log_every", "board", "log_level", "quiet", "tensorboard", "collective_timeout_s"),
+    *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "memory_snapshot", "device"),
+    *("resume", "save_every", "test_batches", "save_last", "micro_batch", "global_batch"),
+    *("sample_every", "sample_prompt"),
+    *("precision", "replicate", *(name for v in VARIANTS.values() for name in v.fields)),
 }
 _UNSAID = (None, False, "none", "auto")  # a setting that is off goes without saying
 _QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
@@ -47,42 +38,43 @@ class Report:
     """The comparison: `data` is what JSON output holds; runs and curves are for the charts."""
 
     def __init__(
-        self, runs: Sequence[Run], *, reference: str | None, memory_budget_bytes: int
+        self,
+        runs: Sequence[Run],
+        *,
+        reference: str | None = None,
+        memory_budget_bytes: int = 24 * GIB,
     ) -> None:
         self.figures = {run.name: analysis.figures(run) for run in runs}
         self.references = analysis.choose_references(runs, reference)
-        self.differences = _differences(runs, self.references)
+        self.differences = {
+            run.name: analysis.loss_difference(run, self.references.get(run.name)) for run in runs
+        }
         # A run that says nothing about itself (a cell that never started) competes with nobody.
-        settings = {run.name: analysis.setting(run) for run in runs if run.record.get("model")}
-        order = list(dict.fromkeys(settings.values()))
+        settings = {r.name: analysis.setting(r) if r.record.get("model") else None for r in runs}
+        order = [*dict.fromkeys(setting for setting in settings.values() if setting), None]
         self.runs = sorted(
             runs,
             key=lambda run: (
-                order.index(settings[run.name]) if run.name in settings else len(order),
+                order.index(settings[run.name]),
                 not run.completed,
                 -(self.figures[run.name].tokens_per_s or 0),
             ),
         )
-        self.groups = {
-            setting: [run for run in self.runs if settings.get(run.name) == setting]
+        self._groups = {
+            setting: [run for run in self.runs if settings[run.name] == setting]
             for setting in order
         }
-        self.ungrouped = [run for run in self.runs if run.name not in settings]
         self.data = clean(self._data(memory_budget_bytes))
 
     def _data(self, budget_bytes: int) -> dict[str, Any]:
         differs = differing(self.runs)
-        fronts = {
-            kind: set().union(
-                *(
-                    analysis.pareto(analysis.pareto_points(group, self.figures, kind))
-                    for group in self.groups.values()
-                )
-            )
-            for kind in analysis.MEMORY_KINDS
-        }
         rows = []
-        for setting, group in [*self.groups.items(), (None, self.ungrouped)]:
+        for setting, group in self._groups.items():
+            fronts = {
+                kind: analysis.pareto(analysis.pareto_points(group, self.figures, kind))
+                for kind in analysis.MEMORY_KINDS
+                if setting
+            }
             for position, run in enumerate(group, start=1):
                 row = self._row(run, position if setting and run.completed else None)
                 row["setting"] = setting
@@ -90,54 +82,42 @@ class Report:
                 row["pareto"] = [kind for kind, names in fronts.items() if run.name in names]
                 rows.append(row)
         keys = [c.key for c in COLUMNS if c.always or any(r[c.key] is not None for r in rows)]
-        if len(self.groups) == 1 and "setting" in keys:
+        compared = {setting: group for setting, group in self._groups.items() if setting}
+        if len(compared) == 1:
             keys.remove("setting")
         return {
             "report_version": REPORT_VERSION,
             "made_unix_s": time.time(),
             "columns": keys,
             "settings": [
-                {
-                    "setting": setting,
-                    "goals": [
-                        {**dataclasses.asdict(goal), "text": goal.text}
-                        for goal in best_by_goal(group, self.figures, budget_bytes)
-                    ],
-                }
-                for setting, group in self.groups.items()
+                {"setting": setting, "goals": best_by_goal(group, self.figures, budget_bytes)}
+                for setting, group in compared.items()
             ],
             "runs": rows,
             "environments": environments(self.runs),
-            "study": study_beside(self.runs, self.figures),
         }
 
     def _row(self, run: Run, position: int | None) -> dict[str, Any]:
-        record, known, steps = run.record, self.figures[run.name], run.steps
+        record, steps = run.record, run.steps
+        known = dataclasses.asdict(self.figures[run.name])
         difference = self.differences.get(run.name)
-        flops = known.flops_per_s_per_rank
         return {
             "position": position,
             "run": run.name,
             "path": None if run.path is None else str(run.path),
             **{name: record.get(name) for name in _OF_RECORD},
             "state": run.state,
-            "tokens_per_s": known.tokens_per_s,
+            **known.pop("memory"),
+            **known,
             **dict(zip(_QUARTILES, (steps and steps.rate_quartiles) or (None,) * 3, strict=True)),
             "steady_steps": steps.steady_steps if steps else None,
-            "tokens_per_s_per_rank": known.tokens_per_s_per_rank,
-            "step_time_s": known.step_time_s,
-            "tflops_per_rank": flops / 1e12 if flops else None,
-            "mfu": known.mfu,
-            **known.memory,
-            "perplexity": known.perplexity,
-            "test_loss": known.test_loss,
             "loss_difference": difference.largest if difference else None,
             "loss_difference_step": difference.at_step if difference else None,
             "reference": difference.reference if difference else None,
             "loss_note": self._loss_note(run),
             "steps": len(steps.step) if steps else None if run.path is None else 0,
             "first_step_s": steps.first_step_s if steps else None,
-            "duration_s": run.summary.get("duration_s"),
+            "duration_s": run.summary.duration_s,
             "where": _where(run),
             "reason": run.reason,
             "phases_s": dict(steps.phases_s) if steps and steps.phases_s else None,
@@ -161,22 +141,6 @@ class Report:
         if difference.not_finite:
             return f"at {difference.not_finite} step(s) only one of the two losses is a number"
         return None
-
-
-def _differences(
-    runs: Sequence[Run], references: Mapping[str, Run]
-) -> dict[str, analysis.LossDifference]:
-    differences = {}
-    for run in runs:
-        reference = references.get(run.name)
-        if reference is None or reference is run or run.steps is None:
-            continue
-        if analysis.differing_settings(run, reference):
-            continue
-        difference = analysis.loss_difference(run, reference)
-        if difference is not None:
-            differences[run.name] = difference
-    return differences
 
 
 def differing(runs: Sequence[Run]) -> dict[str, dict[str, str | None]]:
@@ -214,16 +178,11 @@ def environments(runs: Sequence[Run]) -> list[str]:
     """What the runs were made with, each combination once."""
     told = []
     for run in runs:
-        known = run.environment
-        packages = known.get("packages")
-        names = ("torch", "deepspeed")
-        versions = [
-            f"{n} {packages[n]}" for n in names if isinstance(packages, dict) and n in packages
-        ]
-        parts = [*versions, f"Python {known.get('python')}", f"revision {known.get('git')}"]
-        if known:
-            told.append(", ".join(part for part in parts if not part.endswith(" None")))
-    return list(dict.fromkeys(told))
+        known, packages = run.environment, run.environment.get("packages", {})
+        versions = {name: packages.get(name) for name in ("torch", "deepspeed")}
+        versions |= {"Python": known.get("python"), "revision": known.get("git")}
+        told.append(", ".join(f"{name} {one}" for name, one in versions.items() if one))
+    return list(dict.fromkeys(filter(None, told)))
 
 
 def _where(run: Run) -> str | None:
@@ -246,16 +205,8 @@ def _ledgers(run: Run) -> list[dict[str, Any]]:
             lines = ledger.get(place) or {}
             kept = {name: size for name, size in lines.items() if size is not None}
             if any(kept.values()):
-                entries.append(
-                    {
-                        "rank": rank,
-                        "place": place,
-                        "moment": ledger.get("moment"),
-                        "step": ledger.get("step"),
-                        "phase": ledger.get("phase"),
-                        "lines": kept,
-                    }
-                )
+                taken = {name: ledger.get(name) for name in ("moment", "step", "phase")}
+                entries.append({"rank": rank, "place": place, **taken, "lines": kept})
     return entries
 
 

@@ -7,28 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.compare.report.sweep_rows import SWEEP_FILE, read_sweep
+from launcher.checkpoint.document import strictly
 from launcher.errors import UserError
+from launcher.measure.records import Sweep, SweepRow
 
 MARKS = ("config.yaml", "status.json", "rank0.jsonl")
+SWEEP_FILE = "sweep.json"
+ROWS = "rows"
 _ATTEMPT = re.compile(r"(?<=.)\.attempt\d+$")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepCell:
-    """How a cell stands in its sweep's own file."""
-
-    state: str
-    reason: str | None
-
-    def overrules(self, state: str) -> bool:
-        """Whether the sweep knows better than the run, whose status.json says `state`."""
-        # A run that is killed cannot write how it ended.
-        return (
-            self.state in ("timeout", "interrupted")
-            or state == "unknown"
-            or (state == "running" and self.state not in ("running", "pending"))
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +22,7 @@ class FoundRun:
     """A run folder (there may be none where a sweep has the cell), and what to say of it."""
 
     path: Path
-    cell: SweepCell | None = None
+    cell: SweepRow | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -80,31 +66,39 @@ def _found_in(path: Path) -> list[FoundRun]:
             inside.clear()  # what a run keeps inside (checkpoints) is not another run
             cell = folder.with_name(_ATTEMPT.sub("", folder.name)) if folder.name else folder
             if cell not in found:
-                notes = [f"{SWEEP_FILE}: damaged, left out"] * (
-                    not damaged.isdisjoint(cell.parents)
-                )
-                found[folder] = FoundRun(path=folder, notes=notes)
+                found[folder] = FoundRun(path=folder)
+                if not damaged.isdisjoint(cell.parents):
+                    found[folder].notes.append(f"{SWEEP_FILE}: damaged, left out")
             elif cell != folder:
                 found[cell].notes.append(f"{folder.name} holds an earlier attempt, not shown here")
         elif SWEEP_FILE in files:
-            cells = _cells(folder)
-            found |= cells or {}
-            if cells is None:
+            try:
+                rows = read_sweep(folder).cells
+            except (OSError, ValueError):
                 damaged.add(folder)
+                continue
+            for row in rows:
+                found[folder / row.folder] = FoundRun(path=folder / row.folder, cell=row)
     return list(found.values())
 
 
-def _cells(sweep: Path) -> dict[Path, FoundRun] | None:
-    """The cells of a sweep by their run folders; None when the file cannot be understood."""
-    try:
-        rows = read_sweep(sweep)["cells"]
-        return {
-            path: FoundRun(path=path, cell=SweepCell(state=str(row["state"]), reason=row["reason"]))
-            for row in rows
-            for path in [sweep / row["folder"]]
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+def read_sweep(path: Path) -> Sweep:
+    """sweep.json, each cell as its own file has it where there is one.
+
+    Raises:
+        OSError, ValueError: a file is missing, damaged, or something else.
+    """
+    sweep = strictly(Sweep, (path / SWEEP_FILE).read_text(encoding="utf-8"))
+    # Listed, not asked for one by one: of a name that was not there a moment ago, NFS says for up
+    # to a minute that it still is not.
+    known = {file.stem: file for file in (path / ROWS).glob("[!.]*.json")}
+    sweep.cells = [
+        strictly(SweepRow, known[row.name].read_text(encoding="utf-8"))
+        if row.name in known
+        else row
+        for row in sweep.cells
+    ]
+    return sweep
 
 
 def telling_tails(paths: Iterable[Path]) -> dict[Path, str]:

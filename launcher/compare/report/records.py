@@ -35,43 +35,60 @@ def sound_record(line: str) -> dict[str, Any] | None:
     return record if kind is None or fits(record, kind) else None
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value out of JSON is of the annotated type; what is missing is None."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return isinstance(value, Mapping) and all(
-            fits(value.get(name), expected)
-            for name, (expected, optional) in _field_types(kind).items()
-            if name in value or not optional
-        )
-    found = type(value)
-    in_range = found not in LARGEST or abs(value) < LARGEST[found]  # which NaN is not
-    return found in _plain_types(kind) and in_range
+def fits(record: Mapping[str, Any], kind: type) -> bool:
+    """Whether a mapping out of JSON has the fields of a dataclass; what is missing is None."""
+    for name, expected in _fields(kind):
+        value = record.get(name)
+        if isinstance(expected, type):
+            if not (isinstance(value, Mapping) and fits(value, expected)):
+                return False
+        elif not _is_one_of(value, expected):
+            return False
+    return True
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """Whether a value out of JSON or YAML is of the annotated plain type."""
+    return _is_one_of(value, _types_of(kind))
 
 
 def sound_fields(content: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that the schema names and whose values fit it."""
+    """The entries that the schema names and whose values are of its types."""
     return {
         name: content[name]
         for name, kind in schema.items()
-        if content.get(name) is not None and fits(content[name], kind)
+        if content.get(name) is not None and is_a(content[name], kind)
     }
 
 
+def _is_one_of(value: Any, expected: frozenset[type]) -> bool:
+    found = type(value)
+    # NaN is below nothing.
+    return found in expected and (found not in LARGEST or abs(value) < LARGEST[found])
+
+
 @cache
-def _field_types(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Field -> its type, and whether it may be missing."""
+def _fields(kind: type) -> list[tuple[str, type | frozenset[type]]]:
+    """Field -> a dataclass of its own, or the types that its values may have."""
     hints = typing.get_type_hints(kind)
-    return {
-        field.name: (hints[field.name], field.default is not dataclasses.MISSING)
-        for field in dataclasses.fields(kind)
-    }
+    expected: list[tuple[str, type | frozenset[type]]] = []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            expected.append((field.name, hint))
+        else:
+            optional = field.default is not dataclasses.MISSING
+            expected.append((field.name, _types_of(hint | None if optional else hint)))
+    return expected
 
 
 @cache
-def _plain_types(kind: Any) -> frozenset[type]:
-    """What JSON may have in its place."""
+def _types_of(kind: Any) -> frozenset[type]:
+    """What JSON may have where the annotation is `kind`."""
     if typing.get_origin(kind) is types.UnionType:
-        return frozenset().union(*map(_plain_types, typing.get_args(kind)))
+        return frozenset().union(*map(_types_of, typing.get_args(kind)))
     if kind is float:  # one that is not finite is written as null
         return frozenset((float, int, types.NoneType))
+    if typing.get_origin(kind) is typing.Literal:
+        return frozenset(map(type, typing.get_args(kind)))
     return frozenset((typing.get_origin(kind) or kind,))

@@ -2,28 +2,27 @@
 
 import json
 import re
+import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from launcher.compare.report.find import FoundRun
-from launcher.compare.report.records import fits, sound_fields, sound_record
-from launcher.compare.report.steps import STEP_PREFIX, StepSeries, read_steps
-from launcher.compare.report.timeline import Timeline, timeline
+from launcher.compare.report.records import fits, is_a, sound_fields, sound_record
+from launcher.compare.report.series import STEP_PREFIX, StepSeries, Timeline, read_steps, timeline
 from launcher.errors import one_line
+from launcher.measure.records import Status, Summary, SweepRow
 from launcher.memory.ledger import Ledger
+from launcher.strategies import VARIANTS
 
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
-_PLAIN = str | int | float
 # What is read of each file: the rest may be anything.
-_STATUS = {"state": str, "phase": str, "reason": str, "rank": int, "detail": dict}
-_SUMMARY: dict[str, type] = {
-    **dict.fromkeys(("tokens_per_s", "perplexity", "test_loss", "duration_s"), float),
-    **{"world_size": int, "peak_bytes": int, "peak_kind": str},
-}
+_STATUS = typing.get_type_hints(Status)
+_SUMMARY = typing.get_type_hints(Summary)
+OfRank = tuple[int, Mapping[str, Any]]
 _ENVIRONMENT = {"python": str, "git": str, "packages": dict}
 
 
@@ -32,24 +31,24 @@ class Run:
     """One run folder. `record` is its `run` record, or what the config says in its place.
 
     A cell of a sweep that has no folder is a run of which only the state and reason are known.
-    `ledgers` are (rank, ledger record), `phases` the phase records of all ranks, both as written.
+    `ledgers` and `phases` are (rank, record), of all ranks and as written.
     """
 
     name: str
     path: Path | None
     state: str
-    phase: str | None
     reason: str | None
-    failed_rank: int | None
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    record: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    steps: StepSeries | None
-    ledgers: Sequence[tuple[int, Mapping[str, Any]]]
-    phases: Sequence[tuple[int, Mapping[str, Any]]]
-    timelines: Sequence[Timeline]
     notes: Sequence[str]
+    phase: str | None = None
+    failed_rank: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    summary: Summary = field(default_factory=Summary)
+    steps: StepSeries | None = None
+    ledgers: Sequence[OfRank] = ()
+    phases: Sequence[OfRank] = ()
+    timelines: Sequence[Timeline] = ()
 
     @property
     def completed(self) -> bool:
@@ -68,24 +67,13 @@ def load_run(name: str, found: FoundRun) -> Run:
     has_folder = path.is_dir()
     status = _fields(path / "status.json", _STATUS, notes)
     config = _config(path / "config.yaml", notes)
-    records: list[tuple[int, dict[str, Any]]] = []
-    steps: StepSeries | None = None
-    for rank, file in sorted(_rank_files(path)) if has_folder else []:
-        text = _text(file, notes)
-        others, damaged = _other_records(text)
-        records += [(rank, record) for record in others]
-        if rank == 0:
-            steps, damaged_steps = read_steps(text)
-            damaged += damaged_steps
-        if damaged:
-            lines = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
-            notes.append(f"{file.name}: {lines} left out")
+    records, steps = _read_ranks(path, notes) if has_folder else ([], None)
     record = next((r for _, r in records if r["kind"] == "run"), None)
     reason = status.get("reason")
     if reason is None and status.get("state") not in (None, "completed", "running"):
         reason = _fields(path / "failure.json", _STATUS, notes).get("reason")
     state = str(status.get("state", "unknown"))
-    if cell is not None and cell.overrules(state):
+    if cell is not None and _knows_better(cell, state):
         state, reason = cell.state, cell.reason or reason
     return Run(
         name=name,
@@ -97,7 +85,7 @@ def load_run(name: str, found: FoundRun) -> Run:
         config=config,
         environment=_fields(path / "environment.json", _ENVIRONMENT, notes),
         record=_record_of_config(config) if record is None else record,
-        summary=_fields(path / "summary.json", _SUMMARY, notes),
+        summary=Summary.of(_fields(path / "summary.json", _SUMMARY, notes)),
         steps=steps,
         ledgers=_ledgers(records, status),
         phases=[(rank, r) for rank, r in records if r["kind"] == "phase"],
@@ -106,36 +94,46 @@ def load_run(name: str, found: FoundRun) -> Run:
     )
 
 
-def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
-    """In the place of a run whose files hold what no run writes."""
-    reason = f"its files are damaged ({type(error).__name__}: {one_line(str(error), 80)})"
-    nothing: dict[str, Any] = {}
-    return Run(
-        name=name,
-        path=found.path,
-        state="unknown",
-        phase=None,
-        reason=reason,
-        failed_rank=None,
-        config=nothing,
-        environment=nothing,
-        record=nothing,
-        summary=nothing,
-        steps=None,
-        ledgers=[],
-        phases=[],
-        timelines=[],
-        notes=[*found.notes, reason],
+def _knows_better(cell: SweepRow, state: str) -> bool:
+    """Whether a sweep's word counts more than the run's, whose status.json says `state`."""
+    # A run that is killed cannot write how it ended.
+    return (
+        cell.state in ("timeout", "interrupted")
+        or state == "unknown"
+        or (state == "running" and cell.state not in ("running", "pending"))
     )
 
 
-def _ledgers(
-    records: list[tuple[int, dict[str, Any]]], status: Mapping[str, Any]
-) -> list[tuple[int, Mapping[str, Any]]]:
+def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
+    """In the place of a run whose files hold what no run writes."""
+    reason = f"its files are damaged ({type(error).__name__}: {one_line(str(error), 80)})"
+    notes = [*found.notes, reason]
+    return Run(name=name, path=found.path, state="unknown", reason=reason, notes=notes)
+
+
+def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries | None]:
+    """Every record of every rank that is no step's, and the steps of rank 0."""
+    records: list[OfRank] = []
+    steps: StepSeries | None = None
+    matches = [_RANK_FILE.fullmatch(file.name) for file in path.iterdir()]
+    for rank, name in sorted((int(match[1]), match[0]) for match in matches if match):
+        text = _text(path / name, notes)
+        lines = [line for line in text.split("\n") if line and not line.startswith(STEP_PREFIX)]
+        others = [record for record in map(sound_record, lines) if record is not None]
+        records += [(rank, record) for record in others]
+        damaged = len(lines) - len(others)
+        if rank == 0:
+            steps, damaged_steps = read_steps(text)
+            damaged += damaged_steps
+        if damaged:
+            told = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
+            notes.append(f"{name}: {told} left out")
+    return records, steps
+
+
+def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRank]:
     """Those written, and the one taken when memory ran out, which only the status has."""
-    ledgers: list[tuple[int, Mapping[str, Any]]] = [
-        (rank, record) for rank, record in records if record["kind"] == "ledger"
-    ]
+    ledgers = [(rank, record) for rank, record in records if record["kind"] == "ledger"]
     detail = status.get("detail")
     at_failure = detail.get("ledger") if isinstance(detail, dict) else None
     if isinstance(at_failure, dict) and fits(at_failure, Ledger):
@@ -143,25 +141,12 @@ def _ledgers(
     return ledgers
 
 
-def _rank_files(path: Path) -> list[tuple[int, Path]]:
-    found = [(_RANK_FILE.fullmatch(entry.name), entry) for entry in path.iterdir()]
-    return [(int(match[1]), entry) for match, entry in found if match]
-
-
-def _timelines(records: list[tuple[int, dict[str, Any]]]) -> list[Timeline]:
-    by_rank: dict[int, list[dict[str, Any]]] = {}
+def _timelines(records: Sequence[OfRank]) -> list[Timeline]:
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for rank, record in records:
         if record["kind"] == "gpu" and record.get("t_s") is not None:
             by_rank.setdefault(rank, []).append(record)
     return [timeline(rank, samples) for rank, samples in by_rank.items()]
-
-
-def _other_records(text: str) -> tuple[list[dict[str, Any]], int]:
-    """Every record that is not a step's, and how many lines were damaged."""
-    prefix = STEP_PREFIX.decode()
-    lines = [line for line in text.split("\n") if line and not line.startswith(prefix)]
-    found = [record for record in map(sound_record, lines) if record is not None]
-    return found, len(lines) - len(found)
 
 
 def _text(file: Path, notes: list[str]) -> str:
@@ -204,7 +189,7 @@ def _config(file: Path, notes: list[str]) -> dict[str, Any]:
         name: value
         for name, value in content.items()
         if all(
-            part is None or fits(part, bool | _PLAIN)
+            part is None or is_a(part, bool | str | int | float)
             for part in (value if isinstance(value, list) else [value])
         )
     }
@@ -223,9 +208,10 @@ def _note_left_out(
 def _record_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run that died before its first record can still say about itself."""
     of_text = dict.fromkeys(("model", "precision", "device", "strategy"), str)
-    of_number = dict.fromkeys(("micro_batch", "global_batch", "seq_len", "steps", "zero"), int)
+    of_number = dict.fromkeys(("micro_batch", "global_batch", "seq_len", "steps", "replicate"), int)
     known = sound_fields(config, of_text | of_number)
-    zero = known.pop("zero", None)
-    if known.get("strategy") == "zero" and zero is not None:
-        known["strategy"] = f"zero{zero}"
+    replicates = known.pop("replicate", 1) > 1
+    for variant in VARIANTS.values():  # of those that match, the last says most
+        if variant.replicates == replicates and variant.fields.items() <= config.items():
+            known["strategy"] = variant.label
     return known

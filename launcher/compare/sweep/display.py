@@ -1,15 +1,16 @@
 """What a person sees of a sweep: a live table on a terminal, one line per event in a log."""
 
 import contextlib
+import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from launcher.compare.sweep.folder import Row, SweepFolder
+from launcher.compare.sweep.folder import SweepFolder
+from launcher.measure.records import SweepRow
 from launcher.run.folder import RunFolder
 from launcher.sizes import duration, gib
 from launcher.tables import MUST, Column, fitting, table_of
@@ -36,66 +37,54 @@ COLUMNS = (
 class SweepDisplay:
     """Shows `rows` as they change."""
 
-    def __init__(self, rows: Sequence[Row], folder: SweepFolder) -> None:
+    def __init__(self, rows: Sequence[SweepRow], folder: SweepFolder) -> None:
         self._rows = rows
         self._folder = folder
         self._console = Console(highlight=False, soft_wrap=True)
-        self._live: Live | None = None
-        self._running: Row | None = None
-        self._elapsed_s = 0.0
+        self._running: SweepRow | None = None
+        self._started_s = 0.0
         self._spent_s: list[float] = []
         self._closing = False
+        self._is_live = self._console.is_terminal
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live = Live(
-                get_renderable=self._render, console=self._console, refresh_per_second=2
-            )
-            self._live.__enter__()
+        if self._is_live:
+            self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closing = True
-        if self._live:
-            self._live.__exit__(kind, error, trace)
+        if self._is_live:
+            self._live.stop()
 
     def line(self, text: str) -> None:
         """Print one plain line."""
         self._console.print(text, markup=False)
         self._console.file.flush()
 
-    def kept(self, row: Row) -> None:
+    def kept(self, row: SweepRow) -> None:
         """A row that is as it is, without a run."""
-        if not self._live:
-            how = "" if row.state in ("refused", "unavailable") else " (kept)"
-            self.line(f"{self._place(row)}: {outcome(row)}{how}")
+        how = "" if row.state in ("refused", "unavailable") else " (kept)"
+        self._say(row, f"{outcome(row)}{how}")
 
-    def started(self, row: Row) -> None:
+    def started(self, row: SweepRow) -> None:
         """A cell's processes start."""
         self._running = row
-        self._elapsed_s = 0.0
-        if not self._live:
-            self.line(f"{self._place(row)}: started{self._left()}")
+        self._started_s = time.monotonic()
+        self._say(row, f"started{self._left()}")
 
-    def elapsed(self, duration_s: float) -> None:
-        """How long the running cell has run."""
-        self._elapsed_s = duration_s
-
-    def finished(self, row: Row) -> None:
+    def finished(self, row: SweepRow) -> None:
         """A cell's processes are gone."""
         self._running = None
         if row.duration_s is not None:
             self._spent_s.append(row.duration_s)
-        if not self._live:
-            self.line(f"{self._place(row)}: {outcome(row)}")
+        self._say(row, outcome(row))
 
-    def _place(self, row: Row) -> str:
-        return f"[{self._rows.index(row) + 1}/{len(self._rows)}] {row.cell.name}"
+    def _say(self, row: SweepRow, what: str) -> None:
+        """A line of the log, where there is no table."""
+        if not self._is_live:
+            self.line(f"[{self._rows.index(row) + 1}/{len(self._rows)}] {row.name}: {what}")
 
     def _position(self) -> int:
         """Cells are taken in order: how many are behind us."""
@@ -107,60 +96,58 @@ class SweepDisplay:
         if not self._spent_s or not left:
             return ""
         mean_s = sum(self._spent_s) / len(self._spent_s)
-        return f", about {duration(max(0.0, mean_s * left - self._elapsed_s))} left"
+        elapsed_s = time.monotonic() - self._started_s if self._running else 0.0
+        return f", about {duration(max(0.0, mean_s * left - elapsed_s))} left"
 
     def _render(self) -> Group:
         """What there is of the table; while it runs, also what is going on."""
         shown = self._visible()
         cells: list[list[str | Text]] = [
-            [row.cell.name, _state(row), *figures(row), self._time(row)] for row in shown
-        ]
-        kept = fitting(COLUMNS, cells, self._console.width)
-        table = table_of(COLUMNS, cells, kept)
-        if self._closing:
-            reasons = [Text(f"{row.cell.name}: {row.reason}") for row in shown if row.reason]
-            return Group(table, *reasons)
-        doing = [
-            Text(f"{self._doing(row)}", "dim", no_wrap=True, overflow="ellipsis")
+            [
+                row.name,
+                Text(row.state, style=STYLES.get(row.state, "dim")),
+                *figures(row),
+                self._time(row),
+            ]
             for row in shown
-            if row is self._running
         ]
+        table = table_of(COLUMNS, cells, fitting(COLUMNS, cells, self._console.width))
+        if self._closing:
+            reasons = [Text(f"{row.name}: {row.reason}") for row in shown if row.reason]
+            return Group(table, *reasons)
+        below = [Text("")]
+        if self._running is not None:
+            doing = self._doing(self._running)
+            below.append(Text(doing, "dim", no_wrap=True, overflow="ellipsis"))
         status = f"{self._position()} of {len(self._rows)} cells are over{self._left()}"
-        return Group(table, Text(""), *doing, Text(status, style="dim"))
+        return Group(table, *below, Text(status, style="dim"))
 
-    def _visible(self) -> Sequence[Row]:
+    def _visible(self) -> Sequence[SweepRow]:
         """All rows at the end; before it, those around the running one that fit the screen."""
+        if self._closing:
+            return self._rows
         height = max(3, self._console.height - LINES_AROUND_TABLE)
-        if self._closing or len(self._rows) <= height or self._running is None:
-            return self._rows if self._closing else self._rows[:height]
-        middle = self._rows.index(self._running)
-        first = min(max(0, middle - height // 2), len(self._rows) - height)
+        first = min(max(0, self._position() - height // 2), max(0, len(self._rows) - height))
         return self._rows[first : first + height]
 
-    def _time(self, row: Row) -> str:
+    def _time(self, row: SweepRow) -> str:
         if row is self._running:
-            return duration(self._elapsed_s)
+            return duration(time.monotonic() - self._started_s)
         return "" if row.duration_s is None else duration(row.duration_s)
 
-    def _doing(self, row: Row) -> str:
+    def _doing(self, row: SweepRow) -> str:
         """The last line that the running cell printed, with the part of the run it is in."""
-        if row is not self._running:
-            return ""
         phase, last = "starting", ""
         with contextlib.suppress(OSError, ValueError):
-            status = RunFolder(self._folder.run_folder(row.cell.name)).read_status()
-            phase = status["phase"] if status else phase
-            with open(self._folder.log(row.cell.name), "rb") as log:
+            status = RunFolder(self._folder.run_folder(row.name)).read_status()
+            phase = status.get("phase", phase)
+            with open(self._folder.log(row.name), "rb") as log:
                 log.seek(max(0, log.seek(0, 2) - 2000))
                 last = next(iter(log.read().decode(errors="replace").splitlines()[::-1]), "")
         return f"{phase}: {last}"
 
 
-def _state(row: Row) -> Text:
-    return Text(row.state, style=STYLES.get(row.state, "dim"))
-
-
-def figures(row: Row) -> tuple[str, str, str]:
+def figures(row: SweepRow) -> tuple[str, str, str]:
     """(tokens/s, peak, perplexity) as text, empty where there is none."""
     known = row.figures or {}
     rate, perplexity = known.get("tokens_per_s"), known.get("perplexity")
@@ -171,7 +158,7 @@ def figures(row: Row) -> tuple[str, str, str]:
     )
 
 
-def outcome(row: Row) -> str:
+def outcome(row: SweepRow) -> str:
     """How a cell ended, in one line."""
     rate, peak, perplexity = figures(row)
     parts = [

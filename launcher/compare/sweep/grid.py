@@ -6,16 +6,16 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from launcher.compare.sweep.grid_source import OURS, Grid, Values, flags_of
 from launcher.config.arguments import SUPERSEDES, parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig, field_types
 from launcher.errors import UserError
-from launcher.flags import fields_of, flag
+from launcher.flags import fields_of, flag, is_number
+from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
 from launcher.run.preflight import prepare
 from launcher.strategies import VARIANTS
@@ -34,32 +34,13 @@ T = TypeVar("T")
 ChooseDevice = Callable[[str, int], str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """One run of a sweep. `flags` holds what differs from RunConfig's defaults, by flat name.
-
-    With a `state`, the cell cannot run, and `reason` says why: `refused` because its choices do
-    not go together, `unavailable` because its grid file says so.
-    """
-
-    name: str
-    flags: Values
-    state: Literal["refused", "unavailable"] | None = None
-    reason: str | None = None
-
-    def command(self) -> list[str]:
-        """The flags of its training: a comparison keeps no model, unless it asks for saves."""
-        saves = bool({"save_every", "save_minutes"} & self.flags.keys())
-        return flags_of({"save_last": saves, **self.flags})
-
-
 def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
     """Training flags -> (what is typed, what a `--config` file adds to it), as flat values.
 
     Raises:
         UserError: from the parser of `launcher.train`.
     """
-    config = parse_run_config(tokens, prog="launcher sweep")
+    config = parse_run_config(tokens)
     names = fields_of(tokens)
     flat = config.flat()
     # What is typed counts even where it is the default: it may go against a grid file's base.
@@ -69,8 +50,8 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
 
 def cells_of(
     grid: Grid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
-) -> list[Cell]:
-    """The sweep's cells, in order; those that cannot run have a state and a reason.
+) -> list[SweepRow]:
+    """The sweep's cells, in order: pending, or with the reason why they cannot run.
 
     `choose_device` is asked which device a cell's `--device` will mean on the machine it runs on.
 
@@ -87,37 +68,39 @@ def cells_of(
         raise UserError(
             f"this grid has {count:,} cells, and there can be {MOST_CELLS:,}: leave values out"
         )
-    cells = [
+    rows = [
         _cell(name, values, base, nproc, choose_device)
         for name, values in _told(_combinations(grid), count, "checking")
     ]
-    runnable = [cell for cell in cells if cell.state is None]
-    first = next((cell for cell in cells if cell.state == "refused"), None)
-    if first and not runnable:
+    first = next((row for row in rows if row.state == "refused"), None)
+    if first and all(row.done for row in rows):
         raise UserError(f"no cell of this sweep can run; {first.name}: {first.reason}")
-    return cells
+    return rows
 
 
-def open_corpora(cells: Sequence[Cell], *, nproc: int) -> list[Cell]:
+def training_flags(row: SweepRow) -> list[str]:
+    """The flags of a cell's training: a comparison keeps no model, unless it asks for saves."""
+    saves = bool({"save_every", "save_minutes"} & row.flags.keys())
+    return flags_of({"save_last": saves, **row.flags})
+
+
+def open_corpora(rows: Sequence[SweepRow], *, nproc: int) -> None:
     """Do now, once, what each cell's torchrun would do first: reading and tokenising the data.
 
-    So a missing file is known before the first cell, and no cell's time-out pays for it.
+    So a missing file is known before the first cell, and no cell's time-out pays for it. A row
+    whose data cannot be read is refused.
 
     Raises:
         UserError: no cell can run.
     """
-    checked = []
-    for cell in _told(cells, len(cells), "reading the data of"):
-        if cell.state is None:
-            try:
-                prepare(cell.command(), world_size=nproc, ranks_per_node=nproc)
-            except UserError as error:
-                cell = Cell(name=cell.name, flags=cell.flags, state="refused", reason=str(error))
-        checked.append(cell)
-    broken = next((cell for cell in checked if cell.state == "refused"), None)
-    if broken and all(cell.state for cell in checked):
-        raise UserError(str(broken.reason))
-    return checked
+    to_run = [row for row in rows if not row.done]
+    for row in _told(to_run, len(to_run), "reading the data of"):
+        try:
+            prepare(training_flags(row), world_size=nproc, ranks_per_node=nproc)
+        except UserError as error:
+            row.state, row.reason = "refused", str(error)
+    if to_run and all(row.state == "refused" for row in to_run):
+        raise UserError(str(to_run[0].reason))
 
 
 def _told(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
@@ -160,7 +143,7 @@ def label(key: str, value: Any) -> str:
     word = key.replace("_", "-")
     if str(value) in ("True", "False"):
         return word if str(value) == "True" else f"no-{word}"
-    prefix = ABBREVIATIONS.get(key, word if _is_number(value) else word + "-")
+    prefix = ABBREVIATIONS.get(key, word if is_number(str(value), float) else word + "-")
     text = Path(str(value)).name if key in ("data", "tokenizer", "deepspeed") else str(value)
     return prefix + _safe(text)
 
@@ -186,13 +169,16 @@ def _without_superseded(base: Values, newer: Values) -> Values:
     return {key: value for key, value in base.items() if key not in gone}
 
 
-def _cell(name: str, values: Values, base: Values, nproc: int, choose_device: ChooseDevice) -> Cell:
+def _cell(
+    name: str, values: Values, base: Values, nproc: int, choose_device: ChooseDevice
+) -> SweepRow:
     unavailable = values.pop("unavailable", None)
     flags = {**_without_superseded(base, values), **values}
     if unavailable is not None:
-        return Cell(name=name, flags=flags, state="unavailable", reason=str(unavailable))
+        return SweepRow(name=name, flags=flags, state="unavailable", reason=str(unavailable))
     choice = str(flags.get("strategy", ""))
     meant = expand_strategy(choice, flags) if choice else {}
+    variant = VARIANTS.get(choice.partition("+")[0])
     try:
         for key in meant.keys() & flags.keys() - {"strategy"}:
             if str(flags[key]) != str(meant[key]):
@@ -201,18 +187,14 @@ def _cell(name: str, values: Values, base: Values, nproc: int, choose_device: Ch
         config = parse_run_config(flags_of(flags), world_size=nproc)
         device_type = choose_device(config.loop.device, nproc)
         resolve(config, world_size=nproc, device_type=device_type)
-        if choice.startswith("fsdp-hybrid") and config.sharding.replicate == nproc:
+        if variant and variant.replicates and config.sharding.replicate == nproc:
             raise UserError(
-                f"fsdp-hybrid with --replicate {nproc} on {nproc} processes leaves one process in "
-                "each group, so that nothing is sharded: use more processes"
+                f"{variant.label} with --replicate {nproc} on {nproc} processes leaves one process "
+                "in each group, so that nothing is sharded: use more processes"
             )
     except UserError as error:
-        return Cell(name=name, flags=flags, state="refused", reason=str(error))
-    return Cell(name=name, flags=not_default(config))
-
-
-def _is_number(value: Any) -> bool:
-    return re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(value)) is not None
+        return SweepRow(name=name, flags=flags, state="refused", reason=str(error))
+    return SweepRow(name=name, flags=not_default(config))
 
 
 def _safe(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a grid comes from: `KEY=VALUE,VALUE` on the command line, or a YAML file.
+"""What a sweep is asked for: its own options, and a grid on the command line or in a YAML file.
 
     base: {model: gpt2, steps: 50}        # for all cells
     grid: {strategy: [ddp, zero2], micro_batch: [8, 16]}
@@ -9,24 +9,37 @@
 Each key and value is checked by itself here, before it is combined with others.
 """
 
+import argparse
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.schema import ModelChoice, Offload
+from launcher.config.model import ModelChoice
+from launcher.config.sharding import Offload
 from launcher.config.yaml_file import read_yaml
-from launcher.errors import UserError
-from launcher.flags import flag, usable_path
-from launcher.strategies import VARIANTS
+from launcher.errors import UserError, naming
+from launcher.flags import (
+    MOST_RANKS,
+    YEAR_S,
+    OptionParser,
+    flag,
+    require_range,
+    split_options,
+    usable_path,
+)
+from launcher.strategies import STRATEGIES, VARIANTS
 
 SHIPPED = Path(__file__).parent / "grids"
-SHARDINGS = (*VARIANTS, "zero")  # `zero` where another axis sets the stage
+# Labels of variants, and names of strategies, as `zero` where another axis sets the stage.
+SHARDINGS = tuple(dict.fromkeys((*VARIANTS, *STRATEGIES)))
 OFFLOAD_TO = get_args(Offload)[1:]
 GRID_FILE_KEYS = ("base", "grid", "cells")
 # What the sweep itself decides for each cell.
 OURS = ("out",)
+SHORTEST_MINUTES = 0.001
 
 Values = dict[str, Any]
 
@@ -38,6 +51,75 @@ class Grid:
     base: Values = field(default_factory=dict)
     axes: dict[str, list[Any]] = field(default_factory=dict)
     rows: list[Values] = field(default_factory=list)
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="shardscale sweep",
+        description="One training run per combination of the grid's values, one after the other, "
+        "each in processes of its own. A cell that runs out of memory, fails or times out is a "
+        "row like any other. Started again on the same --out, it runs what is not done.",
+        epilog="Every other flag is launcher.train's and applies to all cells: --model gpt2 "
+        "--steps 50. See `shardscale train --help`.",
+    )
+    add = parser.add_argument
+    add("--nproc", type=int, help="processes of each cell (default: one per GPU, at least 1)")
+    add(
+        "--grid",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE,VALUE",
+        help="what to vary, by the names of launcher.train's flags; strategy also takes "
+        f"{', '.join(name for name in VARIANTS if name not in STRATEGIES)}, and +cpu behind a name "
+        "for offload",
+    )
+    add("--grid-file", metavar="FILE", help=f"a YAML grid, or a shipped one: {_shipped()}")
+    out = Path("sweeps", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
+    add("--out", type=Path, default=out, help="the sweep's folder (default: sweeps/TIME)")
+    add(
+        "--timeout-minutes",
+        type=float,
+        default=60.0,
+        help="a cell that takes longer is stopped (default: 60)",
+    )
+    add(
+        "--prepare",
+        action="store_true",
+        help="check and write the sweep, and run none of it: --cell does, on other machines",
+    )
+    add("--cell", type=int, metavar="NUMBER", help="run this one of a prepared --out, from 0 on")
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The sweep's own options, and the flags that are `launcher.train`'s.
+
+    Raises:
+        UserError: an option's value is invalid.
+    """
+    options, training = split_options(_parser(), argv)
+    require_range("--nproc", options.nproc, 1, MOST_RANKS)
+    require_range("--timeout-minutes", options.timeout_minutes, SHORTEST_MINUTES, YEAR_S // 60)
+    return options, training
+
+
+def grid_of(options: argparse.Namespace, configured: Values) -> Grid:
+    """The grid of the file and of the command line, on top of what `--config` says.
+
+    Raises:
+        UserError: neither is given, or one contradicts the other.
+    """
+    if not options.grid and not options.grid_file:
+        raise UserError(
+            "nothing to compare: give --grid strategy=ddp,zero2 or --grid-file sharding"
+        )
+    axes = parse_axes(options.grid)
+    grid = read_grid_file(options.grid_file) if options.grid_file else Grid()
+    for key in axes:
+        if any(key in row for row in grid.rows):
+            raise UserError(f"--grid {key}: the cells of {options.grid_file} set it themselves")
+    return Grid(base={**grid.base, **configured}, axes={**grid.axes, **axes}, rows=grid.rows)
 
 
 def parse_axes(tokens: Sequence[str]) -> dict[str, list[Any]]:
@@ -65,14 +147,16 @@ def read_grid_file(name: str) -> Grid:
     Raises:
         UserError: no such file, not a grid, an unknown key or value.
     """
-    try:
+    with naming("--grid-file"):
         path = usable_path(name)
-    except UserError as error:
-        raise UserError(f"--grid-file {error}") from None
     if not path.exists() and (SHIPPED / f"{path.stem}.yaml").exists() and path.parent == Path():
         path = SHIPPED / f"{path.stem}.yaml"
     said = f"--grid-file {name}"
-    content = _mapping(said, _read_yaml(said, path))
+    if not path.exists():
+        raise UserError(f"{said}: there is no such file; shipped grids are {_shipped()}")
+    with naming(f"{said}:"):
+        read = read_yaml(path)
+    content = _mapping(said, read)
     for key in content:
         if key not in GRID_FILE_KEYS:
             raise UserError(f"{said}: unknown key {key!r}, use {', '.join(GRID_FILE_KEYS)}")
@@ -111,6 +195,10 @@ def flags_of(values: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
+def _shipped() -> str:
+    return ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
+
+
 def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
     """Refuse a key or value that is wrong by itself, whatever it is combined with."""
     if key in OURS:
@@ -121,10 +209,8 @@ def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
             raise UserError(f"{said} {key}: {value} is given twice, leave one out")
         seen.add(value)
     for value in values:
-        try:
+        with naming(f"{said} {key}={value}:"):
             _check_value(str(key), value)
-        except UserError as error:
-            raise UserError(f"{said} {key}={value}: {error}") from None
 
 
 def _check_value(key: str, value: Any) -> None:
@@ -138,16 +224,6 @@ def _check_value(key: str, value: Any) -> None:
         ModelChoice(model=str(value)).build()
     else:
         parse_run_config(flags_of({key: value}))
-
-
-def _read_yaml(said: str, path: Path) -> Any:
-    if not path.exists():
-        names = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
-        raise UserError(f"{said}: there is no such file; shipped grids are {names}")
-    try:
-        return read_yaml(path)
-    except UserError as error:
-        raise UserError(f"{said}: {error}") from None
 
 
 def _mapping(said: str, value: Any) -> Values:

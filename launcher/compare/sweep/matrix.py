@@ -7,18 +7,19 @@ docs/matrix.md holds what this prints, and a test trains each pair that runs on 
 import itertools
 import operator
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, get_args
 
 from launcher import tables
 from launcher.compare.sweep.grid import expand_strategy
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode, NotInstalled, UserError
+from launcher.errors import ExitCode, NotInstalled, UserError, refusing
 from launcher.flags import OptionParser
+from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS, strategy_of
 
 LABELS: Final = tuple(VARIANTS)
@@ -33,14 +34,28 @@ _Note = tuple[list[str], list[str]]  # its words, and the sentences that it stan
 _BF16: Final = {"precision": "bf16"}
 _DISK: Final = {"nvme_path": Path("DIR")}
 _ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
+# What makes Llama, Qwen and Mistral of the decoder, all at once.
+ROPE_DECODER: Final = {
+    **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 96, "tied": False},
+    **{"kv_heads": 1, "head_dim": 48, "qk_norm": True},
+    **{"attention_bias": False, "qkv_bias": True, "mlp_bias": False},
+}
 
 # How a technique is written -> what is set for it. Rows of one group that say the same are shown
 # as one.
 GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
+    dict.fromkeys(
+        (
+            *("--position rope", "--norm rms", "--activation swiglu", "--kv-heads N"),
+            *("--head-dim N", "--qk-norm", "--qkv-bias"),
+        ),
+        ROPE_DECODER,
+    ),
     {
         "--attention eager": {"attention": "eager"},
         "--attention sdpa": {"attention": "sdpa"},
         "--window W": {"window": 8},
+        "--document-attention": {"document_attention": True},
         "--loss-chunk 0": {"loss_chunk": 0},
         "--loss-chunk N": {"loss_chunk": 24},
         "--attention flash": {"attention": "flash", **_BF16},
@@ -48,23 +63,14 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     },
     {"--compile": {"compile": True}},
     {
-        "--precision fp32": {"precision": "fp32"},
-        "--precision bf16": {"precision": "bf16"},
-        "--precision bf16-pure": {"precision": "bf16-pure"},
-        "--precision fp16": {"precision": "fp16"},
-        "--precision fp8": {"precision": "fp8"},
+        **{f"--precision {name}": {"precision": name} for name in get_args(Precision)},
         "--grad-accum-dtype bf16": {"grad_accum_dtype": "bf16", **_BF16, **_ACCUMULATED},
         "--tf32": {"tf32": True},
     },
     {
-        "--optimizer adamw": {"optimizer": "adamw"},
-        "--optimizer adam": {"optimizer": "adam"},
-        "--optimizer sgd": {"optimizer": "sgd"},
-        "--optimizer adamw8bit": {"optimizer": "adamw8bit"},
+        **{f"--optimizer {name}": {"optimizer": name} for name in get_args(OptimizerName)},
         "--moments-dtype bf16": {"moments_dtype": "bf16"},
         "--clip C": {"clip": 1.0},
-        "--optimizer adafactor": {"optimizer": "adafactor"},
-        "--optimizer muon": {"optimizer": "muon"},
         "--optimizer-in-backward": {"optimizer_in_backward": True, "clip": 0.0},
     },
     {
@@ -93,31 +99,25 @@ class Cell:
     cuda: str | None
 
 
+@refusing
 def main(argv: Sequence[str]) -> int:
     """Print the table, or write it between its markers in a file."""
     parser = OptionParser(
         prog="shardscale matrix",
         description="Which technique goes with which strategy, and why the rest is refused.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "file", type=Path, nargs="?", help="write it between its markers in this Markdown file"
     )
     parser.add_argument("--markdown", action="store_true", help="on a terminal too")
-    try:
-        options = parser.parse_args(argv)
-        file = options.file
-        width = tables.terminal_width()
-        if file is None:
-            if options.markdown or width is None:
-                print(markdown(), end="")
-            else:
-                show(width)
-        else:
-            file.write_text(with_matrix(_read(file)), encoding="utf-8")
-    except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
-        return ExitCode.REFUSED
+    options = parser.parse_args(argv)
+    width = tables.terminal_width()
+    if options.file is not None:
+        options.file.write_text(with_matrix(_read(options.file)), encoding="utf-8")
+    elif options.markdown or width is None:
+        print(markdown(), end="")
+    else:
+        show(width)
     return ExitCode.DONE
 
 
@@ -136,11 +136,6 @@ def with_matrix(text: str) -> str:
     return before + begin + markdown() + end + after
 
 
-def config_of(technique: str, strategy: str) -> RunConfig:
-    """A default run of a technique under a strategy, both by their names in the table."""
-    return RunConfig().replace(**expand_strategy(strategy, {}), **TECHNIQUES[technique])
-
-
 def refusal(config: RunConfig, *, device_type: str) -> str | None:
     """What a run is refused with on `RANKS` ranks (one for `single`), or None.
 
@@ -156,9 +151,11 @@ def refusal(config: RunConfig, *, device_type: str) -> str | None:
     return None
 
 
-def cell(technique: str, strategy: str) -> Cell:
-    """Ask for both devices."""
-    config = config_of(technique, strategy)
+def cell(technique: str, strategy: str, decoder: Mapping[str, Any] = MappingProxyType({})) -> Cell:
+    """What a default run is refused with, by the table's names of technique and strategy; or a run
+    with some fields of the decoder set, which must be told the same."""
+    changes = {**decoder, **TECHNIQUES[technique]}
+    config = RunConfig().replace(**expand_strategy(strategy, {}), **changes)
     return Cell(cpu=refusal(config, device_type="cpu"), cuda=refusal(config, device_type="cuda"))
 
 

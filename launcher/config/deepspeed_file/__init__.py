@@ -1,20 +1,19 @@
 """A user's DeepSpeed file as a source of values, between `--config` and the defaults.
 
-What it says is adopted where nobody else says something, and refused where somebody says
-something else; all conflicts of a file are told at once.
+Its values are adopted where neither flag nor `--config` gives one, and refused where one of them
+gives another; all conflicts of a file are told at once.
 """
 
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from launcher.config.deepspeed_file.reading import DeepSpeedFile, Said, read_file
-from launcher.config.deepspeed_file.text import JsonObject, called, printable
+from launcher.config.deepspeed_file.reading import DeepSpeedFile, JsonObject, read_file
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import UserError
+from launcher.errors import MOST_CHARACTERS, UserError, naming, one_line
 from launcher.flags import flag
 
-MOST_CHARACTERS = 285  # with `shardscale: ` less than 300
+LONGEST_LINE = 1000
 
 
 def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> RunConfig:
@@ -43,17 +42,23 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
             problems.append(f"{said.key} is {said.shown}, but {flag(name)} is {_shown(ours)}")
     problems += _strategy_problems(config, file, given)
     precision = changes.get("precision", config.optim.precision)
-    problems += _type_problems(file, precision)
+    reduced = file.values.get("communication_data_type")
+    if reduced not in (None, precision.removesuffix("-pure")):
+        # Gradients travel in the type they are computed in: nothing else is proven.
+        problems.append(
+            f"communication_data_type is {reduced}, but here it follows --precision {precision}"
+        )
     if world_size is not None:
-        changes |= _batch(config, file, given, world_size)
+        given_micro = config.data.micro_batch if "micro_batch" in given else None
+        micro = changes.get("micro_batch", given_micro)
+        total = changes.get("global_batch", config.data.global_batch)
+        changes |= _batch(file, micro, total, config.data.micro_batch, world_size)
     if precision == "bf16-pure":
         changes.pop("grad_accum_dtype", None)  # it says that itself
     if problems:
         raise UserError(_one_sentence(path, problems))
-    try:
+    with naming(f"--deepspeed {path}:"):
         return config.replace(**changes)
-    except UserError as error:
-        raise UserError(f"{called(path)}: {error}") from None
 
 
 def adopted_fields(path: Path | None) -> set[str]:
@@ -76,12 +81,17 @@ def opening_lines(path: Path | None) -> list[str]:
         return []
     file = read_file(path)
     sets = ", ".join(f"{flag(name)} {_shown(said.value)}" for name, said in file.fields.items())
-    lines = [f"DeepSpeed file {printable(str(path))}: {sets or 'no flags'}"]
-    if file.renamed():
-        lines.append(f"... read under its name of today: {', '.join(file.renamed())}")
+    lines = [f"DeepSpeed file {path}: {sets or 'no flags'}"]
+    renamed = [
+        f"{old} is {place}".replace("zero_optimization.", "")
+        for place, old in file.spelled.items()
+        if old != place
+    ]
+    if renamed:
+        lines.append(f"... older names, read as today's: {', '.join(renamed)}")
     if file.idle:
         lines.append(f"... without effect here: {', '.join(file.idle)}")
-    return lines
+    return [one_line(line, LONGEST_LINE) for line in lines]
 
 
 def _field(config: RunConfig, name: str) -> Any:
@@ -90,8 +100,7 @@ def _field(config: RunConfig, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return printable(text)
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection[str]) -> list[str]:
@@ -100,7 +109,7 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
     if sharding.strategy not in (None, "zero"):
         problems.append(f"needs --strategy zero, not {sharding.strategy}")
     elif "zero" not in file.fields and sharding.zero is None:
-        problems.append("says no zero_optimization.stage: give --zero too")
+        problems.append("has no zero_optimization.stage: give --zero too")
     for name in ("bf16", "fp16"):
         off = file.values.get(f"{name}.enabled") is False
         if off and "precision" in given and precision.startswith(name):
@@ -112,64 +121,42 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
     return problems
 
 
-def _type_problems(file: DeepSpeedFile, precision: str) -> list[str]:
-    """Gradients travel in the type they are computed in: nothing else is proven."""
-    theirs = file.values.get("communication_data_type")
-    if theirs is None or theirs == precision.removesuffix("-pure"):
-        return []
-    return [f"communication_data_type is {theirs}, but with --precision {precision} it is that"]
-
-
 def _batch(
-    config: RunConfig, file: DeepSpeedFile, given: Collection[str], world_size: int
+    file: DeepSpeedFile, micro: int | None, total: int | None, default: int, world_size: int
 ) -> dict[str, int]:
-    """The two of our batch sizes that three of DeepSpeed's come to on so many ranks."""
-    micro = _merged(config, file, given, "micro_batch")
-    total = _merged(config, file, given, "global_batch")
+    """Our two batch sizes from DeepSpeed's three: `micro` and `total` where somebody gives them."""
     accumulation = file.values.get("gradient_accumulation_steps")
+    if accumulation is None and "global_batch" not in file.fields:
+        return {}
+    accumulated = int(accumulation or 1)
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    if accumulation is not None:
-        accumulation = int(accumulation)
-        if micro is None and total is None:
-            micro = config.data.micro_batch
-    if micro is None:
-        if total is None or (accumulation is None and "global_batch" not in file.fields):
-            return {}
-        micro, rest = divmod(total, (accumulation or 1) * world_size)
+    if micro is None and total is not None:
+        micro, rest = divmod(total, accumulated * world_size)
         if rest:
             file.problems.append(
-                f"the global batch of {total} is no multiple of {accumulation or 1} "
-                f"accumulated x {ranks}"
+                f"the global batch of {total} is no multiple of {accumulated} accumulated x {ranks}"
             )
         return {"micro_batch": micro}
-    if accumulation is not None and total not in (None, micro * accumulation * world_size):
-        file.problems.append(
-            f"micro-batch {micro} x {accumulation} accumulated x {ranks} = "
-            f"{micro * accumulation * world_size}, but the global batch is {total}"
-        )
-    elif accumulation is not None:
-        return {"global_batch": micro * accumulation * world_size}
-    elif "global_batch" in file.fields and total is not None and total % (micro * world_size):
+    micro = micro or default
+    whole = micro * accumulated * world_size
+    if total is None:
+        return {"global_batch": whole}
+    if accumulation is None and total % whole:
         file.problems.append(
             f"the global batch of {total} is no multiple of micro-batch {micro} x {ranks}"
+        )
+    elif accumulation is not None and total != whole:
+        file.problems.append(
+            f"micro-batch {micro} x {accumulated} accumulated x {ranks} = {whole}, but the global "
+            f"batch is {total}"
         )
     return {}
 
 
-def _merged(
-    config: RunConfig, file: DeepSpeedFile, given: Collection[str], name: str
-) -> int | None:
-    """A batch size that was given, or that the file says."""
-    if name in given:
-        size: int | None = getattr(config.data, name)
-        return size
-    said: Said | None = file.fields.get(name)
-    return None if said is None else int(said.value)
-
-
 def _one_sentence(path: Path, problems: list[str]) -> str:
     """As many problems as a sentence takes, at least one, and the number of the others."""
-    text, left = f"{called(path)}: {problems[0][:200]}", len(problems) - 1
+    name = str(path) if len(str(path)) <= 60 else f"...{str(path)[-57:]}"
+    text, left = f"--deepspeed {name}: {problems[0][:200]}", len(problems) - 1
     for problem in problems[1:]:
         if len(text) + len(problem) > MOST_CHARACTERS - len("; ; and 99 more"):
             break

@@ -1,23 +1,60 @@
 """A DeepSpeed file read by the table: what it says of our fields, and what DeepSpeed gets of it."""
 
 import difflib
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from launcher.config.deepspeed_file.key import AUTO, KINDS
-from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
-from launcher.config.deepspeed_file.text import JsonObject, brief, read_json
-from launcher.optim.registry import OPTIMIZERS
+from launcher.config.deepspeed_file.table import AUTO, KEYS, RENAMED, SECTIONS
+from launcher.errors import UserError, naming
+from launcher.flags import read_small_file
+from launcher.optim.choice import OptimizerName
 
-OFFLOADED = ("offload_optimizer", "offload_param")
+JsonObject = dict[str, Any]
+MOST_BYTES = 2**20
+MOST_DIGITS = 300
+MOST_LEVELS = 20
+LARGEST = 2**62  # DeepSpeed counts in int64
 SCHEDULES: Mapping[str, tuple[str, float]] = {
     "WarmupLR": ("constant", 1.0),
     "WarmupCosineLR": ("cosine", 0.0001),
     "WarmupDecayLR": ("linear", 0.0),
 }
 """Theirs -> ours, and the ratio of the rate at its end, unless they say one."""
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return _finite(value) and value == int(value) and least <= value <= LARGEST
+
+
+KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "flag": (lambda v: isinstance(v, bool), "true or false"),
+    "stage": (lambda v: type(v) is int and v in (0, 1, 2, 3), "0, 1, 2 or 3"),
+    "count": (lambda v: _whole(v, 1), "a whole number of at least 1"),
+    "even": (lambda v: _whole(v, 0) and v % 2 == 0, "an even whole number"),
+    "size": (lambda v: _whole(v, 0), "a whole number of at least 0"),
+    "power": (lambda v: _whole(v, 0) and v <= 62, "a whole number from 0 to 62"),
+    "number": (_finite, "a number"),
+    "text": (lambda v: isinstance(v, str) and v != "", "text"),
+    "pair": (lambda v: isinstance(v, list) and len(v) == 2 and all(map(_finite, v)), "two numbers"),
+    "device": (lambda v: v in ("none", "cpu", "nvme"), "none, cpu or nvme"),
+    "type": (lambda v: v in ("fp32", "bf16"), "fp32 or bf16"),
+    "any": (lambda v: True, ""),
+}
+"""kind -> whether a value is one, and in words what it must be."""
+
+
+def brief(value: object, most: int = 40) -> str:
+    """A value as JSON in a few printable characters."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +92,8 @@ class DeepSpeedFile:
         before = self.fields.setdefault(name, said)
         if before.value != value:
             self.problems.append(
-                f"{before.key} {before.shown} and {key} {said.shown} differ: here they are one"
+                f"{before.key} {before.shown} and {key} {said.shown} differ: here they are the same"
             )
-
-    def renamed(self) -> list[str]:
-        """`old is new` for what goes by another name today."""
-        pairs = [(old, place) for place, old in self.spelled.items() if old != place]
-        return [f"{old} is {new}".replace("zero_optimization.", "") for old, new in pairs]
 
 
 def read_file(path: Path) -> DeepSpeedFile:
@@ -71,17 +103,74 @@ def read_file(path: Path) -> DeepSpeedFile:
         UserError: it cannot be read, or is no JSON object.
     """
     file = DeepSpeedFile()
-    _collect(file, read_json(path), "", "")
+    _collect(file, _read_json(path), "", "")
     for place, value in tuple(file.values.items()):
         _sort(file, place, value)
     _precision(file)
     _optimizer(file)
     _schedule(file)
-    devices = {file.values.get(f"zero_optimization.{name}.device") for name in OFFLOADED}
-    if "nvme" in devices and "zero_optimization.sub_group_size" in file.values:
-        file.idle.append("zero_optimization.sub_group_size (--nvme-buffer)")
+    zero = "zero_optimization."
+    devices = {file.values.get(f"{zero}offload_{what}.device") for what in ("optimizer", "param")}
+    if "nvme" in devices and f"{zero}sub_group_size" in file.values:
+        file.idle.append(f"{zero}sub_group_size (--nvme-buffer)")
     file.problems += file.unknown
     return file
+
+
+def _read_json(path: Path) -> JsonObject:
+    """Read a file that holds one JSON object, more strictly than Python does: a key that is given
+    twice, NaN and Infinity are refused, since the next program would read another value there.
+
+    Raises:
+        UserError: missing, unreadable, not JSON, or not an object.
+    """
+    with naming("--deepspeed"):
+        text = read_small_file(path, what="a JSON file", most_bytes=MOST_BYTES)
+    try:
+        content = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_no_number,
+            parse_int=_whole_number,
+        )
+        if _levels(content) > MOST_LEVELS:
+            raise RecursionError
+    except RecursionError:
+        raise UserError(f"--deepspeed {path}: nested too deep, give a DeepSpeed file") from None
+    except json.JSONDecodeError as error:
+        hint = " (comments are not JSON)" if error.doc[error.pos :][:1] in ("/", "#") else ""
+        raise UserError(f"--deepspeed {path}: not valid JSON, correct it: {error}{hint}") from None
+    except ValueError as error:
+        raise UserError(f"--deepspeed {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--deepspeed {path}: holds {brief(content)}, but must be a JSON object")
+    return content
+
+
+def _levels(content: Any) -> int:
+    inner = content.values() if isinstance(content, dict) else content
+    return 1 + max(map(_levels, inner), default=0) if isinstance(content, dict | list) else 0
+
+
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    found: JsonObject = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {brief(key)} is given twice in one object: remove one")
+        found[key] = value
+    return found
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number: write a number")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(
+            f"a number of {len(digits):,} digits, starting with {digits[:10]}: shorten it"
+        )
+    return int(digits)
 
 
 def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str) -> None:
@@ -94,7 +183,7 @@ def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str)
             if isinstance(value, dict):
                 _collect(file, value, f"{where}.", f"{name}.")
             elif value not in (None, AUTO):
-                file.problems.append(f"{_plain(name)} is {brief(value)}, but must be a JSON object")
+                file.problems.append(f"{name} is {brief(value)}, but must be a JSON object")
         elif where not in KEYS:
             file.unknown.append(_unknown(name, place))
         elif value not in (None, AUTO):
@@ -108,11 +197,9 @@ def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str)
 def _unknown(name: str, place: str) -> str:
     known = [key.removeprefix(place) for key in KEYS if key.startswith(place)]
     close = difflib.get_close_matches(name.rpartition(".")[2], known, n=1)
-    return f"unknown key {_plain(name)}" + (f" (did you mean {close[0]}?)" if close else "")
-
-
-def _plain(name: str) -> str:
-    return brief(name, 60)[1:-1]
+    return f"unknown key {brief(name, 60)[1:-1]}" + (
+        f" (did you mean {close[0]}?)" if close else ""
+    )
 
 
 def _sort(file: DeepSpeedFile, place: str, value: Any) -> None:
@@ -132,11 +219,10 @@ def _sort(file: DeepSpeedFile, place: str, value: Any) -> None:
         for section in sections:
             target = target.setdefault(section, {})
         target[last] = value
-    elif key.fate in ("idle", "refused") and not key.is_harmless(value):
-        if key.fate == "refused":
-            file.problems.append(f"{name} {brief(value)}: {key.why}")
-        else:
-            file.idle.append(f"{name} ({key.why})" if key.why else name)
+    elif key.fate == "refused" and not key.is_harmless(value):
+        file.problems.append(f"{name} {brief(value)}: {key.why}")
+    elif key.fate == "idle" and not key.is_harmless(value):
+        file.idle.append(f"{name} ({key.why})" if key.why else name)
 
 
 def _ours(name: str, value: Any) -> Any:
@@ -171,7 +257,7 @@ def _optimizer(file: DeepSpeedFile) -> None:
         return
     name = kind.lower()
     coupled = file.values.get("optimizer.params.adam_w_mode") is False
-    if name not in OPTIMIZERS:
+    if name not in get_args(OptimizerName):
         file.unknown = [text for text in file.unknown if "optimizer.params." not in text]
         file.problems.append(
             f"optimizer.type {brief(kind)}: here it is Adam, AdamW or SGD, or remove it"

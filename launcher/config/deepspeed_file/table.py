@@ -1,126 +1,167 @@
-"""Every key of a DeepSpeed file that shardscale knows, and what becomes of it.
+"""Every key of a DeepSpeed file that shardscale knows, and what becomes of it. A key is one of
+
+- adopted: it is one of our own fields, and the file is a source of its value;
+- passed: DeepSpeed gets it as it is; proven by losses equal to those without it;
+- idle: without effect here, because shardscale does that itself; said when it is switched on;
+- refused: switched on it would train otherwise than it says; the sentence names the way out.
 
 Written for DeepSpeed 0.19.8; a test compares its config classes with this table.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-from launcher.config.deepspeed_file.key import Key, adopted, idle, passed, refused
+AUTO = "auto"
+"""As if the key were not there."""
 
-_ALREADY_MEASURED = "every run measures this"
-_OWN_CHECKPOINTS = "checkpoints are shardscale's own"
-_NOT_HERE = "remove it"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What becomes of one key."""
+
+    kind: str
+    fate: Literal["adopted", "passed", "idle", "refused"]
+    field: str = ""
+    """The field of RunConfig that an adopted key is; "" where several keys make one field."""
+    why: str = ""
+    """Who does it instead, or the way out."""
+    harmless: tuple[object, ...] = ()
+    """Values of an idle or refused key that change nothing. Those that switch a thing off do not
+    either, unless True is the value that changes nothing."""
+
+    def is_harmless(self, value: object) -> bool:
+        """Whether an idle or refused key's value asks for what happens anyway."""
+        return value in self.harmless or (is_off(value) and True not in self.harmless)
+
+
+def adopted(kind: str, field: str = "") -> Key:
+    """A source of one of our fields."""
+    return Key(kind=kind, fate="adopted", field=field)
+
+
+def passed(kind: str) -> Key:
+    """For DeepSpeed as it is."""
+    return Key(kind=kind, fate="passed")
+
+
+def idle(why: str = "", *harmless: object) -> Key:
+    """Without effect."""
+    return Key(kind="any", fate="idle", why=why, harmless=harmless)
+
+
+def refused(why: str, *harmless: object) -> Key:
+    """Not possible, unless it asks for nothing."""
+    return Key(kind="any", fate="refused", why=why, harmless=harmless)
+
+
+def is_off(value: object) -> bool:
+    """Whether a section or switch asks for nothing."""
+    if isinstance(value, dict):
+        if "enabled" in value:
+            return is_off(value["enabled"])
+        return all(map(is_off, value.values()))
+    return value in (None, False, 0, "", "none", AUTO) or value == []
+
+
+def _all(key: Key, names: str) -> dict[str, Key]:
+    return dict.fromkeys(names.split(), key)
+
+
+_NOT_HERE = refused("remove it")
 _NO_DIMENSION = "ranks share data only, remove it"
-_OWN_BATCHES = "batches are shardscale's own, remove it"
+_STAGE_1 = "DeepSpeed takes it at stage 1 only, remove it"
+_LOSSES_DIFFER = refused("losses differ, remove it")
 
-TOP: Mapping[str, Key] = {
+TOP: dict[str, Key] = {
     "train_batch_size": adopted("count", "global_batch"),
     "train_micro_batch_size_per_gpu": adopted("count", "micro_batch"),
     "gradient_accumulation_steps": adopted("count"),
     "gradient_clipping": adopted("number", "clip"),
     "communication_data_type": adopted("text"),
-    "seq_parallel_communication_data_type": idle(_NO_DIMENSION),
-    "prescale_gradients": refused("DeepSpeed takes it at stage 1 only, remove it"),
-    "gradient_predivide_factor": refused("DeepSpeed takes it at stage 1 only, remove it", 1),
-    "gradient_allreduce_op": refused("gradients are averaged", "mean"),
-    "managed_gradient_accumulation": refused(_NOT_HERE, True),
-    "zero_allow_untested_optimizer": idle("", True),
-    "zero_force_ds_cpu_optimizer": idle("", True, False),
-    "steps_per_print": idle("--log-every"),
-    "wall_clock_breakdown": idle(_ALREADY_MEASURED),
-    "memory_breakdown": idle(_ALREADY_MEASURED),
-    "flops_profiler": idle(_ALREADY_MEASURED),
+    **_all(
+        idle("every run measures this"),
+        "wall_clock_breakdown memory_breakdown flops_profiler timers dump_state",
+    ),
+    **_all(idle("checkpoints are shardscale's own"), "checkpoint nebula datastates_ckpt"),
+    **_all(idle("--tensorboard"), "monitor_config tensorboard wandb comet"),
+    **_all(idle(), "log_level disable_python_gc"),
     "comms_logger": idle("plan shows traffic"),
     "comms_config": idle("plan shows traffic", {"verbose": False}),
-    "monitor_config": idle("--tensorboard"),
-    "tensorboard": idle("--tensorboard"),
-    "wandb": idle("--tensorboard"),
     "csv_monitor": idle("the run folder's records"),
-    "comet": idle("--tensorboard"),
-    "timers": idle(_ALREADY_MEASURED),
-    "dump_state": idle(_ALREADY_MEASURED),
-    "log_level": idle(),
-    "disable_python_gc": idle(),
+    "steps_per_print": idle("--log-every"),
     "vocabulary_size": idle("--vocab-size"),
+    "activation_checkpointing": idle("use --activation-checkpointing"),
     "dataloader_drop_last": idle("batches are always whole"),
     "disable_allgather": idle("DeepSpeed no longer reads it"),
     "use_data_before_expert_parallelism": idle("there are no experts"),
-    "activation_checkpointing": idle("use --activation-checkpointing"),
-    "checkpoint": idle(_OWN_CHECKPOINTS),
-    "nebula": idle(_OWN_CHECKPOINTS),
-    "datastates_ckpt": idle(_OWN_CHECKPOINTS),
+    "seq_parallel_communication_data_type": idle(_NO_DIMENSION),
+    "zero_allow_untested_optimizer": idle("", True),
+    "zero_force_ds_cpu_optimizer": idle("", True, False),
+    "prescale_gradients": refused(_STAGE_1),
+    "gradient_predivide_factor": refused(_STAGE_1, 1),
+    "gradient_allreduce_op": refused("gradients are averaged", "mean"),
+    "managed_gradient_accumulation": refused("remove it", True),
     "amp": refused('write "bf16" or "fp16" instead'),
     "torch_autocast": refused('write "bf16" instead'),
     "fp8": refused("use --precision fp8 with --strategy fsdp"),
-    "quantize_training": refused(_NOT_HERE),
-    "weight_quantization": refused(_NOT_HERE),
-    "compression_training": refused(_NOT_HERE),
-    "progressive_layer_drop": refused(_NOT_HERE),
-    "eigenvalue": refused(_NOT_HERE),
     "sparse_attention": refused("use --window"),
-    "sparse_gradients": refused(_NOT_HERE),
-    "graph_harvesting": refused(_NOT_HERE),
-    "curriculum_learning": refused(_OWN_BATCHES),
-    "data_efficiency": refused(_OWN_BATCHES),
-    "data_routing": refused(_OWN_BATCHES),
-    "random_ltd": refused(_OWN_BATCHES),
-    "elasticity": refused("any checkpoint goes on on any number of ranks, remove it"),
+    "elasticity": refused("any checkpoint resumes on any number of ranks, remove it"),
     "autotuning": refused("use shardscale plan, or --micro-batch auto"),
-    "hybrid_engine": refused(_NOT_HERE),
     "compile": refused("use --compile, or --strategy fsdp --compile", {"disable": True}),
-    "pipeline": refused(_NO_DIMENSION),
+    **_all(
+        _NOT_HERE,
+        "quantize_training weight_quantization compression_training progressive_layer_drop "
+        "eigenvalue sparse_gradients graph_harvesting hybrid_engine",
+    ),
+    **_all(
+        refused("batches are shardscale's own, remove it"),
+        "curriculum_learning data_efficiency data_routing random_ltd",
+    ),
+    **_all(refused(_NO_DIMENSION), "pipeline autotp sequence_parallel expert_parallel"),
     "tensor_parallel": refused(_NO_DIMENSION, {"autotp_size": 1}, {"tp_size": 1}),
-    "autotp": refused(_NO_DIMENSION),
     "autotp_size": refused(_NO_DIMENSION, 0, 1),
-    "sequence_parallel": refused(_NO_DIMENSION),
     "sequence_parallel_size": refused(_NO_DIMENSION, 1),
-    "expert_parallel": refused(_NO_DIMENSION),
 }
 """Keys of the whole file, and sections that are looked at as one."""
 
 ZERO: Mapping[str, Key] = {
     "stage": adopted("stage", "zero"),
-    "contiguous_gradients": passed("flag"),
-    "reduce_scatter": passed("flag"),
+    **_all(
+        passed("flag"),
+        "contiguous_gradients reduce_scatter allgather_partitions overlap_comm "
+        "use_multi_rank_bucket_allreduce parameter_alignment memory_efficient_linear "
+        "ignore_unused_parameters enable_sanity_checks stage3_use_all_reduce_for_fetch_params "
+        "stage3_allgather_sequential",
+    ),
     "reduce_bucket_size": passed("count"),
-    "allgather_partitions": passed("flag"),
     "allgather_bucket_size": passed("even"),
-    "use_multi_rank_bucket_allreduce": passed("flag"),
-    "overlap_comm": passed("flag"),
+    **_all(
+        passed("size"),
+        "sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold "
+        "stage3_model_persistence_threshold stage3_max_live_parameters "
+        "stage3_max_reuse_distance stage3_module_granularity_threshold",
+    ),
     # DeepSpeed would reorder its partitions, but not what tells a checkpoint where they lie.
     "round_robin_gradients": idle("checkpoints need the parameters' own order"),
-    "parameter_alignment": passed("flag"),
-    "sub_group_size": passed("size"),
-    "memory_efficient_linear": passed("flag"),
-    "ignore_unused_parameters": passed("flag"),
-    "enable_sanity_checks": passed("flag"),
-    "stage3_prefetch_bucket_size": passed("size"),
-    "stage3_param_persistence_threshold": passed("size"),
-    "stage3_model_persistence_threshold": passed("size"),
-    "stage3_max_live_parameters": passed("size"),
-    "stage3_max_reuse_distance": passed("size"),
-    "stage3_module_granularity_threshold": passed("size"),
-    "stage3_use_all_reduce_for_fetch_params": passed("flag"),
-    "stage3_allgather_sequential": passed("flag"),
-    "stage3_gather_16bit_weights_on_model_save": idle("", True),
-    "load_from_fp32_weights": idle(_OWN_CHECKPOINTS, True),
-    "elastic_checkpoint": idle(_OWN_CHECKPOINTS),
-    "ignore_missing_optim_state": idle(_OWN_CHECKPOINTS),
-    "pipeline_loading_checkpoint": idle(_OWN_CHECKPOINTS),
-    "legacy_stage1": refused(_NOT_HERE),
-    "override_module_apply": idle("", True),
+    "load_from_fp32_weights": idle("checkpoints are shardscale's own", True),
+    **_all(
+        idle("checkpoints are shardscale's own"),
+        "elastic_checkpoint ignore_missing_optim_state pipeline_loading_checkpoint",
+    ),
+    **_all(idle("", True), "stage3_gather_16bit_weights_on_model_save override_module_apply"),
     "log_trace_cache_warnings": idle(),
-    "save_muon_momentum_buffer_in_memory": idle("there is no Muon"),
+    "save_muon_momentum_buffer_in_memory": idle("DeepSpeed's own Muon is never used"),
     "compute_grad_norm": refused("every step records its norm, set it to true", True),
-    "zero_hpz_partition_size": refused("that second copy of the weights is never filled", 0, 1),
-    "zero_quantized_weights": refused("losses differ, remove it"),
-    "zero_quantized_nontrainable_weights": refused("losses differ, remove it"),
-    "zero_quantized_gradients": refused("losses differ, remove it"),
-    "zeropp_loco_param": refused("losses differ, remove it"),
+    "zero_hpz_partition_size": refused("DeepSpeed never fills that copy, remove it", 0, 1),
+    **_all(
+        _LOSSES_DIFFER,
+        "zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients "
+        "zeropp_loco_param zenflow",
+    ),
     "mics_shard_size": refused("use --strategy fsdp --replicate", -1),
     "mics_hierarchical_params_gather": refused("use --strategy fsdp --replicate"),
-    "zenflow": refused("losses differ, remove it"),
-    "leaf_module": refused(_NOT_HERE),
+    **_all(_NOT_HERE, "legacy_stage1 leaf_module"),
 }
 
 OFFLOAD: dict[str, Key] = {
@@ -139,7 +180,7 @@ OFFLOAD_OPTIMIZER = OFFLOAD | {
     "pipeline_write": adopted("flag", "nvme_overlap"),
     "fast_init": idle(),
     "ratio": refused("all of the states are offloaded, or none: set it to 1", 1),
-    "super_offload": refused(_NOT_HERE),
+    "super_offload": _NOT_HERE,
     "cpuadam_cores_perc": idle("OMP_NUM_THREADS"),
 }
 AIO: Mapping[str, Key] = {
@@ -148,7 +189,7 @@ AIO: Mapping[str, Key] = {
     "intra_op_parallelism": adopted("count", "nvme_threads"),
     "single_submit": passed("flag"),
     "overlap_events": passed("flag"),
-    "use_gds": refused(_NOT_HERE),
+    "use_gds": _NOT_HERE,
 }
 
 BF16: Mapping[str, Key] = {
@@ -158,8 +199,10 @@ BF16: Mapping[str, Key] = {
     "check_grad_overflow": refused("steps with NaN are always skipped, set it to true", True),
     "immediate_grad_update": idle(),
     # Real files carry those of fp16 here; in bf16 nothing is scaled.
-    **dict.fromkeys(("auto_cast", "loss_scale", "initial_scale_power"), idle("bf16 has none")),
-    **dict.fromkeys(("loss_scale_window", "hysteresis", "min_loss_scale"), idle("bf16 has none")),
+    **_all(
+        idle("bf16 has none"),
+        "auto_cast loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
+    ),
 }
 FP16: Mapping[str, Key] = {
     "enabled": adopted("flag"),
@@ -175,8 +218,8 @@ FP16: Mapping[str, Key] = {
 DATA_TYPES: Mapping[str, Key] = {
     "grad_accum_dtype": adopted("type", "grad_accum_dtype"),
     "param_dtype": refused("use bf16 or fp16"),
-    "buffer_dtype": refused(_NOT_HERE),
-    "keep_in_fp32_modules": refused(_NOT_HERE),
+    "buffer_dtype": _NOT_HERE,
+    "keep_in_fp32_modules": _NOT_HERE,
 }
 
 OPTIMIZER: Mapping[str, Key] = {
@@ -188,20 +231,19 @@ OPTIMIZER: Mapping[str, Key] = {
     "params.weight_decay": adopted("number", "weight_decay"),
     "params.momentum": adopted("number", "momentum"),
     "params.adam_w_mode": adopted("flag"),
-    "params.torch_adam": idle("", True, False),
-    "params.fused": idle("", True, False),
-    "params.foreach": idle("", True, False),
+    **_all(idle("", True, False), "params.torch_adam params.fused params.foreach"),
     "params.bias_correction": refused("moments are always corrected, set it to true", True),
-    "params.amsgrad": refused("set it to false"),
-    "params.nesterov": refused("set it to false"),
+    **_all(refused("set it to false"), "params.amsgrad params.nesterov"),
     "params.dampening": refused("set it to 0"),
     "params.max_grad_norm": refused("write gradient_clipping"),
     "params.fp32_optimizer_states": refused("use --moments-dtype", True),
 }
 SCHEDULER: Mapping[str, Key] = {
     "type": adopted("text"),
-    "params.warmup_min_lr": refused("the rate starts at 0, set it to 0"),
-    "params.warmup_min_ratio": refused("the rate starts at 0, set it to 0"),
+    **_all(
+        refused("the rate starts at 0, set it to 0"),
+        "params.warmup_min_lr params.warmup_min_ratio",
+    ),
     "params.warmup_max_lr": adopted("number", "lr"),
     "params.warmup_num_steps": adopted("size", "warmup_steps"),
     "params.warmup_type": adopted("text"),
@@ -211,21 +253,19 @@ SCHEDULER: Mapping[str, Key] = {
 }
 
 
-def _under(section: str, keys: Mapping[str, Key]) -> dict[str, Key]:
-    return {f"{section}.{name}": key for name, key in keys.items()}
-
-
-KEYS: Mapping[str, Key] = {
-    **TOP,
-    **_under("zero_optimization", ZERO),
-    **_under("zero_optimization.offload_param", OFFLOAD_PARAM),
-    **_under("zero_optimization.offload_optimizer", OFFLOAD_OPTIMIZER),
-    **_under("aio", AIO),
-    **_under("bf16", BF16),
-    **_under("fp16", FP16),
-    **_under("data_types", DATA_TYPES),
-    **_under("optimizer", OPTIMIZER),
-    **_under("scheduler", SCHEDULER),
+_SECTIONS: Mapping[str, Mapping[str, Key]] = {
+    "zero_optimization": ZERO,
+    "zero_optimization.offload_param": OFFLOAD_PARAM,
+    "zero_optimization.offload_optimizer": OFFLOAD_OPTIMIZER,
+    "aio": AIO,
+    "bf16": BF16,
+    "fp16": FP16,
+    "data_types": DATA_TYPES,
+    "optimizer": OPTIMIZER,
+    "scheduler": SCHEDULER,
+}
+KEYS: Mapping[str, Key] = TOP | {
+    f"{section}.{name}": key for section, keys in _SECTIONS.items() for name, key in keys.items()
 }
 """All of them, by their place: `zero_optimization.stage`."""
 

@@ -1,33 +1,182 @@
-"""What a step computes: batches, sequences, compilation, where activations wait."""
+"""Which optimizer, precision, compilation and recomputation runs where."""
 
 from collections.abc import Iterator
+from typing import Final
 
-from launcher.config.rules.setting import Setting
+from launcher.config.rules import Rule, Setting
+from launcher.optim.registry import OPTIMIZERS, moments_type
+
+SMALLEST_CHANGE_BF16 = 2**-8
+"""A bf16 number moves only when it changes by about this, relative to itself."""
+FP8_MULTIPLE = 16
+"""Every dimension of an fp8 matmul is a multiple of this."""
 
 
-def seq_len(setting: Setting) -> Iterator[str]:
-    """Sequences longer than the model can read."""
-    tokens, context = setting.seq_len, setting.model.context
-    if tokens > context:
+def optimizer(setting: Setting) -> Iterator[str]:
+    """Optimizers of whole matrices under ZeRO; states that NVMe offload cannot swap."""
+    optim, stage = setting.config.optim, setting.stage
+    name = optim.optimizer
+    if stage and not OPTIMIZERS[name].elementwise:
         yield (
-            f"--seq-len {tokens} is longer than the model's context of {context}: "
-            f"give --seq-len {context} or less, or --context {tokens}"
+            f"--optimizer {name} updates whole matrices, but --zero {stage} cuts parameters into "
+            "flat pieces: use --strategy fsdp, or --optimizer adamw8bit"
+        )
+    if setting.config.sharding.offload_optimizer == "nvme" and (
+        name not in ("adamw", "adam") or moments_type(optim) != "fp32"
+    ):
+        yield (
+            "--offload-optimizer nvme swaps two moments in fp32: use --optimizer adamw or adam, "
+            f"not {name} with {moments_type(optim)} states"
         )
 
 
-def batch(setting: Setting) -> Iterator[str]:
-    """A global batch that micro-batches do not add up to."""
-    total, per_step = setting.config.data.global_batch, setting.batch_per_micro_batch
-    assert total is not None  # filled in
-    if total % per_step:
-        lower = setting.accumulation * per_step
-        upper = lower + per_step
-        nearest = upper if lower == 0 or upper - total < total - lower else lower
+def moments(setting: Setting) -> Iterator[str]:
+    """Types of AdamW's moments."""
+    optim = setting.config.optim
+    if optim.moments_dtype is not None and optim.optimizer != "adamw":
         yield (
-            f"--global-batch {total} is not a multiple of micro-batch "
-            f"{setting.config.data.micro_batch} x {setting.world_size} ranks = {per_step}: "
-            f"use --global-batch {nearest}"
+            f"--moments-dtype {optim.moments_dtype} belongs to --optimizer adamw, not "
+            f"{optim.optimizer}: leave one of them out"
         )
+    if moments_type(optim) == "bf16" and 1 - optim.betas[1] < SMALLEST_CHANGE_BF16:
+        yield (
+            f"--betas {optim.betas[0]} {optim.betas[1]}: a second moment in bf16 would round such "
+            f"small changes away: use at most {1 - SMALLEST_CHANGE_BF16}, or --optimizer adamw8bit"
+        )
+
+
+def in_backward(setting: Setting) -> Iterator[str]:
+    """--optimizer-in-backward."""
+    optim, strategy = setting.config.optim, setting.config.sharding.strategy
+    flag = "--optimizer-in-backward"
+    if not optim.optimizer_in_backward:
+        return
+    if strategy == "ddp":
+        yield (
+            f"{flag} frees nothing under --strategy ddp, whose buckets hold all gradients until "
+            "they are reduced: use --strategy fsdp, or leave it out"
+        )
+    if strategy == "zero":
+        yield f"{flag} is not possible where DeepSpeed does the steps: use --strategy fsdp"
+    if setting.accumulation > 1:
+        yield (
+            f"{flag} cannot accumulate {setting.accumulation} micro-batches, since the first one "
+            "already updates the parameters: give a --global-batch of micro-batch x ranks"
+        )
+    if optim.clip > 0:
+        yield (
+            f"{flag} updates before the norm of all gradients is known, so it cannot clip to "
+            f"{optim.clip}: give --clip 0"
+        )
+    if optim.precision == "fp16":
+        yield (
+            f"{flag} updates before it is known whether fp16 has overflowed: use --precision bf16"
+        )
+
+
+def bf16_pure(setting: Setting) -> Iterator[str]:
+    """--precision bf16-pure."""
+    optim, sharding = setting.config.optim, setting.config.sharding
+    if optim.precision != "bf16-pure":
+        return
+    if optim.optimizer not in ("adamw", "adamw8bit"):
+        yield (
+            f"--precision bf16-pure needs an optimizer that compensates for rounding, which "
+            f"{optim.optimizer} does not: use --optimizer adamw or adamw8bit, or --precision bf16"
+        )
+    if setting.stage == 0:
+        yield "--precision bf16-pure with --zero 0: use --strategy ddp, which is the same"
+    if setting.stage and sharding.offload_optimizer != "none":
+        yield (
+            f"--offload-optimizer {sharding.offload_optimizer}: DeepSpeed offloads fp32 weights "
+            "only, not those of --precision bf16-pure: use --precision bf16, or --strategy fsdp"
+        )
+
+
+def fp16(setting: Setting) -> Iterator[str]:
+    """--precision fp16."""
+    if setting.config.optim.precision != "fp16":
+        return
+    if setting.stage == 0:
+        yield "--precision fp16 with --zero 0: use --strategy ddp, which is the same"
+    if setting.stage and setting.device_type == "cpu":
+        yield (
+            f"--precision fp16 with --zero {setting.stage}: DeepSpeed trains in fp16 on GPUs "
+            "only: use --precision bf16, or --strategy ddp or fsdp"
+        )
+
+
+def fp8(setting: Setting) -> Iterator[str]:
+    """--precision fp8."""
+    config, model = setting.config, setting.model
+    if config.optim.precision != "fp8":
+        return
+    if config.sharding.strategy == "zero":
+        yield "--precision fp8 does not run in DeepSpeed's engine: use --strategy ddp or fsdp"
+    if setting.device_type != "cuda":
+        yield (
+            "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "
+            "newer), not a CPU: use --precision bf16"
+        )
+    for what, size in (
+        ("d_model", model.d_model),
+        ("d_ff", model.ffn_dim),
+        ("heads x head_dim", model.attention_dim),
+        ("(heads + 2 kv_heads) x head_dim", model.qkv_dim),
+        ("micro-batch x tokens", config.data.micro_batch * setting.seq_len),
+    ):
+        if size % FP8_MULTIPLE:
+            yield (
+                f"--precision fp8 multiplies matrices in pieces of {FP8_MULTIPLE}, and {what} is "
+                f"{size}: make it a multiple, or use --precision bf16"
+            )
+
+
+def tf32(setting: Setting) -> Iterator[str]:
+    """--tf32."""
+    optim = setting.config.optim
+    if optim.tf32 and setting.device_type != "cuda":
+        yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
+    if optim.tf32 and optim.precision != "fp32":
+        yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
+
+
+def beginning(setting: Setting) -> Iterator[str]:
+    """--init-from beside --resume."""
+    folder, resume = setting.config.model.init_from, setting.config.loop.resume
+    if folder is not None and resume is not None and str(resume) != "auto":
+        yield (
+            f"--init-from {folder} and --resume {resume} both say where weights come from: give "
+            "--resume to go on with that run's optimizer, --init-from to begin anew"
+        )
+
+
+def schedule(setting: Setting) -> Iterator[str]:
+    """--decay-steps."""
+    optim = setting.config.optim
+    if optim.decay_steps is not None and optim.schedule != "wsd":
+        yield (
+            f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
+            "leave it out, or give --schedule wsd"
+        )
+
+
+def warmup(setting: Setting) -> Iterator[str]:
+    """A warm-up that the schedule ends before."""
+    optim, steps = setting.config.optim, setting.config.loop.steps  # unknown with --epochs
+    if optim.warmup_steps is not None and steps is not None and optim.warmup_steps > steps:
+        yield (
+            f"--warmup-steps {optim.warmup_steps} is more than the {steps} steps of the schedule, "
+            f"so the learning rate would never reach --lr {optim.lr:g}: use at most {steps}, or "
+            "more --steps"
+        )
+
+
+def sample_prompt(setting: Setting) -> Iterator[str]:
+    """--sample-prompt, which only --sample-every reads."""
+    loop = setting.config.loop
+    if loop.sample_prompt is not None and loop.sample_every is None:
+        yield f"--sample-prompt {loop.sample_prompt!r} belongs to --sample-every: give both"
 
 
 def memory_snapshot(setting: Setting) -> Iterator[str]:
@@ -62,16 +211,27 @@ def compiled(setting: Setting) -> Iterator[str]:
 
 def activation_offload(setting: Setting) -> Iterator[str]:
     """--activation-checkpointing offload."""
-    config = setting.config
-    if config.model.activation_checkpointing != "offload":
-        return
-    if setting.device_type == "cpu":
+    chosen = setting.config.model.activation_checkpointing
+    if chosen == "offload" and setting.device_type == "cpu":
         yield (
             "--activation-checkpointing offload moves activations from a GPU to host memory, and "
             "has no effect on a CPU: use full"
         )
-    if config.loop.compile:
-        yield (
-            "--activation-checkpointing offload copies between blocks' operators, which compiled "
-            "code has no hooks for: use full, or leave out --compile"
-        )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    optimizer,
+    moments,
+    in_backward,
+    bf16_pure,
+    fp16,
+    fp8,
+    tf32,
+    beginning,
+    schedule,
+    warmup,
+    sample_prompt,
+    memory_snapshot,
+    compiled,
+    activation_offload,
+)

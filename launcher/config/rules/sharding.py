@@ -1,8 +1,9 @@
-"""Which strategy goes with how many ranks and with which offload."""
+"""Which strategy goes with how many ranks, which batch and which offload."""
 
 from collections.abc import Iterator
+from typing import Final
 
-from launcher.config.rules.setting import Setting
+from launcher.config.rules import Rule, Setting
 
 
 def strategy(setting: Setting) -> Iterator[str]:
@@ -98,3 +99,39 @@ def grad_accum_dtype(setting: Setting) -> Iterator[str]:
         not setting.stage or config.optim.precision != "bf16"
     ):
         yield "--grad-accum-dtype bf16 needs --zero 1, 2 or 3 with --precision bf16"
+
+
+def seq_len(setting: Setting) -> Iterator[str]:
+    """Sequences longer than the model can read."""
+    tokens, context = setting.seq_len, setting.model.context
+    if tokens > context:
+        yield (
+            f"--seq-len {tokens} is longer than the model's context of {context}: "
+            f"give --seq-len {context} or less, or --context {tokens}"
+        )
+
+
+def batch(setting: Setting) -> Iterator[str]:
+    """A global batch that micro-batches do not add up to."""
+    total, per_step = setting.config.data.global_batch, setting.batch_per_micro_batch
+    assert total is not None  # filled in
+    if total % per_step:
+        lower = setting.accumulation * per_step
+        upper = lower + per_step
+        nearest = upper if lower == 0 or upper - total < total - lower else lower
+        yield (
+            f"--global-batch {total} is not a multiple of micro-batch "
+            f"{setting.config.data.micro_batch} x {setting.world_size} ranks = {per_step}: "
+            f"use --global-batch {nearest}"
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    strategy,
+    offload,
+    fsdp_only,
+    replicate,
+    grad_accum_dtype,
+    seq_len,
+    batch,
+)

@@ -317,18 +317,6 @@ function timelineSection() {
   [pick], grid);
 }
 
-function studySection() {
-  const study = data.study;
-  const peak = (row, key) => (row[key] === null ? "n/a" : `${row[key].toFixed(1)} ${row.unit}`);
-  const rows = study.rows.map((row) => [row.run, row.measured_on, peak(row, "forward"), peak(row, "backward"),
-    peak(row, "step"),
-    row.unit === "GB" ? `${row.step_time_s.toFixed(2)} s` : shown(row.step_time_s, "seconds"), shown(row.batch, "count"), shown(row.largest_batch, "count")]);
-  const titles = ["run", "measured on", "forward", "backward", "step", "s/step", "batch", "largest batch"];
-  const table = plainTable(titles, rows, [2, 3, 4, 5, 6, 7], (i) => (study.rows[i].unit === "GB" ? "study" : ""));
-  return section("Beside the published study", study.caption, [], table,
-    html("p", { className: "note", text: study.perplexities }));
-}
-
 function footer() {
   return notes([
     "Memory headlines are never mixed: allocated peak and reserved peak are the GPU's caching allocator, device used is the whole device; on a CPU the resident set is the process's, libraries included.",
@@ -339,5 +327,5 @@ function footer() {
 
 put(
   header(), tableSection(), scatterSection(), ledgerSection(), phaseSection(), lossSection(),
-  timelineSection(), ...(data.study ? [studySection()] : []), footer(),
+  timelineSection(), footer(),
 );

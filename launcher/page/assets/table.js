@@ -99,11 +99,11 @@ function scrolling(table) {
 }
 
 // A plain table: titles, and rows of text cells; the columns in `numbers` are figures.
-function plainTable(titles, rows, numbers, rowClass = () => "") {
+function plainTable(titles, rows, numbers) {
   const side = (i) => (numbers.includes(i) ? "number" : i === 0 ? "name" : "wide");
   const head = titles.map((text, i) => html("th", { scope: "col", className: side(i), text }));
-  const body = rows.map((cells, r) =>
-    html("tr", { className: rowClass(r) }, ...cells.map((text, i) => {
+  const body = rows.map((cells) =>
+    html("tr", {}, ...cells.map((text, i) => {
       const className = side(i) + (text === "n/a" ? " unknown" : "");
       return html("td", { className, text });
     })));

@@ -15,21 +15,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.memory.materialize import InitialValue
-from launcher.optim.dtypes import dtypes
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, head_modules, reshards
-from launcher.strategies.in_backward import InBackwardEngine
-from launcher.strategies.native import NativeEngine
+from launcher.strategies.native import native_engine
 
 
 def build(recipe: Recipe) -> Engine:
     """Shard the meta model block by block, then give each rank only its own slices."""
-    sharding, optim = recipe.config.sharding, recipe.config.optim
-    device = recipe.world.device
-    types = dtypes(optim)
-    root = recipe.meta_module().to(types.stored)
-    tied = recipe.model.tied
+    sharding, tied = recipe.config.sharding, recipe.resolved.model.tied
+    root = recipe.meta_module().to(recipe.types.stored)
     options = _options(recipe)
     reshard = sharding.reshard_after_forward
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
@@ -41,7 +36,7 @@ def build(recipe: Recipe) -> Engine:
         fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
     fsdp = fully_shard(root, reshard_after_forward=reshards_group(ROOT), **options)
     offloaded = sharding.offload_param == "cpu"
-    home = torch.device("cpu") if offloaded else device
+    home = torch.device("cpu") if offloaded else recipe.world.device
     _materialize_shards(root, recipe.initial_value, device=home, tied=tied)
 
     def set_sync(last: bool) -> None:
@@ -51,14 +46,9 @@ def build(recipe: Recipe) -> Engine:
         for module in _sharded_modules(root):
             module.reshard()
 
-    engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
-    return engine(
+    return native_engine(
+        recipe,
         root,  # the same object as `fsdp`, seen as a module
-        recipe.new_optimizer(root),
-        accumulation=recipe.accumulation,
-        clip=optim.clip,
-        device=device,
-        scaled=optim.precision == "fp16",
         set_sync=set_sync,
         free_gathered=free_gathered,
         hidden_gradients=partial(_whole_gradients, root),
@@ -87,10 +77,10 @@ def _options(recipe: Recipe) -> dict[str, Any]:
         shape = (sharding.replicate, world.size // sharding.replicate)
         mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
     options: dict[str, Any] = {"mesh": mesh}
-    autocast = dtypes(recipe.config.optim).autocast
-    if autocast is not None:
+    types = recipe.types
+    if types.computed != types.stored:
         options["mp_policy"] = MixedPrecisionPolicy(
-            param_dtype=autocast, reduce_dtype=torch.float32
+            param_dtype=types.computed, reduce_dtype=types.stored
         )
     if sharding.offload_param == "cpu":
         # Pinning needs an accelerator; without one the policy would refuse to build.

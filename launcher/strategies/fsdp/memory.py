@@ -5,12 +5,12 @@ and `_fsdp_param_group.py` (torch 2.13).
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from launcher.memory.parameters import Parameter, row_shard
-from launcher.memory.timeline import Tag, Timeline
-from launcher.memory.trace_events import Key, Module, Place
-from launcher.strategies.buffers import clip_and_update, tag, update
+from launcher.memory.timeline import Timeline
+from launcher.memory.trace_events import Key, Place
+from launcher.strategies.buffers import Buffers
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, group_of, reshards
 from launcher.strategies.rank import FP32, Rank
 
@@ -25,23 +25,20 @@ class _Group:
     gathered: bool = False
     gathering: bool = False
     accumulated: bool = False
-    arrived: list[str] = field(default_factory=list)
 
 
-class FsdpBuffers:
+class FsdpBuffers(Buffers):
     """Shards between uses; a group's whole parameters while it computes, the next one's early."""
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
         sharding = rank.resolved.config.sharding
-        self.rank = rank
-        self.timeline = timeline
         self.ranks = rank.world_size // sharding.replicate
         self.shard_rank = rank.rank % self.ranks
         self.replicated = sharding.replicate > 1
         self.each = sharding.reduce_each_micro_batch
-        self.offloaded = sharding.offload_param == "cpu"
-        self.stored = rank.stored_bytes
-        self.element = 2 if rank.low else FP32
+        # Where the device is not the host itself.
+        self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
         self.casts = self.element != self.stored
         self.reduces = True
         self._kept_gather: str | None = None
@@ -53,7 +50,7 @@ class FsdpBuffers:
         tied = self.rank.resolved.model.tied
         reshard = self.rank.resolved.config.sharding.reshard_after_forward
         groups: dict[str, _Group] = {}
-        for p in self.rank.parameters:
+        for p in self.parameters:
             name = group_of(p.name, tied=tied)
             if name not in groups:
                 own = reshards(name, reshard_after_forward=reshard, tied=tied)
@@ -63,44 +60,37 @@ class FsdpBuffers:
         self.head = groups.get(HEAD)
         self.root = groups[ROOT]
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
-        self.group_of = {p.name: group for group in self.groups for p in group.parameters}
 
     def build(self) -> None:
         before = 0
-        for p in self.rank.parameters:
-            elements = self._padded(p)
-            self.timeline.allocate(
-                ("param", p.name),
-                self.stored * elements,
-                tag("params", p),
-                where=self.rank.params_where,
-            )
+        for p in self.parameters:
+            size_bytes, where = self.stored * self._padded(p), self.rank.params_where
+            self.timeline.allocate(("param", p.name), size_bytes, "params", where=where)
         # Each parameter's full initial value is made and cut; the one before is still there.
-        for p in self.rank.parameters:
-            cut = math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[0])
-            cut = 0 if self.ranks == 1 else cut
-            self.timeline.allocate("before", FP32 * before, tag("temporary", p))
-            self.timeline.allocate("value", FP32 * p.elements, tag("temporary", p))
+        for p in self.parameters:
+            cut = 0 if self.ranks == 1 else math.prod(self._local_shape(p))
+            self.timeline.allocate("before", FP32 * before, "temporary")
+            self.timeline.allocate("value", FP32 * p.elements, "temporary")
             self.timeline.free("before")
-            self.timeline.allocate("cut", FP32 * cut, tag("temporary", p))
+            self.timeline.allocate("cut", FP32 * cut, "temporary")
             self.timeline.free("value")
             self.timeline.free("cut")
             before = p.elements + cut
 
     def begin_forward(self, *, last: bool) -> None:
         self.reduces = last or self.each
-        self._gather(self.root)
         self._copy_out(self.root, forward=True)
 
     def enter(self, place: Place) -> None:
         if place.part == "block":
-            self._forward(self.blocks[place.layer])
+            self._copy_out(self.blocks[place.layer], forward=True)
         elif place.part == "head" and self.head is not None:
-            self._forward(self.head)
+            self._copy_out(self.head, forward=True)
         elif place.part == "head_backward":
             self._begin_backward()
         elif place.part == "block_backward":
-            self._backward(self.blocks[place.layer])
+            self._copy_out(self.blocks[place.layer], forward=False)
+            self._prefetch(place.layer)
 
     def leave(self, place: Place) -> None:
         if place.part == "block" and self.blocks[place.layer].reshard:
@@ -120,16 +110,11 @@ class FsdpBuffers:
             self.timeline.free(key)
         else:
             self.timeline.rename(key, ("grad", name), "temporary")
-        self.group_of[name].arrived.append(name)
-
-    def module(self, event: Module) -> None:
-        pass
 
     def end_backward(self) -> None:
         self._reduce(self.root)
-        if self._scattering is not None:
-            self.timeline.free(self._scattering)
-            self._scattering = None
+        self.timeline.free(self._scattering)
+        self._scattering = None
         for number in range(self._reductions):
             self.timeline.free(("added", number))
         self._reductions = 0
@@ -137,15 +122,14 @@ class FsdpBuffers:
     def step(self) -> None:
         if self.rank.updates_in_backward:
             return
-        shards = [(p, self._local_shape(p)) for p in self.rank.parameters]
-        clip_and_update(self.timeline, self.rank, shards, where=self.rank.params_where)
+        self.clip_and_update([(p, self._local_shape(p)) for p in self.parameters])
         for group in self.groups:
             self._drop_shards(group)
 
     def _update(self, group: _Group) -> None:
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
         for p in group.parameters:
-            update(self.timeline, self.rank, p, self._local_shape(p), where=self.rank.params_where)
+            self.update(p, self._local_shape(p))
         self._drop_shards(group)
 
     def _drop_shards(self, group: _Group) -> None:
@@ -159,22 +143,12 @@ class FsdpBuffers:
     def _padded(self, p: Parameter) -> int:
         return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])
 
-    def _forward(self, group: _Group) -> None:
-        self._gather(group)
-        self._copy_out(group, forward=True)
-
     def _begin_backward(self) -> None:
         # The hooks of head and root are both on the loss; each gathers the one before it early.
         if self.head is not None:
             self._prefetch(len(self.blocks))
-        self._gather(self.root)
         self._copy_out(self.root, forward=False)
         self._prefetch(len(self.blocks))
-
-    def _backward(self, group: _Group) -> None:
-        self._gather(group)
-        self._copy_out(group, forward=False)
-        self._prefetch(self.blocks.index(group))
 
     def _prefetch(self, before: int) -> None:
         if before > 0:
@@ -185,24 +159,19 @@ class FsdpBuffers:
             return
         group.gathering = True
         shard = self.element * sum(self._padded(p) for p in group.parameters)
-        if self.casts or (self.offloaded and not self.timeline_is_host):
-            copied = Tag("temporary", f"{group.name}: shards to send")
-            self.timeline.allocate("shards to send", shard, copied)
+        if self.casts or self.offloaded:
+            self.timeline.allocate("shards to send", shard, "temporary")
         if self.ranks > 1:
-            everything = Tag("temporary", f"{group.name}: all-gather")
-            self.timeline.allocate(("gather", group.name), self.ranks * shard, everything)
+            self.timeline.allocate(("gather", group.name), self.ranks * shard, "temporary")
         self.timeline.free("shards to send")
 
-    @property
-    def timeline_is_host(self) -> bool:
-        return self.rank.device_type == "cpu"
-
     def _copy_out(self, group: _Group, *, forward: bool) -> None:
+        self._gather(group)
         if group.gathered:
             return
         for p in group.parameters:
             whole = self.element * self.ranks * self._padded(p)
-            self.timeline.allocate(("whole", p.name), whole, tag("temporary", p))
+            self.timeline.allocate(("whole", p.name), whole, "temporary")
         group.gathered, group.gathering = True, False
         if forward:
             # Kept until the next copy-out, so that its memory is not reused while it is sent.
@@ -228,16 +197,11 @@ class FsdpBuffers:
         if self.casts and group.accumulated:
             for p in group.parameters:  # added to what the window has
                 self.timeline.free(("grad", p.name))
-        if self._scattering is not None:
-            self.timeline.free(self._scattering)
+        self.timeline.free(self._scattering)
         elements = sum(self._padded(p) for p in group.parameters)
-        key = f"scatter {group.name}"
-        self.timeline.allocate(
-            key,
-            self.stored * self.ranks * elements,
-            Tag("temporary", f"{group.name}: reduce-scatter"),
-        )
-        self._scattering = key
+        self._scattering = f"scatter {group.name}"
+        sent_bytes = self.stored * self.ranks * elements
+        self.timeline.allocate(self._scattering, sent_bytes, "temporary")
         for p in group.parameters:
             self.timeline.free(("grad", p.name))
             self.timeline.free(("accumulated", p.name))
@@ -247,27 +211,24 @@ class FsdpBuffers:
             self._update(group)
 
     def _keep_shard(self, group: _Group, elements: int) -> None:
-        result = Tag("grads", f"{group.name}: gradient shards", (elements,), "float32")
-        if self.offloaded and not self.timeline_is_host:
-            self.timeline.allocate("reduced", self.stored * elements, result)
+        size_bytes = self.stored * elements
+        if self.offloaded:
+            self.timeline.allocate("reduced", size_bytes, "grads")
             for p in group.parameters:
                 if not self.timeline.has(("shard", p.name)):
                     shard = self.stored * self._padded(p)
-                    self.timeline.allocate(("shard", p.name), shard, tag("grads", p), where="host")
+                    self.timeline.allocate(("shard", p.name), shard, "grads", where="host")
             self.timeline.free("reduced")
         elif self.timeline.has(("shard", group.name)):
             # Added to the shards of the micro-batches before.
-            self.timeline.allocate(
-                ("added", self._reductions),
-                self.stored * elements,
-                result._replace(category="temporary"),
-            )
+            key = ("added", self._reductions)
+            self.timeline.allocate(key, size_bytes, "temporary")
             if self.replicated:
                 self._reductions += 1  # kept until the backward is over
             else:
-                self.timeline.free(("added", self._reductions))
+                self.timeline.free(key)
         else:
-            self.timeline.allocate(("shard", group.name), self.stored * elements, result)
+            self.timeline.allocate(("shard", group.name), size_bytes, "grads")
 
     def _accumulate(self, group: _Group) -> None:
         """In bf16, micro-batches without communication add up in fp32."""
@@ -276,6 +237,6 @@ class FsdpBuffers:
         for p in group.parameters:
             if not group.accumulated:
                 size = self.stored * p.elements
-                self.timeline.allocate(("accumulated", p.name), size, tag("temporary", p))
+                self.timeline.allocate(("accumulated", p.name), size, "temporary")
             self.timeline.free(("grad", p.name))
         group.accumulated = True

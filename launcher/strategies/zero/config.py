@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.deepspeed_file import passed_on
-from launcher.config.offload import OffloadChoice
+from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import OffloadChoice
+from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
 from launcher.sizes import parse_bytes
 from launcher.strategies.offload_sizes import (
@@ -18,22 +20,41 @@ from launcher.strategies.offload_sizes import (
     optimizer_buffer_count,
     swap_buffer_count,
 )
+from launcher.strategies.rank import Rank
 
 JsonObject = dict[str, Any]
 
 
-def build_config(
-    config: RunConfig, model: ModelConfig, *, accumulation: int, world_size: int
-) -> JsonObject:
-    """The config for `deepspeed.initialize`, from a resolved RunConfig."""
-    file = passed_on(config.sharding.deepspeed)
-    ours = _owned(config, accumulation=accumulation)
+def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
+    """The config for `deepspeed.initialize`."""
+    config, model = resolved.config, resolved.model
+    ours = _owned(config, accumulation=resolved.accumulation)
     ours["zero_optimization"] = _zero_section(config, model)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         ours["aio"] = _aio_section(config.offload)
-    merged = _merge(ours, file)
+    merged = _merge(ours, passed_on(config.sharding.deepspeed))
     _add_nvme(merged["zero_optimization"], config, model, world_size)
     return merged
+
+
+def zero_optimization(rank: Rank) -> JsonObject:
+    """That section of it, for a prediction."""
+    config = build_config(rank.resolved, world_size=rank.world_size)
+    section: JsonObject = config["zero_optimization"]
+    return section
+
+
+def accumulates_in_fp32(config: RunConfig) -> bool:
+    """Whether bf16 gradients are added up in fp32."""
+    return config.optim.precision == "bf16" and config.sharding.grad_accum_dtype == "fp32"
+
+
+def has_bf16_optimizer(config: RunConfig) -> bool:
+    """Whether stage 1 is DeepSpeed's BF16_Optimizer (runtime/engine.py,
+    _do_optimizer_sanity_check)."""
+    sharding = config.sharding
+    on_device = sharding.offload_optimizer == "none"
+    return sharding.zero == 1 and accumulates_in_fp32(config) and on_device
 
 
 def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
@@ -42,7 +63,7 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
         "train_micro_batch_size_per_gpu": config.data.micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.optim.clip,
-        # The optimizer comes from launcher/optim.py, on the device and offloaded alike.
+        # The optimizer comes from launcher/optim/, on the device and offloaded alike.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
@@ -83,7 +104,8 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
     if sharding.zero == 3:
         section["stage3_prefetch_bucket_size"] = bucket
         # Biases and norms stay whole on every rank; matrices are sharded.
-        section["stage3_param_persistence_threshold"] = model.ffn_dim
+        vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
+        section["stage3_param_persistence_threshold"] = max(vectors)
         section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
         section["stage3_max_reuse_distance"] = bucket
     pin = config.offload.pin_memory and config.loop.device == "cuda"

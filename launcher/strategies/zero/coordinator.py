@@ -6,13 +6,14 @@ second on, each module's entry gathers its own parameters, then those that come 
 a bucket at a time, and its exit releases what is not needed again soon.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.memory.parameters import Parameter
-from launcher.memory.timeline import Tag, Timeline
-from launcher.strategies.buffers import tag
+from launcher.memory.timeline import Timeline
+from launcher.strategies.rank import Rank
 
 
 @dataclass(slots=True)
@@ -28,42 +29,32 @@ class _Gather:
 class Coordinator:
     """Gathers and releases whole parameters on a timeline."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        parameters: Iterable[Parameter],
-        *,
-        tied: bool,
-        ranks: int,
-        element: int,
-        persistent: set[str],
-        prefetch_elements: int,
-        live_elements: int,
-        reuse_elements: int,
-    ) -> None:
+    def __init__(self, rank: Rank, timeline: Timeline, config: Mapping[str, Any]) -> None:
+        """`config` is DeepSpeed's `zero_optimization`."""
+        parameters = rank.parameters
+        smallest = config["stage3_param_persistence_threshold"]
         self._timeline = timeline
-        self._ranks = ranks
-        self._element = element
-        self._persistent = persistent
-        self._prefetch_elements = prefetch_elements
-        self._live_elements = live_elements
-        self._reuse_elements = reuse_elements
-        self._of_module: dict[str, list[Parameter]] = {}
+        self._ranks = rank.world_size
+        self._element = rank.computed_bytes
+        self._persistent = {p.name for p in parameters if p.elements <= smallest}
+        self._prefetch_elements = config["stage3_prefetch_bucket_size"]
+        self._live_elements = config["stage3_max_live_parameters"]
+        self._reuse_elements = config["stage3_max_reuse_distance"]
+        self._of_module: defaultdict[str, list[Parameter]] = defaultdict(list)
         for p in parameters:
-            self._of_module.setdefault(p.name.rpartition(".")[0], []).append(p)
-        if tied:
+            self._of_module[p.name.rpartition(".")[0]].append(p)
+        if rank.resolved.model.tied:
             self._of_module["head"] = self._of_module["wte"]
         self._order: list[str] = []  # of entered modules
-        self._uses: list[tuple[Parameter, int]] = []  # with the step of their use
         self._recorded = False
         self._available: set[str] = set()
         self._gathers: dict[str, _Gather] = {}  # in flight or not yet waited for, by parameter
-        self._active: dict[str, set[str]] = {}
+        self._active: defaultdict[str, set[str]] = defaultdict(set)  # modules, by parameter
         self._releasable: dict[int, set[str]] = {}
         self._count = 0
         self._step = 0
         self._live = 0
-        self._queue: deque[tuple[Parameter, int]] = deque()
+        self._queue: deque[tuple[Parameter, int]] = deque()  # with the step of their use
         self._fetched_for: dict[str, int] = {}
 
     def hold_persistent(self) -> None:
@@ -77,29 +68,27 @@ class Coordinator:
             for p in own:
                 if p.name in self._persistent:
                     self._timeline.free(("whole", p.name))
-                    self._allocate_padded(p)
+                    self._allocate(p, self._padded(p))
                     self._available.add(p.name)
 
     def begin(self) -> None:
         """A forward starts."""
-        if self._order and not self._recorded:
-            self._recorded = True
-            for step, name in enumerate(self._order):
-                own = self._of_module.get(name, [])
-                self._uses += [(p, step) for p in own]
-        self._queue = deque(self._uses if self._recorded else [])
+        self._recorded = bool(self._order)
+        self._queue = deque(
+            (p, step) for step, name in enumerate(self._order) for p in self._of_module[name]
+        )
         self._fetched_for = {}
         self._step = self._live = 0
 
     def fetch(self, module: str) -> None:
         """A module is entered."""
-        own = self._of_module.get(module, [])
+        own = self._of_module[module]
         if not self._recorded:
             self._order.append(module)
         missing = [p for p in own if p.name not in self._available and p.name not in self._gathers]
         self._gather(missing)
         for p in own:
-            self._active.setdefault(p.name, set()).add(module)
+            self._active[p.name].add(module)
             self._wait(p)
         if self._recorded:
             self._take_from_queue(own)
@@ -108,14 +97,14 @@ class Coordinator:
 
     def release(self, module: str) -> None:
         """A module is left."""
-        own = self._of_module.get(module, [])
+        own = self._of_module[module]
         if not own:
             return
         going = {p.name for p in own}
         if self._recorded:
             going = self._not_needed_soon(own, going - self._persistent)
         for p in own:
-            self._active.setdefault(p.name, set()).discard(module)
+            self._active[p.name].discard(module)
             if p.name in going:
                 self._release(p)
 
@@ -158,11 +147,10 @@ class Coordinator:
         if self._ranks == 1:
             return
         if len(parameters) == 1:
-            self._allocate_padded(parameters[0])
+            self._allocate(parameters[0], self._padded(parameters[0]))
             return
         elements = sum(self._padded(p) for p in parameters)
-        flat = Tag("temporary", "all-gather", (elements,))
-        self._timeline.allocate(("flat", gather.number), self._element * elements, flat)
+        self._timeline.allocate(("flat", gather.number), self._element * elements, "temporary")
 
     def _wait(self, p: Parameter) -> None:
         gather = self._gathers.pop(p.name, None)
@@ -172,7 +160,7 @@ class Coordinator:
             gather.complete = True
             for other in gather.parameters:
                 if self._ranks > 1 and len(gather.parameters) > 1:
-                    self._allocate(other)
+                    self._allocate(other, other.elements)
                 self._available.add(other.name)
         gather.waiting.discard(p.name)
         if not gather.waiting:
@@ -186,29 +174,21 @@ class Coordinator:
             for name in self._order[self._step :]:
                 if passed >= self._reuse_elements:
                     break
-                for p in self._of_module.get(name, []):
+                for p in self._of_module[name]:
                     kept.add(p.name)
                     passed += p.elements
             self._releasable[self._step] = going - kept
         return self._releasable[self._step]
 
     def _release(self, p: Parameter) -> None:
-        if p.name in self._available and not self._active.get(p.name):
+        if p.name in self._available and not self._active[p.name]:
             self._available.discard(p.name)
             self._timeline.free(("whole", p.name))
             self._live -= p.elements
 
-    def _allocate(self, p: Parameter) -> None:
-        size_bytes = self._element * p.elements
-        self._timeline.allocate(("whole", p.name), size_bytes, self._tag(p))
-        self._available.add(p.name)
-
-    def _allocate_padded(self, p: Parameter) -> None:
-        size_bytes = self._element * self._padded(p)
-        self._timeline.allocate(("whole", p.name), size_bytes, self._tag(p))
-
-    def _tag(self, p: Parameter) -> Tag:
-        return tag("params" if p.name in self._persistent else "temporary", p)
+    def _allocate(self, p: Parameter, elements: int) -> None:
+        category = "params" if p.name in self._persistent else "temporary"
+        self._timeline.allocate(("whole", p.name), self._element * elements, category)
 
     def _padded(self, p: Parameter) -> int:
         return -(-p.elements // self._ranks) * self._ranks

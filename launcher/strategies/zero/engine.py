@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.memory.ledger import Ledger
-from launcher.memory.materialize import fill_flat_slice, materialize_whole
+from launcher.memory.materialize import fill_flat_slice
 from launcher.memory.storages import StorageCount
 from launcher.startup import importing
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.zero.config import build_config
-from launcher.strategies.zero.shards import zero_state
-from launcher.strategies.zero.states import count_states
+from launcher.strategies.zero.states import count_states, zero_state
 from launcher.strategies.zero.swap import (
     fill_swapped,
     is_swapped,
@@ -33,20 +31,14 @@ def build(recipe: Recipe) -> Engine:
     """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
     deepspeed = import_deepspeed(recipe.world.device)
     config = recipe.config
-    stage = config.sharding.zero
-    ds_config = build_config(
-        config, recipe.model, accumulation=recipe.accumulation, world_size=recipe.world.size
-    )
+    ds_config = build_config(recipe.resolved, world_size=recipe.world.size)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         assert config.offload.nvme_path is not None  # resolve has refused it
         place_swap_files(ds_config, config.offload.nvme_path)
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    dtype = next((low[name] for name in low if name in ds_config), torch.float32)
-    if stage == 3:
+    if config.sharding.zero == 3:
         module = _born_sharded(deepspeed, recipe, ds_config)
     else:
-        module = recipe.meta_module()
-        materialize_whole(module, recipe.initial_value, device=recipe.world.device, dtype=dtype)
+        module = recipe.whole_module()
     if config.loop.compile:
         compile_blocks(module)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
@@ -69,24 +61,24 @@ class ZeroEngine:
 
     def __init__(self, engine: Any, recipe: Recipe) -> None:
         self._engine = engine
-        self._scale = 1.0 / recipe.accumulation
-        self._device = recipe.world.device
+        self._scale = 1.0 / recipe.resolved.accumulation
         self._norm_is_ours = recipe.config.sharding.zero == 0
 
     def begin_step(self, lr: float) -> None:
-        """The learning rate comes with `step`."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
 
-    def forward(self, tokens: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
+    ) -> Tensor:
         self._engine.set_gradient_accumulation_boundary(last)
-        loss: Tensor = self._engine(tokens, targets)
+        loss: Tensor = self._engine(tokens, targets, starts)
         return loss
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self._scale, scale_wrt_gas=False)
 
-    def step(self, lr: float) -> StepResult:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = lr
+    def step(self) -> StepResult:
         if self._norm_is_ours:  # stage 0 has none to tell, and would train on with NaN
             parameters = self._engine.module.parameters()
             norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -113,23 +105,20 @@ class ZeroEngine:
             scaler.cur_scale = value.scale
             scaler.last_overflow_iter = scaler.cur_iter - 1 - value.good_steps
 
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
         self._engine.eval()
         with torch.no_grad():
-            loss: Tensor = self._engine(tokens, targets)
+            loss_or_logits: Tensor = self._engine(tokens, targets, starts)
         self._engine.train()
-        return loss
+        return loss_or_logits
 
     def count_states(self) -> StorageCount:
-        count = StorageCount()
-        count_states(self._engine, count)
-        return count
+        return count_states(self._engine)
 
     def training_state(self) -> TrainingState:
         return zero_state(self._engine)
-
-    def ledger(self) -> Ledger:
-        return self.count_states().ledger(self._device)
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -1,19 +1,30 @@
 """How DeepSpeed's stages 1 and 2 lay parameters end to end, and what each rank holds of them."""
 
-from launcher.memory.timeline import Tag, Timeline, Where
-from launcher.strategies.rank import FP32, Rank
+from launcher.memory.parameters import Parameter
+from launcher.memory.timeline import Timeline
+from launcher.strategies.buffers import Buffers, Whole
+from launcher.strategies.rank import Rank
+from launcher.strategies.zero.config import zero_optimization
+
+FP64 = 8
+"""Gradient norms of ZeRO's own are summed in it."""
+
+
+def optimizer_groups(rank: Rank) -> list[list[Parameter]]:
+    """The parameter groups of `launcher.optim`: matrices, and vectors."""
+    matrices = [p for p in rank.parameters if len(p.shape) >= 2]
+    vectors = [p for p in rank.parameters if len(p.shape) < 2]
+    return [group for group in (matrices, vectors) if group]
 
 
 class Groups:
-    """The two parameter groups of `launcher.optim`, each laid end to end and cut by rank."""
+    """The parameter groups, each laid end to end and cut by rank."""
 
     def __init__(self, rank: Rank) -> None:
-        matrices = [p for p in rank.parameters if len(p.shape) >= 2]
-        vectors = [p for p in rank.parameters if len(p.shape) < 2]
-        self.groups = [group for group in (matrices, vectors) if group]
+        self.groups = optimizer_groups(rank)
         self.ranks = rank.world_size
         self.partitions: list[int] = []
-        self.owners: dict[str, tuple[int, int]] = {}
+        self.owners: dict[str, range] = {}
         self.mine: dict[str, int] = {}
         for group in self.groups:
             # Flat groups are padded so that each rank's part begins on 4 bytes in fp16.
@@ -23,7 +34,7 @@ class Groups:
             start = 0
             for p in group:
                 end = start + p.elements
-                self.owners[p.name] = (start // partition, (end - 1) // partition)
+                self.owners[p.name] = range(start // partition, (end - 1) // partition + 1)
                 low, high = rank.rank * partition, (rank.rank + 1) * partition
                 overlap = min(end, high) - max(start, low)
                 if overlap > 0:
@@ -36,44 +47,55 @@ class Groups:
         return self.ranks * sum(self.partitions)
 
 
-def flatten_model(timeline: Timeline, groups: Groups, *, element: int) -> None:
-    """Parameters as they were built, and again end to end; then the former go."""
-    for number, group in enumerate(groups.groups):
-        built = Tag("params", "parameters as built")
-        timeline.allocate(("built", number), element * sum(p.elements for p in group), built)
-    for number, partition in enumerate(groups.partitions):
-        elements = partition * groups.ranks
-        flat = Tag("params", f"flat parameters {number}", (elements,))
-        timeline.allocate(("param", number), element * elements, flat)
-    for number in range(len(groups.groups)):
-        timeline.free(("built", number))
+class ZeroBuffers(Buffers):
+    """What all stages from 1 on have: the optimizer goes over flat pieces, one by one, with
+    gradients passing through a bucket."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self.where = rank.optimizer_where
+        self.offloaded = self.where != "device"
+        self.config = zero_optimization(rank)
+        self.bucket = int(self.config["reduce_bucket_size"])
+        self.in_bucket: list[Parameter] = []
+        self.filled = 0
+
+    def update_piece(self, number: int, elements: int) -> None:
+        """The optimizer on this rank's piece `number`; its states are born at the first step."""
+        key, where = ("optimizer", number), self.where
+        costs = self.rank.optimizer_costs((elements,))
+        if not self.timeline.has(key):
+            self.timeline.allocate(key, costs.state_bytes, "optimizer", where=where)
+        self.transient(costs.temporary_bytes, where=where)
 
 
-def allocate_master(
-    timeline: Timeline,
-    number: int,
-    partition: int,
-    *,
-    element: int,
-    stored: int = FP32,
-    where: Where,
-) -> None:
-    """A rank's master weights of `stored` bytes; cloned as the model has them first."""
-    master = Tag("master", f"master weights {number}", (partition,))
-    if element != stored or where != "device":
-        timeline.allocate("clone", element * partition, master._replace(category="temporary"))
-    timeline.allocate(("master", number), stored * partition, master, where=where)
-    timeline.free("clone")
+class FlatBuffers(ZeroBuffers, Whole):
+    """Stages 1 and 2: parameters lie end to end, and each rank has a part of the master weights."""
 
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self.groups = Groups(rank)
 
-def allocate_optimizer(
-    timeline: Timeline, rank: Rank, number: int, partition: int, *, where: Where
-) -> None:
-    """The states of a rank's part of a group, born at the first step."""
-    if not timeline.has(("optimizer", number)):
-        states = Tag("optimizer", f"optimizer states {number}", (partition,))
-        size_bytes = rank.optimizer_bytes((partition,))
-        timeline.allocate(("optimizer", number), size_bytes, states, where=where)
-    temporary = Tag("temporary", f"update of part {number}", (partition,))
-    timeline.allocate("update", rank.update_bytes((partition,)), temporary, where=where)
-    timeline.free("update")
+    def build(self) -> None:
+        """Parameters as they were built, and again end to end; then the former go. Master weights
+        are cloned as the model has them first, where they are of another type or elsewhere."""
+        timeline = self.timeline
+        element, where = self.element, self.where
+        for number, group in enumerate(self.groups.groups):
+            size_bytes = element * sum(p.elements for p in group)
+            timeline.allocate(("built", number), size_bytes, "params")
+        for number, partition in enumerate(self.groups.partitions):
+            elements = partition * self.groups.ranks
+            timeline.allocate(("param", number), element * elements, "params")
+        for number in range(len(self.groups.groups)):
+            timeline.free(("built", number))
+        for number, partition in enumerate(self.groups.partitions):
+            if element != self.stored or self.offloaded:
+                timeline.allocate("clone", element * partition, "temporary")
+            size_bytes = self.stored * partition
+            timeline.allocate(("master", number), size_bytes, "master", where=where)
+            timeline.free("clone")
+            if self.offloaded:
+                # Where an updated part waits on its way to the device.
+                size_bytes = element * partition
+                timeline.allocate(("staged", number), size_bytes, "temporary", where="host")

@@ -5,80 +5,40 @@ prefetching of partitioned_param_coordinator.py, which decides by the order in w
 """
 
 from launcher.memory.parameters import Parameter
-from launcher.memory.timeline import Tag, Timeline, Where
-from launcher.memory.trace_events import Key, Module, Place
-from launcher.strategies.buffers import tag
+from launcher.memory.timeline import Timeline, Where
+from launcher.memory.trace_events import Key, Module
 from launcher.strategies.rank import FP32, Rank
-from launcher.strategies.zero.config import build_config
+from launcher.strategies.zero.config import accumulates_in_fp32
 from launcher.strategies.zero.coordinator import Coordinator
+from launcher.strategies.zero.groups import FP64, ZeroBuffers, optimizer_groups
 
-FP64 = 8
 SUB_GROUP_ELEMENTS = 1_000_000_000  # deepspeed's default sub_group_size
 
 
-class Zero3:
+class Zero3(ZeroBuffers):
     """Parameters in slices; whole while their module, or one that runs soon, needs them."""
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
-        resolved = rank.resolved
-        config = build_config(
-            resolved.config,
-            resolved.model,
-            accumulation=resolved.accumulation,
-            world_size=rank.world_size,
-        )["zero_optimization"]
-        self.rank = rank
-        self.timeline = timeline
+        super().__init__(rank, timeline)
         self.ranks = rank.world_size
-        self.by_name = {p.name: p for p in rank.parameters}
-        self.element = 2 if rank.low else FP32
-        self.stored = rank.stored_bytes
-        self.grad_element = FP32 if rank.accumulates_in_fp32 else self.element
-        self.where = rank.optimizer_where
-        self.offloads_optimizer = self.where != "device"
-        self.bucket = int(config["reduce_bucket_size"])
-        self.groups = self._sub_groups(int(config.get("sub_group_size", SUB_GROUP_ELEMENTS)))
-        persistent = int(config["stage3_param_persistence_threshold"])
-        self.coordinator = Coordinator(
-            timeline,
-            rank.parameters,
-            tied=resolved.model.tied,
-            ranks=self.ranks,
-            element=self.element,
-            persistent={p.name for p in rank.parameters if p.elements <= persistent},
-            prefetch_elements=int(config["stage3_prefetch_bucket_size"]),
-            live_elements=int(config["stage3_max_live_parameters"]),
-            reuse_elements=int(config["stage3_max_reuse_distance"]),
-        )
-        self.in_bucket: list[Parameter] = []
-        self.filled = 0
+        self.grad_element = FP32 if accumulates_in_fp32(rank.resolved.config) else self.element
+        self.groups = self._sub_groups(int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS)))
+        self.coordinator = Coordinator(rank, timeline, self.config)
 
     def build(self) -> None:
         timeline = self.timeline
-        largest = max(p.elements for p in self.rank.parameters)
-        for p in self.rank.parameters:
-            slice_bytes = self.element * self._slice(p)
-            timeline.allocate(("born", p.name), slice_bytes, tag("params", p))
-        timeline.allocate("value", FP32 * largest, Tag("temporary", "initial value"))
-        timeline.free("value")
-        total = sum(self._slice(p) for p in self.rank.parameters)
-        flat = Tag("params", "flat parameter slices", (total,))
-        timeline.allocate("param", self.element * total, flat, where=self.rank.params_where)
-        for p in self.rank.parameters:
+        largest = max(p.elements for p in self.parameters)
+        for p in self.parameters:
+            timeline.allocate(("born", p.name), self.element * self._slice(p), "params")
+        self.transient(FP32 * largest)  # its initial value
+        total = sum(self._slice(p) for p in self.parameters)
+        timeline.allocate("param", self.element * total, "params", where=self.rank.params_where)
+        for p in self.parameters:
             timeline.free(("born", p.name))
         self._build_optimizer(total)
 
     def begin_forward(self, *, last: bool) -> None:
         self.coordinator.begin()
-
-    def enter(self, place: Place) -> None:
-        pass
-
-    def leave(self, place: Place) -> None:
-        pass
-
-    def end_forward(self) -> None:
-        pass
 
     def module(self, event: Module) -> None:
         if event.entering:
@@ -102,46 +62,31 @@ class Zero3:
         self.coordinator.release_all()
 
     def step(self) -> None:
-        largest = max(self._slice(p) for p in self.rank.parameters)
-        self._transient("gradient norm", FP64 * largest)
+        largest = max(self._slice(p) for p in self.parameters)
+        self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
-            if not self.offloads_optimizer:
-                flat = Tag("temporary", "flat gradients", (elements,), "float32")
-                self.timeline.allocate("flat", self.stored * elements, flat)
-            key = ("optimizer", number)
-            if not self.timeline.has(key):
-                states = Tag("optimizer", f"optimizer states {number}", (elements,))
-                size_bytes = self.rank.optimizer_bytes((elements,))
-                self.timeline.allocate(key, size_bytes, states, where=self.where)
-            temporary = Tag("temporary", f"update of sub-group {number}", (elements,))
-            size_bytes = self.rank.update_bytes((elements,))
-            self.timeline.allocate("update", size_bytes, temporary, where=self.where)
-            self.timeline.free("update")
+            if not self.offloaded:
+                self.timeline.allocate("flat", self.stored * elements, "temporary")
+            self.update_piece(number, elements)
             self.timeline.free("flat")
         self.coordinator.hold_persistent()
 
     def _build_optimizer(self, total: int) -> None:
         timeline, where = self.timeline, self.where
         # Gradients wait for the optimizer in host memory, also where its states are on a disk.
-        gradients: Where = "host" if self.offloads_optimizer else "device"
+        gradients: Where = "host" if self.offloaded else "device"
         for number, elements in enumerate(self.groups):
-            master = Tag("master", f"master weights {number}", (elements,), "float32")
             if self.element != self.stored:
-                converted = master._replace(category="temporary")
-                timeline.allocate("converted", FP32 * elements, converted, where=where)
-            timeline.allocate(("master", number), self.stored * elements, master, where=where)
+                timeline.allocate("converted", FP32 * elements, "temporary", where=where)
+            timeline.allocate(("master", number), self.stored * elements, "master", where=where)
             timeline.free("converted")
-        spare = Tag("temporary", "spare gradients", (max(self.groups),), "float32")
-        timeline.allocate("spare", self.stored * max(self.groups), spare, where=gradients)
-        if self.offloads_optimizer:
+        timeline.allocate("spare", self.stored * max(self.groups), "temporary", where=gradients)
+        if self.offloaded:
             for number, elements in enumerate(self.groups):
-                grads = Tag("grads", f"fp32 gradients {number}", (elements,), "float32")
-                timeline.allocate(("fp32 grad", number), FP32 * elements, grads, where="host")
+                timeline.allocate(("fp32 grad", number), FP32 * elements, "grads", where="host")
         timeline.free("spare")
-        bucket = Tag("buffers", "reduce bucket", (self.bucket,))
-        timeline.allocate("ipg", self.element * self.bucket, bucket)
-        grads = Tag("grads", "gradient slices", (total,))
-        timeline.allocate("grads", self.grad_element * total, grads, where=gradients)
+        timeline.allocate("ipg", self.element * self.bucket, "buffers")
+        timeline.allocate("grads", self.grad_element * total, "grads", where=gradients)
 
     def _reduce(self) -> None:
         if not self.in_bucket:
@@ -149,10 +94,9 @@ class Zero3:
         slices = sum(self._slice(p) for p in self.in_bucket)
         alone = len(self.in_bucket) == 1 and self.in_bucket[0].elements % self.ranks == 0
         if not alone:
-            sent = Tag("temporary", "interleaved gradients", (slices * self.ranks,))
-            self.timeline.allocate("sent", self.element * slices * self.ranks, sent)
+            self.timeline.allocate("sent", self.element * slices * self.ranks, "temporary")
         if self.grad_element != self.element:
-            self._transient("gradient slices in fp32", self.grad_element * slices)
+            self.transient(self.grad_element * slices)
         self.timeline.free("sent")
         for p in self.in_bucket:
             self.timeline.free(("grad", p.name))
@@ -164,9 +108,7 @@ class Zero3:
     def _sub_groups(self, most: int) -> list[int]:
         """Elements of this rank in each sub-group, which the optimizer updates one by one."""
         sizes: list[int] = []
-        matrices = [p for p in self.rank.parameters if len(p.shape) >= 2]
-        vectors = [p for p in self.rank.parameters if len(p.shape) < 2]
-        for group in (matrices, vectors):
+        for group in optimizer_groups(self.rank):
             size = 0
             for p in group:
                 size += self._slice(p)
@@ -175,7 +117,3 @@ class Zero3:
                     size = 0
             sizes += [size] if size else []
         return sizes
-
-    def _transient(self, what: str, size_bytes: int) -> None:
-        self.timeline.allocate("transient", size_bytes, Tag("temporary", what))
-        self.timeline.free("transient")

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,8 +20,8 @@ import torch
 
 from launcher.errors import UserError
 from launcher.orphans import for_children
+from launcher.packages import version_of
 from launcher.strategies.zero.nvme_folder import file_system
-from launcher.version import version_of
 
 OPS = ("pin_memory", "async_io")
 STAMP = "shardscale-built"
@@ -144,14 +143,12 @@ def remove_stale_lock(lock: Path) -> None:
 
 def held_files() -> set[str]:
     """Files that processes of this user hold open."""
-    return set(_paths(psutil.process_iter()))
-
-
-def _paths(processes: Iterable[psutil.Process]) -> Iterator[str]:
-    for process in processes:
+    held: set[str] = set()
+    for process in psutil.process_iter():
         # Somebody else's, or gone by now.
         with contextlib.suppress(psutil.Error, OSError):
-            yield from (file.path for file in process.open_files())
+            held |= {file.path for file in process.open_files()}
+    return held
 
 
 def _versions() -> str:

@@ -1,12 +1,32 @@
-"""Where DeepSpeed keeps its training state. The only file that knows its attribute names."""
+"""The training state of DeepSpeed's ZeRO 0 to 3: what it holds, and as fragments of flat fp32
+partitions.
 
-from collections.abc import Iterator
-from typing import Any
+Reads DeepSpeed's own bookkeeping of which range of which parameter lies where in the flat
+partition. States that DeepSpeed has swapped out are read and written in their files.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from launcher.memory.storages import StorageCount
-from launcher.strategies.zero.swap import count_swapped
+from launcher.strategies.flat_shards import (
+    PARAM,
+    NativeState,
+    OwnShapes,
+    Shard,
+    TrainingState,
+    counters,
+    create_states,
+    read_state,
+    set_counters,
+    state_kinds,
+    write_state,
+)
+from launcher.strategies.zero.swap import Swapped, count_swapped
 
 MASTER_WEIGHTS = (
     "single_partition_of_fp32_groups",  # stages 1, 2
@@ -26,33 +46,38 @@ GRADIENTS = (
 PARAMETERS = ("bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buffer")
 
 
-def count_states(engine: Any, count: StorageCount) -> None:
-    """Add everything a DeepSpeed engine holds between two steps to `count`."""
+def masters_of(outer: Any) -> list[Tensor]:
+    """The flat fp32 partitions of one of DeepSpeed's optimizers."""
+    return list(next(getattr(outer, name) for name in MASTER_WEIGHTS if hasattr(outer, name)))
+
+
+def count_states(engine: Any) -> StorageCount:
+    """Everything that a DeepSpeed engine holds between two steps."""
+    count = StorageCount()
     outer = engine.optimizer
     inner = getattr(outer, "optimizer", outer)
     parameters = list(engine.module.parameters())
     count_swapped(engine, count)  # first: states that were swapped out may still name its buffers
-    count.add("optimizer", _tensors(list(inner.state.values())))
-    for name in MASTER_WEIGHTS:
-        count.add("master", _tensors(getattr(outer, name, None)))
+    masters = list(_held(outer, MASTER_WEIGHTS))
+    updated = [p for group in inner.param_groups for p in group["params"]]
+    count.add("optimizer", _tensors(inner.state))
+    count.add("master", masters)
     for parameter in parameters:
         mapping = getattr(parameter, "_hp_mapping", None)
         count.add("master", _tensors(getattr(mapping, "hp_fragment", None)))
-    for name in GRADIENTS:
-        count.add("grads", _tensors(getattr(outer, name, None)))
-    for parameter in parameters:
-        count.add("grads", [parameter.grad, getattr(parameter, "grad_accum", None)])
-    for group in inner.param_groups:
-        count.add("grads", [p.grad for p in group["params"]])
-    for name in MASTER_WEIGHTS:
-        masters = _tensors(getattr(outer, name, None))
-        count.add("grads", [m.grad for m in masters])
+    count.add("grads", _held(outer, GRADIENTS))
+    count.add("grads", [p.grad for p in (*parameters, *updated, *masters)])
+    count.add("grads", [getattr(p, "grad_accum", None) for p in parameters])
     for bucket in (getattr(outer, "ipg_buckets", None) or {}).values():
         count.add("buffers", _tensors(getattr(bucket, "buffer", None)))
-    for name in PARAMETERS:
-        count.add("params", _tensors(getattr(outer, name, None)))
+    count.add("params", _held(outer, PARAMETERS))
     count.add("params", [getattr(p, "ds_tensor", None) for p in parameters])
     count.add("params", [p.data for p in parameters])
+    return count
+
+
+def _held(outer: Any, names: Sequence[str]) -> Iterator[Tensor]:
+    return _tensors([getattr(outer, name, None) for name in names])
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -65,3 +90,124 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple | set):
         for item in value:
             yield from _tensors(item)
+
+
+def zero_state(engine: Any) -> TrainingState:
+    """The state of a DeepSpeed engine of any stage."""
+    stage = engine.zero_optimization_stage()
+    if stage == 0:  # the optimizer is ours, over whole fp32 parameters
+        return NativeState(engine.module, engine.optimizer)
+    return _FragmentedState(engine, _slices if stage == 3 else _fragments)
+
+
+class _Fragment(NamedTuple):
+    """Elements [start, start + numel) of a parameter lie at `offset` of flat partition `number`."""
+
+    name: str
+    start: int
+    number: int
+    offset: int
+    numel: int
+
+
+class _FragmentedState:
+    """`TrainingState` of stages 1, 2 and 3."""
+
+    def __init__(self, engine: Any, fragments: Callable[[Any], Iterator[_Fragment]]) -> None:
+        self._engine = engine
+        self._outer = engine.optimizer
+        self._inner = self._outer.optimizer
+        self._find_fragments = fragments
+        self._masters = masters_of(self._outer)
+        groups = self._inner.param_groups
+        # At stage 3 a parameter group has several flat partitions.
+        group_of = getattr(self._outer, "sub_group_to_group_id", range(len(self._masters)))
+        self._swapped = Swapped(self._outer)
+        self._swapped.create_states()
+        create_states(
+            self._inner,
+            [
+                (groups[group_of[i]], [flat])
+                for i, flat in enumerate(self._masters)
+                if flat not in self._swapped
+            ],
+        )
+        self.shapes = {
+            name: tuple(getattr(p, "ds_shape", p.shape))
+            for name, p in engine.module.named_parameters()
+        }
+        self.kinds = (PARAM, *state_kinds(self._inner, self._masters[0]))
+        self.own_shapes: OwnShapes = {}  # what is factored cannot be cut anywhere
+
+    def saved(self) -> Iterator[Shard]:
+        """The fp32 master weights and optimizer states of this rank's partition."""
+        for _, shards in self._flat_states():
+            yield from shards
+
+    def _flat_states(self) -> Iterator[tuple[Callable[[], None], Iterator[Shard]]]:
+        """(what to call when they are filled, the shards) of every flat tensor of the state."""
+        pieces = list(self._find_fragments(self._engine))
+        for (number, master), kind in product(enumerate(self._masters), self.kinds):
+            if master in self._swapped:
+                flat = self._swapped.read(master, kind)
+                write = partial(self._swapped.write_through, master, kind)
+            else:
+                flat = read_state(self._inner, master, kind).detach()
+                write = partial(write_state, self._inner, master, kind, flat)
+            yield (
+                write,
+                (
+                    Shard(
+                        name=piece.name,
+                        kind=kind,
+                        start=piece.start,
+                        data=flat[piece.offset : piece.offset + piece.numel],
+                    )
+                    for piece in pieces
+                    if piece.number == number
+                ),
+            )
+
+    def loaded(self) -> Iterator[Shard]:
+        """The same and, at stages 1 and 2, the whole parameters that the model computes with."""
+        for write, shards in self._flat_states():
+            yield from shards
+            write()
+        if self._engine.zero_optimization_stage() < 3:
+            for name, parameter in self._engine.module.named_parameters():
+                data = parameter.detach().view(-1)
+                yield Shard(name=name, kind=PARAM, start=0, data=data)
+
+    def counters(self) -> dict[str, float]:
+        """Adam's step; SGD has none."""
+        return counters(self._inner, self._masters[0])
+
+    def finish_load(self, counters: Mapping[str, float]) -> None:
+        """Set the counters and, at stage 3, derive the computing slices from the masters."""
+        for flat in self._masters:
+            set_counters(self._inner.state[flat], counters)
+        if self._engine.zero_optimization_stage() == 3:
+            # Whole copies of small parameters may be around; the next forward gathers new ones.
+            self._outer._partition_all_parameters()
+            for number in range(len(self._masters)):
+                with self._swapped.in_memory(number):
+                    self._outer._reassign_or_swap_out_partitioned_parameters(number)
+
+
+def _fragments(engine: Any) -> Iterator[_Fragment]:
+    """Stages 1 and 2: the flat group is cut between ranks, anywhere in a parameter."""
+    for name, parameter in engine.module.named_parameters():
+        mapping = parameter._hp_mapping
+        if mapping is not None:
+            start, held = mapping.lp_fragment_address.start, mapping.hp_fragment_address
+            yield _Fragment(name, start, mapping.param_group_index, held.start, held.numel)
+
+
+def _slices(engine: Any) -> Iterator[_Fragment]:
+    """Stage 3: every parameter is cut into equal slices, the last one padded."""
+    outer = engine.optimizer
+    for name, parameter in engine.module.named_parameters():
+        number, offset, slice_elements = outer.grad_position[outer.get_param_id(parameter)]
+        start = outer._get_param_partition_rank(parameter) * parameter.ds_tensor.ds_numel
+        numel = max(0, min(slice_elements, parameter.ds_numel - start))
+        yield _Fragment(name, start, number, offset, numel)

@@ -5,6 +5,7 @@ The interpreter imports this by itself, so the command that is tested stays the 
 
 import os
 import time
+from typing import Any
 
 if os.environ.get("RANK") == os.environ["FAULT_RANK"]:  # the torchrun agent has no RANK
     import torch
@@ -12,7 +13,7 @@ if os.environ.get("RANK") == os.environ["FAULT_RANK"]:  # the torchrun agent has
     class BrokenAdamW(torch.optim.AdamW):
         calls = 0
 
-        def step(self, closure=None):  # type: ignore[no-untyped-def]
+        def step(self, closure: Any = None) -> Any:
             self.calls += 1
             if self.calls == 3:
                 if os.environ["FAULT"] == "raise":
@@ -20,4 +21,4 @@ if os.environ.get("RANK") == os.environ["FAULT_RANK"]:  # the torchrun agent has
                 time.sleep(3600)
             return super().step(closure)
 
-    torch.optim.AdamW = BrokenAdamW  # type: ignore[misc]
+    torch.optim.AdamW = BrokenAdamW  # type: ignore[misc]  # mypy lets no class be replaced

@@ -1,0 +1,189 @@
+"""The comparison as it is written: a console table, CSV, Markdown and one HTML page."""
+
+import csv
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.text import Text
+
+from launcher import tables
+from launcher.compare.report.build import Report, clean
+from launcher.compare.report.columns import COLUMNS, Column, shown
+from launcher.compare.report.series import Floats, Timeline, thin
+from launcher.page import page_html
+from launcher.tables import say
+
+_STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
+_STATES |= {"timeout": "red", "interrupted": "yellow"}
+# What a narrow terminal shows first; the rest of the brief columns comes after these.
+_FIRST = (
+    *("run", "state", "tokens_per_s", "allocated_peak_bytes", "tracked_live_bytes", "perplexity"),
+    *("step_time_s", "reserved_peak_bytes", "device_used_bytes", "resident_set_bytes"),
+    *("loss_difference", "differs", "strategy", "precision", "world_size"),
+)
+_LONG_NAME = 40  # longer ones go on in a second line where the terminal is narrow
+CURVE_POINTS = 500
+GAP_POINTS = 250
+# Timelines in the page: 50 runs of 8 ranks stay below 6 MB, and more runs show fewer ranks.
+MOST_TIMELINES = 400
+MOST_RANKS = 8
+SCRIPTS = ("scatter.js", "lines.js", "report.js")
+
+
+def brief_columns(data: dict[str, Any]) -> list[Column]:
+    """What fits beside each other: the main columns that any run has a value for."""
+    return [column for column in COLUMNS if column.brief and column.key in data["columns"]]
+
+
+def print_report(data: dict[str, Any], where: str) -> None:
+    """Print the table, why runs failed, and what is best.
+
+    `where` has the columns that there is no room for.
+    """
+    print_table(data, where)
+    for row in data["runs"]:
+        if row["reason"]:
+            say(f"{row['run']}: {_ending(row)}: {row['reason']}")
+        for note in row["notes"]:
+            say(f"{row['run']}: {note}")
+    for line in goal_lines(data):
+        say(line)
+
+
+def print_table(data: dict[str, Any], where: str) -> None:
+    """Print the table alone."""
+    columns = brief_columns(data)
+    ranks = {key: rank for rank, key in enumerate(_FIRST)}
+    rows = [
+        [
+            Text(_cell(row, column), _STATES.get(row["state"], "") if column.key == "state" else "")
+            for column in columns
+        ]
+        for row in data["runs"]
+    ]
+    tables.print_table(
+        [
+            tables.Column(
+                title=column.title,
+                rank=ranks.get(column.key, len(ranks)),
+                right=column.kind != "text",
+                folds=_LONG_NAME if column.key == "run" else None,
+            )
+            for column in columns
+        ],
+        rows,
+        otherwise=f"{where} has them all",
+    )
+
+
+def _ending(row: dict[str, Any]) -> str:
+    return f"{row['state']} in {row['where']}" if row["where"] else str(row["state"])
+
+
+def _cell(row: dict[str, Any], column: Column) -> str:
+    if column.key == "loss_difference" and row["loss_note"] == "reference":
+        return "reference"
+    value = row["differs_brief" if column.key == "differs" else column.key]
+    if column.key in ("position", "differs") and value is None:
+        return ""  # there is nothing to say, rather than nothing known
+    return shown(value, column.kind)
+
+
+def goal_lines(data: dict[str, Any]) -> list[str]:
+    """`fastest: zero2 (582 MiB resident set, 5,391 tokens/s)`, for each setting."""
+    lines = []
+    for part in data["settings"]:
+        if len(data["settings"]) > 1 and part["goals"]:
+            lines.append(f"{part['setting']}:")
+        for goal in part["goals"]:
+            lines.append(f"{goal['goal']}: {goal['text']}")
+    return lines
+
+
+def csv_text(data: dict[str, Any]) -> str:
+    """All columns, raw values in the units of their names; an unknown value is `n/a`."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.key for column in COLUMNS])
+    for row in data["runs"]:
+        writer.writerow([_csv_cell(row[column.key]) for column in COLUMNS])
+    return file.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None:
+        return "n/a"
+    # A spreadsheet would run such a text as a formula.
+    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@") else value
+
+
+def markdown_text(data: dict[str, Any]) -> str:
+    """The main columns as a GitHub table, with what is best and why runs failed."""
+    columns = brief_columns(data)
+    rows = [[column.title for column in columns], ["---"] * len(columns)]
+    rows += [[escaped(_cell(row, column)) for column in columns] for row in data["runs"]]
+    told = [
+        f"{row['run']}: {_ending(row)}: {row['reason']}" for row in data["runs"] if row["reason"]
+    ]
+    told += [f"{row['run']}: {note}" for row in data["runs"] for note in row["notes"]]
+    parts = ["\n".join("| " + " | ".join(cells) + " |" for cells in rows)]
+    parts += [
+        "\n".join(f"- {escaped(line)}" for line in lines) for lines in (goal_lines(data), told)
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!$&" else c for c in text)
+
+
+def report_page(report: Report) -> str:
+    """The whole page."""
+    return page_html("shardscale report", SCRIPTS, _page_data(report))
+
+
+def _page_data(report: Report) -> dict[str, Any]:
+    columns = {column.key: column for column in COLUMNS}
+    shown = [dataclasses.asdict(columns[key]) for key in report.data["columns"]]
+    ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.runs)))
+    return {
+        **report.data,
+        "runs": [{**row, "differs": row["differs_brief"]} for row in report.data["runs"]],
+        "columns": shown,
+        "curves": [
+            run.steps and _thinned(run.steps.step, run.steps.loss, CURVE_POINTS)
+            for run in report.runs
+        ],
+        "gaps": [
+            (found := report.differences.get(run.name))
+            and _thinned(found.gap_steps, found.gaps, GAP_POINTS)
+            for run in report.runs
+        ],
+        "timelines": [
+            [clean(_timeline(timeline)) for timeline in run.timelines[:ranks]]
+            for run in report.runs
+        ],
+    }
+
+
+def _thinned(x: NDArray[np.int64], y: Floats, points: int) -> dict[str, Any]:
+    shown_x, shown_y = thin(x, y, points)
+    return {"x": shown_x, "y": [_short(value) for value in shown_y]}
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "rank": timeline.rank,
+        "source": timeline.source,
+        "t_s": [_short(t_s) for t_s in timeline.t_s],
+        **{name: [_short(v) for v in values] for name, values in timeline.readings.items()},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a chart can show, and a third of the file's size."""
+    return None if value is None else float(f"{value:.6g}")

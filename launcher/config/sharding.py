@@ -1,0 +1,81 @@
+"""The sections of the config that say who holds what, and how what is offloaded is moved."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.flags import MOST_ITEMS, flag, require_positive
+from launcher.sizes import parse_bytes
+
+Strategy = Literal["single", "ddp", "fsdp", "zero"]
+Offload = Literal["none", "cpu", "nvme"]
+MOST_REQUESTS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingChoice:
+    """Who holds what. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 = optimizer only,
+    ZeRO-0 = DDP."""
+
+    strategy: Strategy | None = None
+    """single, ddp, fsdp or zero (DeepSpeed); not given: ddp on several processes, else single."""
+    zero: Literal[0, 1, 2, 3] | None = None
+    """ZeRO stage; implies --strategy zero."""
+    reshard_after_forward: bool = True
+    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3); without it they
+    stay until the backward (shard grad op = ZeRO-2)."""
+    replicate: int = 1
+    """FSDP: shard within groups of ranks/replicate and replicate across them (hybrid)."""
+    reduce_each_micro_batch: bool = False
+    """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
+    price of communicating in each micro-batch rather than once per step."""
+    grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
+    """ZeRO in bf16: type in which gradients are accumulated."""
+    offload_optimizer: Offload = "none"
+    """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
+    disk (nvme; zero 3)."""
+    offload_param: Offload = "none"
+    """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
+    a disk (nvme; zero 3 in bf16)."""
+    bucket: int | None = None
+    """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
+
+    def flags_to(self, place: Offload) -> str:
+        """The flags that ask for offload to `place`, as one would type them; empty: none does."""
+        asked = {
+            "--offload-optimizer": self.offload_optimizer,
+            "--offload-param": self.offload_param,
+        }
+        return " ".join(f"{flag} {place}" for flag, value in asked.items() if value == place)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadChoice:
+    """How offloaded states are moved; --offload-optimizer and --offload-param say which are."""
+
+    pin_memory: bool = True
+    """Offload from a GPU: page-lock host memory; copies are faster, and it cannot be paged out."""
+    nvme_path: Path | None = None
+    """Folder on a local NVMe disk for --offload-optimizer nvme and --offload-param nvme; swap
+    files go into folders of their own there, which are removed at the end."""
+    nvme_buffer: str = "64MiB"
+    """NVMe: optimizer states updated at a time; each rank page-locks several such buffers."""
+    nvme_block: str = "1MiB"
+    """NVMe: bytes per I/O request; what is smaller stays in host memory."""
+    nvme_queue_depth: int = 32
+    """NVMe: I/O requests in flight per thread."""
+    nvme_threads: int = 1
+    """NVMe: threads per rank that share a read or a write."""
+    nvme_overlap: bool = False
+    """NVMe: read the next and write the last buffer of optimizer states while one is updated;
+    takes 11 buffers instead of 4."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "nvme_queue_depth", "nvme_threads", most=MOST_REQUESTS)
+        for name in ("nvme_buffer", "nvme_block"):
+            parse_bytes(getattr(self, name), flag(name))

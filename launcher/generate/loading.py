@@ -1,0 +1,125 @@
+"""A model that gives text, from whatever folder holds its weights."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.weights import open_weights
+from launcher.config.beginning import HF_CONFIG
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.hub import HUB_PREFIX
+from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
+from launcher.errors import UserError
+from launcher.exchange import source as exchange
+from launcher.exchange.companions import GENERATION_FILE, choose_tokenizer, run_of
+from launcher.files import read_json
+from launcher.memory.materialize import materialize_whole
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
+
+_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
+"""What transformers wrote before tokenizer.json."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Weights in a folder, in whatever form they are there."""
+
+    config: ModelConfig
+    read: Callable[[str], Tensor]
+    """Our parameter of that name, in its shape."""
+    tokenizer: Callable[[], str | None]
+    """The choice of tokenizer that goes with them; refuses where it is lost."""
+    beside: Path
+    """Folder of what else belongs to the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """What a model's token ids mean."""
+
+    encoder: Encoder
+    ends: Collection[int]
+    """Tokens that end a text."""
+
+
+@contextmanager
+def open_source(folder: Path) -> Iterator[Source]:
+    """What `folder` holds: a run, a checkpoint, or a model of transformers; reads no weights yet.
+
+    Raises:
+        UserError: nothing of that, or it is damaged.
+    """
+    if (folder / HF_CONFIG).is_file():
+        with exchange.Source(folder) as source:
+            yield Source(
+                config=source.config,
+                # Some are stored the other way round.
+                read=lambda name: source.read(name).contiguous(),
+                tokenizer=partial(_tokenizer_in, folder),
+                beside=folder,
+            )
+    else:
+        with open_weights(folder) as weights:
+            yield Source(
+                config=weights.config,
+                read=weights.read,
+                tokenizer=partial(choose_tokenizer, weights.checkpoint, None),
+                beside=run_of(weights.checkpoint),
+            )
+
+
+def _tokenizer_in(folder: Path) -> str | None:
+    """That of a folder of transformers."""
+    if (folder / TOKENIZER_FILE).exists():
+        return str(folder / TOKENIZER_FILE)
+    older = any((folder / name).exists() for name in _OLDER_TOKENIZERS)
+    return f"{HUB_PREFIX}{folder}" if older else None
+
+
+def _ends_in(folder: Path) -> set[int]:
+    """The tokens that config.json says end a text, and generation_config.json, which often knows
+    more."""
+    paths = [folder / name for name in (HF_CONFIG, GENERATION_FILE)]
+    named = [read_json(path).get("eos_token_id") for path in paths if path.is_file()]
+    listed = [ids if isinstance(ids, list) else [ids] for ids in named]
+    return {token for ids in listed for token in ids if isinstance(token, int)}
+
+
+def vocabulary(source: Source, given: str | None) -> Vocabulary:
+    """By the tokenizer that is `given`, or the one that belongs to the weights.
+
+    Raises:
+        UserError: there is none, or it is not the model's.
+    """
+    choice = given or source.tokenizer()
+    if choice is None:
+        raise UserError(
+            "the model came without a tokenizer: give --tokenizer FILE, byte or hf:NAME"
+        )
+    if choice == "bpe":
+        raise UserError(
+            "--tokenizer bpe is trained on a run's data: give the tokenizer.json that it wrote"
+        )
+    size = source.config.vocab_size
+    tokenizer_key(choice, size)  # refuses what does not exist
+    encoder = load_encoder(choice)
+    check_vocabulary(choice, encoder.vocab_size, size)
+    return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside)})
+
+
+def build(source: Source, *, device: torch.device, dtype: torch.dtype) -> GPT:
+    """The model with its weights, ready to be asked; the peak is the model and one tensor more.
+
+    It attends with what runs everywhere: what the training machine had may not be here.
+    """
+    config = replace(source.config, attention="auto", sdpa_backend="auto")
+    with torch.device("meta"):
+        model = GPT(config)
+    materialize_whole(model, lambda name, shape: source.read(name), device=device, dtype=dtype)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,67 @@
+"""Where a GPU's kernels keep less, or more, than a CPU's, for the trace, which runs on a CPU's.
+
+RMSNorm is one kernel on a GPU, which saves its input and one fp32 number per row (torch 2.13.0's
+aten/src/ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu); a CPU composes it of operators
+that each save what they need. Key heads that queries share are repeated for the kernels that do
+not take them (`launcher.model.attention.dense`). Attention that a CPU does not have stands for
+torch's fused one: all of them save queries, keys, values, the output and a number per row.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from launcher.model.attention import kernel_for
+from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
+from launcher.model.config import ModelConfig
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The storages of aten::_fused_rms_norm and its backward, without their values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        whole = x.contiguous()  # a copy, while it runs, of heads that lie between others
+        return torch.empty_like(whole), torch.empty_like(weight)
+
+
+@contextlib.contextmanager
+def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
+    """Have norms and attention allocate as on a GPU; gives the model to trace in the place of
+    `model`."""
+    functional: Any = F  # whose functions have no place to be assigned to, to a type checker
+    attention, norm = functional.scaled_dot_product_attention, functional.rms_norm
+    own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
+    backend = BACKENDS.get(model.sdpa_backend)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, **how: Any) -> Tensor:
+        shared = own_kernel or takes_groups("cuda", q.dtype, attn_mask, backend)
+        if q.size(1) > k.size(1) and not shared:
+            k, v = repeat_for(q, k, v)
+        out: Tensor = attention(q, k, v, attn_mask=attn_mask, **how)
+        return out
+
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
+        normed: Tensor = _RMSNorm.apply(x, weight)
+        return normed
+
+    if own_kernel:
+        model = replace(model, attention="auto", window=None)
+    elif model.sdpa_backend in ON_GPUS_ONLY:
+        model = replace(model, sdpa_backend="auto")
+    functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
+    try:
+        yield model
+    finally:
+        functional.scaled_dot_product_attention, functional.rms_norm = attention, norm

@@ -1,0 +1,27 @@
+"""What an optimizer takes for one tensor, or for the range of it that a rank holds."""
+
+from dataclasses import dataclass
+
+COUNTER_BYTES = 4
+"""torch counts an optimizer's steps in one fp32 scalar per tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Bytes and FLOPs."""
+
+    state_bytes: int
+    """Of its states and counters."""
+    update_bytes: int
+    """What the kernels of its update read and write: weight, gradient, states, and what one kernel
+    leaves to the next."""
+    update_flops: int = 0
+    """Of the matmuls in that update, which are in bf16."""
+    temporary_bytes: int = 0
+    """What the update holds at most beside weight, gradient and states; nothing where it is fused.
+    """
+
+
+def fused_adam_costs(elements: int) -> Costs:
+    """Two moments in fp32; reads weight, gradient and moments, and writes all but the gradient."""
+    return Costs(state_bytes=COUNTER_BYTES + 8 * elements, update_bytes=28 * elements)

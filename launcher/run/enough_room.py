@@ -1,0 +1,203 @@
+"""What a run needs of this machine, refused before anything is read, traced or built.
+
+Without this, a host that runs out of memory kills a rank silently, and a disk that runs full stops
+a run in its first steps. What fits by this may still not fit: `shardscale plan` tells.
+"""
+
+import contextlib
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import psutil
+
+from launcher.config.resolve import Resolved
+from launcher.config.schema import RunConfig
+from launcher.errors import UserError
+from launcher.flags import as_flags
+from launcher.measure.host_memory import available_host_bytes, host_bytes
+from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
+from launcher.model.config import ModelConfig
+from launcher.optim.registry import OPTIMIZERS, checkpointed
+from launcher.sizes import MIB, gib, parse_bytes
+from launcher.strategies import strategy_of
+from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
+from launcher.strategies.zero import nvme_build, nvme_folder
+
+CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit
+PROCESS_BYTES = 64 * MIB
+"""Of private memory that a Python with torch in it has at least."""
+TOKEN_BYTES = 8
+
+
+class TooLarge(UserError):
+    """What no setting of the allocator could fit."""
+
+
+def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_node: int) -> None:
+    """The least that it takes, in closed form, against all the memory that this machine has, in use
+    or not, and its swap.
+
+    Raises:
+        TooLarge: naming the flags, what they need and what there is.
+    """
+    config, model = resolved.config, resolved.model
+    limit = config.measure.memory_limit
+    if limit is not None and parse_bytes(limit, "--memory-limit") < MIB:
+        raise TooLarge(f"--memory-limit {limit} is less than any model takes: give 1MiB or more")
+    states = _state_bytes(resolved, world_size)
+    data = config.data
+    # The micro-batch's tokens and targets, and its embeddings, which start every forward.
+    element = strategy_of(config).dtypes(config).computed.itemsize
+    batch = data.micro_batch * resolved.seq_len * (2 * TOKEN_BYTES + element * model.d_model)
+    # This rank's rows of the global batch, in host memory.
+    rows = resolved.global_batch // world_size * (resolved.seq_len + 1) * TOKEN_BYTES
+    sequences = f"--seq-len {resolved.seq_len}"
+    bucket = element * (config.sharding.bucket or 0) if config.sharding.zero else 0
+    parts = {
+        f"{_changed(config)}: the states of {model.parameter_count:,} parameters": states,
+        f"--micro-batch {data.micro_batch} with {sequences}: its embeddings": batch,
+        f"{ranks_per_node} ranks on this machine": PROCESS_BYTES,
+        f"--bucket {config.sharding.bucket}: its buffer": bucket,
+        f"--global-batch {data.global_batch} with {sequences}: its tokens": rows,
+    }
+    host = rows + PROCESS_BYTES
+    if config.loop.device == "cuda":
+        _compare(parts, states + batch + bucket, _device_bytes(), "a GPU")
+    else:
+        host += states + batch + bucket
+    share = "this host" if ranks_per_node == 1 else f"1/{ranks_per_node} of this host"
+    there = host_bytes() + psutil.swap_memory().total
+    _compare(parts, host, there // ranks_per_node, share)
+
+
+def _state_bytes(resolved: Resolved, world_size: int) -> int:
+    """At least these of parameters, gradients and optimizer states are on each rank's device; what
+    is offloaded is checked by itself."""
+    sharding, optim = resolved.config.sharding, resolved.config.optim
+    strategy = strategy_of(resolved.config)
+    types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
+    group = world_size // sharding.replicate
+    entry = OPTIMIZERS[optim.optimizer]
+    count = resolved.model.parameter_count
+    element = (types.parameters if strategy.keeps_master else types.stored).itemsize
+    parameters = states = 0
+    if sharding.offload_param == "none":
+        parameters = element * count
+    if sharding.offload_optimizer == "none":
+        if entry.elementwise:
+            states += entry.costs("", (count,), optim).state_bytes
+        if not optim.optimizer_in_backward:
+            states += element * count
+    shares = group if variant.shards_parameters else 1
+    return parameters // shares + states // (group if variant.level else 1)
+
+
+def _device_bytes() -> int:
+    """Memory of the largest GPU, asked without taking some of it; no limit where nobody knows."""
+    sizes = []
+    for uuid in openable_gpus():
+        with contextlib.suppress(NvmlFault):
+            gpu = NvmlDevice.open(uuid)
+            sizes.append(gpu.memory_bytes()[1])
+            gpu.close()
+    return max(sizes, default=sys.maxsize)
+
+
+def _changed(config: RunConfig) -> str:
+    """The model and what was changed of it, as flags."""
+    shape = ("model", "layers", "d_model", "d_ff", "context", "vocab_size")
+    given = {name: getattr(config.model, name) for name in shape}
+    return as_flags({name: value for name, value in given.items() if value is not None})
+
+
+def _compare(parts: dict[str, int], needed: int, there: int, where: str) -> None:
+    if needed > there:
+        largest = max(parts, key=lambda name: parts[name])
+        raise TooLarge(
+            f"{largest} and the rest need at least {gib(needed)} per rank, and {where} has "
+            f"{gib(there)}: give less, or use more ranks or machines"
+        )
+
+
+def check_offload(
+    config: RunConfig, model: ModelConfig, *, world_size: int, ranks_per_node: int
+) -> None:
+    """Refuse what does not fit on this machine; for NVMe, make ready what it needs.
+
+    Raises:
+        UserError: with the figures; or DeepSpeed's I/O cannot be built.
+    """
+    sizes = offload_sizes(config, model, world_size)
+    _check_host(config, sizes, ranks_per_node)
+    on_disk = config.sharding.flags_to("nvme")
+    if on_disk:
+        path = config.offload.nvme_path
+        assert path is not None  # resolve has refused it
+        nvme_folder.check_folder(path, "--nvme-path")
+        nvme_folder.remove_abandoned(path)
+        _check_disk(on_disk, path, sizes, ranks_per_node)
+        _check_locked(on_disk, sizes)
+        nvme_build.ensure_built(config.loop.device)
+
+
+def _check_host(config: RunConfig, sizes: OffloadSizes, ranks: int) -> None:
+    needed, free = ranks * (sizes.host_bytes + sizes.locked_bytes), available_host_bytes()
+    if needed > free:
+        sharding = config.sharding
+        flags = f"{sharding.flags_to('cpu')} {sharding.flags_to('nvme')}".strip()
+        raise UserError(
+            f"{flags}: {gib(needed)} of host memory are needed for {_ranks(ranks)} on this "
+            f"machine, but {gib(free)} are free: use more machines or a smaller model"
+            + ("" if "nvme" in flags else ", or --offload-optimizer nvme")
+        )
+
+
+def _check_disk(flags: str, path: Path, sizes: OffloadSizes, ranks: int) -> None:
+    needed, free = ranks * sizes.disk_bytes, shutil.disk_usage(path).free
+    if needed > free:
+        raise UserError(
+            f"{flags}: {gib(needed)} are needed in --nvme-path {path} for {_ranks(ranks)} on this "
+            f"machine, but {gib(free)} are free: make room, or give another disk"
+        )
+
+
+def _check_locked(flags: str, sizes: OffloadSizes) -> None:
+    _, limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or sizes.locked_bytes <= limit or _may_lock_any():
+        return
+    raise UserError(
+        f"{flags}: each rank page-locks {gib(sizes.locked_bytes)} of buffers, but the limit is "
+        f"{gib(limit)}: raise it (ulimit -l unlimited; in a container --ulimit memlock=-1), or "
+        "give a smaller --nvme-buffer"
+    )
+
+
+def _may_lock_any() -> bool:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> CAP_IPC_LOCK & 1)
+    return False
+
+
+def _ranks(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
+    """A new run's disk has room for one checkpoint, where it is going to write any."""
+    loop, optim = resolved.config.loop, resolved.config.optim
+    if not (loop.save_last or loop.save_every or loop.save_minutes):
+        return
+    states, _ = checkpointed(optim)
+    if not OPTIMIZERS[optim.optimizer].elementwise:
+        states = ()  # not one for every element
+    needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
+    parent = next(path for path in out.absolute().parents if path.exists())
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes:
+        raise UserError(
+            f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
+            f"{gib(free_bytes)} free: choose another place, or keep no model with --no-save-last"
+        )

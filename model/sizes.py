@@ -1,0 +1,123 @@
+"""Named sizes: the decoders that people know, by what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from launcher.model.config import ModelConfig
+
+
+def _gpt2(layers: int, heads: int, d_model: int) -> ModelConfig:
+    return ModelConfig(vocab_size=50257, context=1024, layers=layers, heads=heads, d_model=d_model)
+
+
+def _gpt3(layers: int, heads: int, d_model: int) -> ModelConfig:
+    return replace(_gpt2(layers, heads, d_model), context=2048)
+
+
+def _llama(
+    layers: int, heads: int, kv_heads: int, d_model: int, d_ff: int, **options: Any
+) -> ModelConfig:
+    """Rotary positions, RMSNorm, SwiGLU, no biases; Llama 2's vocabulary, context and eps."""
+    return ModelConfig(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        d_model=d_model,
+        d_ff=d_ff,
+        position="rope",
+        norm="rms",
+        activation="swiglu",
+        attention_bias=False,
+        mlp_bias=False,
+        **{"vocab_size": 32_000, "context": 4096, "tied": False, **options},
+    )
+
+
+def _llama3(*shape: int, stretch: float, **options: Any) -> ModelConfig:
+    scaling = (stretch, 1.0, 4.0, 8192.0)
+    return _llama(
+        *shape,
+        vocab_size=128_256,
+        context=131_072,
+        rope_theta=500_000.0,
+        rope_scaling=scaling,
+        **options,
+    )
+
+
+def _smollm2(*shape: int, rope_theta: float = 100_000.0) -> ModelConfig:
+    return _llama(*shape, vocab_size=49_152, context=8192, rope_theta=rope_theta, tied=True)
+
+
+def _qwen2(*shape: int, **options: Any) -> ModelConfig:
+    rope = {"rope_theta": 1_000_000.0, "norm_eps": 1e-6, "context": 131_072}
+    return _llama(*shape, qkv_bias=True, **{**rope, "vocab_size": 151_936, **options})
+
+
+def _qwen3(*shape: int, tied: bool = True) -> ModelConfig:
+    rope: dict[str, Any] = {"rope_theta": 1_000_000.0, "norm_eps": 1e-6, "context": 40_960}
+    return _llama(*shape, vocab_size=151_936, head_dim=128, qk_norm=True, tied=tied, **rope)
+
+
+# GPT-2 sizes as released; 2.7b to 13b from table 2.1 of the GPT-3 paper (arXiv:2005.14165), 13b
+# with d_model 5120, which its 40 heads divide, where the paper prints 5140. The others as in the
+# config.json of their first base release: layers, heads, kv_heads, d_model, d_ff.
+NAMED: dict[str, ModelConfig] = {
+    "nano": ModelConfig(vocab_size=4096, context=128, layers=4, heads=4, d_model=192),
+    "seed-134m": ModelConfig(
+        vocab_size=32_000,
+        context=256,
+        layers=12,
+        heads=12,
+        d_model=768,
+        attention_bias=False,
+        tied=False,
+    ),
+    "gpt2": _gpt2(12, 12, 768),
+    "gpt2-medium": _gpt2(24, 16, 1024),
+    "gpt2-large": _gpt2(36, 20, 1280),
+    "gpt2-xl": _gpt2(48, 25, 1600),
+    "2.7b": _gpt3(32, 32, 2560),
+    "6.7b": _gpt3(32, 32, 4096),
+    "13b": _gpt3(40, 40, 5120),
+    "tinyllama-1.1b": _llama(22, 32, 4, 2048, 5632, context=2048),
+    "smollm2-135m": _smollm2(30, 9, 3, 576, 1536),
+    "smollm2-360m": _smollm2(32, 15, 5, 960, 2560),
+    "smollm2-1.7b": _smollm2(24, 32, 32, 2048, 8192, rope_theta=130_000.0),
+    "llama-3.2-1b": _llama3(16, 32, 8, 2048, 8192, stretch=32.0, tied=True),
+    "llama-3.2-3b": _llama3(28, 24, 8, 3072, 8192, stretch=32.0, tied=True),
+    "llama-3.1-8b": _llama3(32, 32, 8, 4096, 14_336, stretch=8.0),
+    "llama-3.1-70b": _llama3(80, 64, 8, 8192, 28_672, stretch=8.0),
+    "llama-2-7b": _llama(32, 32, 32, 4096, 11_008),
+    "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, context=32_768, tied=True),
+    "qwen2.5-1.5b": _qwen2(28, 12, 2, 1536, 8960, tied=True),
+    "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18_944, vocab_size=152_064),
+    "qwen3-0.6b": _qwen3(28, 16, 8, 1024, 3072),
+    "qwen3-1.7b": _qwen3(28, 16, 8, 2048, 6144),
+    "qwen3-4b": _qwen3(36, 32, 8, 2560, 9728),
+    "qwen3-8b": _qwen3(36, 32, 8, 4096, 12_288, tied=False),
+    # Its window of 4096 tokens counts the token itself.
+    "mistral-7b": _llama(32, 32, 8, 4096, 14_336, context=32_768, window=4095),
+}
+
+
+CUSTOM = "custom"
+"""Of no named size: every dimension is given."""
+_DIMENSIONS = ("vocab_size", "context", "layers", "heads", "d_model")
+
+
+def named(name: str, **overrides: Any) -> ModelConfig:
+    """The named size with some fields replaced; `custom` is made of what is given alone.
+
+    Raises ValueError for an unknown name, listing the known ones, or for an impossible shape.
+    """
+    if name == CUSTOM:
+        if missing := [field for field in _DIMENSIONS if field not in overrides]:
+            raise ValueError(f"model {CUSTOM} has no sizes of its own; give {', '.join(missing)}.")
+        return ModelConfig(**overrides)
+    if name not in NAMED:
+        known = ", ".join([*NAMED, CUSTOM])
+        raise ValueError(f"model {name!r} is unknown; choose one of {known}.")
+    return replace(NAMED[name], **overrides)

@@ -1,0 +1,83 @@
+"""The operators that are predicted for a block are those that torch dispatches."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+from launcher.model.gpt import GPT
+from launcher.plan.work import backward_work, block_elements, forward_work
+
+SMALL: dict[str, Any] = {
+    **{"layers": 2, "d_model": 32, "heads": 4, "vocab_size": 64, "context": 16, "micro_batch": 2},
+}
+LLAMA: dict[str, Any] = {
+    **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "d_ff": 48},
+    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gpt2 without biases": {"attention_bias": False, "mlp_bias": False},
+    "llama": LLAMA,
+    "qwen2": {**LLAMA, "qkv_bias": True},
+    "qwen3": {**LLAMA, "qk_norm": True, "head_dim": 12, "tied": True},
+}
+
+
+class Count(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def run_of(device_type: str = "cpu", **changes: Any) -> Resolved:
+    return resolve(RunConfig().replace(**SMALL, **changes), world_size=1, device_type=device_type)
+
+
+def counted(run: Resolved) -> tuple[int, int]:
+    module = GPT(run.model)
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    with Count() as count:
+        loss = module(tokens, tokens)
+        forward = count.operators
+        loss.backward()
+    return forward, count.operators - forward
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_operators_are_those_that_are_dispatched(model: str) -> None:
+    run = run_of(**MODELS[model])
+    assert (forward_work(run).operators, backward_work(run).operators) == counted(run)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_recomputed_operators_are_nearly_so(model: str) -> None:
+    """Selective checkpointing recomputes a few less than full, by which they are counted."""
+    for mode in ("selective", "full"):
+        run = run_of(**MODELS[model], activation_checkpointing=mode)
+        assert backward_work(run).operators == pytest.approx(counted(run)[1], rel=0.04)
+
+
+def test_a_gpu_has_one_kernel_for_each_norm() -> None:
+    gpu, cpu = run_of("cuda", norm="rms"), run_of(norm="rms")
+    assert forward_work(gpu).operators == forward_work(run_of("cuda")).operators
+    assert forward_work(gpu).operators == forward_work(cpu).operators - 5 * 6
+    assert forward_work(gpu).elementwise_bytes < forward_work(cpu).elementwise_bytes
+
+
+def test_what_a_block_reads_and_writes() -> None:
+    gpt2, qwen3 = run_of().model, run_of(**MODELS["qwen3"]).model
+    assert block_elements(gpt2, "cpu") == 12 * 32 + 2 * 128
+    # 2 norms, 2 sums, the copy of 4 heads of 12, silu and product, 6 heads normed and turned.
+    expected = 2 * 2 * 32 + 2 * 3 * 32 + 2 * 48 + 5 * 48 + (2 + 9) * 6 * 12
+    assert block_elements(qwen3, "cuda") == expected
+    wider = replace(qwen3, d_model=40)
+    assert block_elements(wider, "cuda") - expected == 10 * 8
