@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,8 +32,13 @@ SIGNAL = ("scancel", "--batch", "--signal=USR1")
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
-def wait_for_requeue(cluster: Cluster, job: str) -> None:
-    wait_for(f"job {job} to be requeued", lambda: cluster.job(job)["Restarts"] == "1")
+def wait_for_requeue(cluster: Cluster, job: str, cwd: Path) -> None:
+    def is_over() -> bool:
+        shown = cluster.job(job)
+        return shown["Restarts"] == "1" or shown["JobState"] in ("COMPLETED", "FAILED")
+
+    wait_for(f"job {job} to be requeued", is_over)
+    assert cluster.job(job)["Restarts"] == "1", (cluster.job(job), log(cwd, job))
 
 
 def wait_for_empty(cluster: Cluster, name: str) -> None:
@@ -218,7 +224,7 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     wait_for("the first steps of both jobs", each_is_signalled_at_its_first_steps)
     saved = []
     for job, run in zip(jobs, runs, strict=True):
-        wait_for_requeue(cluster, job)
+        wait_for_requeue(cluster, job, tmp_path)
         assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
         saved.append(saved_step(run))
     for job, run, step in zip(jobs, runs, saved, strict=True):
@@ -236,15 +242,24 @@ def processes_of(job: str) -> list[psutil.Process]:
     return found
 
 
-def is_running(cluster: Cluster, job: str) -> bool:
-    return cluster.job(job)["JobState"] == "RUNNING"
+def listens(job: str) -> bool:
+    """The script's first line has said what a signal means. Slurm calls a job running before
+    that, and nothing in a script can make up for a signal that ends its shell.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(f"job{job:0>5}/slurm_script" in part for part in process.cmdline()):
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+                caught = int(status.split("SigCgt:")[1].split()[0], 16)
+                return bool(caught >> (signal.SIGUSR1 - 1) & 1)
+    return False
 
 
-def starts(cluster: Cluster, job: str) -> bool:
+def starts(job: str) -> bool:
     return bool(processes_of(job))
 
 
-def starts_ranks(cluster: Cluster, job: str) -> bool:
+def starts_ranks(job: str) -> bool:
     return any("RANK" in process.environ() for process in processes_of(job))
 
 
@@ -254,8 +269,8 @@ def test_a_signal_at_the_start_means_back_to_the_queue(
 ) -> None:
     """There is nothing to save yet."""
     moments = {
-        "train.sbatch": (is_running, starts, starts_ranks),
-        "single_gpu.sbatch": (is_running, starts),
+        "train.sbatch": (listens, starts, starts_ranks),
+        "single_gpu.sbatch": (listens, starts),
     }
     flags = (*FLAGS, *ENDLESS, "--data", str(text))
     waiting = {}
@@ -268,14 +283,14 @@ def test_a_signal_at_the_start_means_back_to_the_queue(
     def each_is_signalled_at_its_moment() -> bool:
         for job, when in list(waiting.items()):
             with contextlib.suppress(psutil.Error):
-                if when(cluster, job):
+                if when(job):
                     cluster.run("scancel", "--batch", f"--signal={number}", job)
                     del waiting[job]
         return not waiting
 
     wait_for("the moments of all jobs", each_is_signalled_at_its_moment)
     for job in jobs:
-        wait_for_requeue(cluster, job)
+        wait_for_requeue(cluster, job, tmp_path)
         assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
         assert not (tmp_path / "runs" / f"slurm-{job}" / "checkpoints").exists()
         cluster.run("scancel", job)
