@@ -52,7 +52,7 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
     resolved = prepared.resolved
     torch.manual_seed(resolved.config.loop.seed + world.rank)
     engine = build_engine(resolved, world)
-    losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, resolved.steps + 1))
+    losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, case.steps + 1))
     assert all(map(math.isfinite, norms))
     release(engine)
     return {"losses": losses, "norms": norms}
