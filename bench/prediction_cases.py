@@ -65,6 +65,14 @@ FAMILY_ROWS = (
     ("bf16", "none", 1, "qwen3"),
     ("fp32", "selective", 2, "qwen3"),
 )
+# Sequences cut over two ranks, which read the same.
+SEQUENCE_ROWS = (
+    ("fp32", "none", 2, "even"),
+    ("bf16", "selective", 1, "llama"),
+    ("fp32", "full", 1, "llama"),
+    ("bf16", "none", 1, "even"),
+)
+CUT = ("ddp", "fsdp", "fsdp-grad-op", "zero1", "zero2", "zero3", "zero3-offload")
 MICRO_BATCH = 4
 # What changes states or temporaries beside precision and checkpointing; on two ranks.
 TECHNIQUES = {
@@ -102,6 +110,11 @@ def cases_for(ranks: int, device: str) -> list[Case]:
             continue
         for row in (*ROWS, *FAMILY_ROWS) if single else rows:
             cases.append(_case(strategy, flags, row, ranks, device))
+    if device == "cpu" and ranks > 1:
+        some = SEQUENCE_ROWS if everything else SEQUENCE_ROWS[:2]
+        cases += [
+            _case(s, STRATEGIES[s], row, ranks, device, sequence=2) for s in CUT for row in some
+        ]
     if ranks == 2:
         for technique, (strategies, flags) in TECHNIQUES.items():
             for strategy in strategies:
@@ -121,10 +134,12 @@ def _case(
     row: tuple[str, str, int, str],
     ranks: int,
     device: str,
+    sequence: int = 1,
 ) -> Case:
     precision, checkpointing, accumulation, shape = row
+    cut = f"-sequence{sequence}" if sequence > 1 else ""
     return Case(
-        name=f"{strategy}-{precision}-{checkpointing}-accumulate{accumulation}-{shape}",
+        name=f"{strategy}-{precision}-{checkpointing}-accumulate{accumulation}-{shape}{cut}",
         family=strategy.split("-")[0],
         flags=(
             *flags,
@@ -132,7 +147,8 @@ def _case(
             f"--precision={precision}",
             f"--activation-checkpointing={checkpointing}",
             f"--micro-batch={MICRO_BATCH}",
-            f"--global-batch={MICRO_BATCH * accumulation * ranks}",
+            f"--global-batch={MICRO_BATCH * accumulation * ranks // sequence}",
+            f"--sequence-parallel={sequence}",
             f"--device={device}",
         ),
     )

@@ -26,6 +26,7 @@ from launcher.data import Sequences
 from launcher.measure.memory import TracedMemory, memory_meter
 from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
+from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, leave, start
 from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
@@ -149,6 +150,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
 def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
     """The loop of launcher/train.py on made-up tokens."""
     data = resolved.config.data
+    positions = Mesh.of(world, resolved.config.sharding).positions(resolved.seq_len)
     rows = resolved.accumulation * data.micro_batch
     generator = np.random.default_rng(world.rank)
     for step in range(1, STEPS + 1):
@@ -156,7 +158,7 @@ def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
         memory.begin_step(step)
         with memory.phase("data"):
             tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
-            micro_batches = to_device(Sequences(tokens), data.micro_batch, world.device)
+            micro_batches = to_device(Sequences(tokens), data.micro_batch, world.device, positions)
         lr = learning_rate(step, resolved.config.optim, STEPS)
         train_step(engine, micro_batches, lr, phase=memory.phase)
         memory.end_step(step)

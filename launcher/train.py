@@ -25,6 +25,8 @@ with importing():
     from launcher.errors import ExitCode, UserError
     from launcher.measure.records import EvalRecord
     from launcher.optim.schedule import learning_rate
+    from launcher.parallel.mesh import Mesh
+    from launcher.parallel.sequence.neighbours import join
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.plan.micro_batch import find_micro_batch
     from launcher.plan.trials import Stopped
@@ -122,6 +124,8 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     # strategies: seeded behind it, dropout is the same under all.
     torch.manual_seed(loop.seed + world.rank)
     session.watch(engine)
+    mesh = Mesh.of(world, resolved.config.sharding)
+    positions = mesh.positions(resolved.seq_len)
     batches = GlobalBatches(
         corpus.train,
         seq_len=resolved.seq_len,
@@ -129,7 +133,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         seed=loop.seed,
     )
     measure = partial(
-        evaluate, engine, world=world, seq_len=resolved.seq_len, batch=data.micro_batch
+        evaluate, engine, world=world, mesh=mesh, seq_len=resolved.seq_len, batch=data.micro_batch
     )
 
     samples = Samples.of(resolved, corpus) if loop.sample_every else None
@@ -137,10 +141,11 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     session.enter("train")
     for step in session.steps():
         with session.phase("data"):
-            place = {"rank": world.rank, "world_size": world.size}
-            sequences = batches.rank_slice(step - 1, **place)
-            micro_batches = to_device(sequences, data.micro_batch, world.device)
-            weights = batches.weights(step - 1, **place, micro_batch=data.micro_batch)
+            mine = batches.rank_slice(step - 1, rank=mesh.data_rank, world_size=mesh.data_ranks)
+            micro_batches = to_device(mine, data.micro_batch, world.device, positions)
+            weights = batches.weights(
+                step - 1, mine, micro_batch=data.micro_batch, positions=positions
+            )
         lr = learning_rate(step, resolved.config.optim, resolved.steps)
         loss, result = train_step(engine, micro_batches, lr, weights=weights, phase=session.phase)
         session.step_done(loss=loss, result=result, lr=lr)
@@ -164,14 +169,20 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)
-    return strategy.build(Recipe(resolved=resolved, world=world, types=types))
+    neighbours = join(Mesh.of(world, resolved.config.sharding), world)
+    return strategy.build(
+        Recipe(resolved=resolved, world=world, types=types, neighbours=neighbours)
+    )
 
 
 def to_device(
-    sequences: Sequences, micro_batch: int, device: torch.device
+    sequences: Sequences,
+    micro_batch: int,
+    device: torch.device,
+    positions: "np.ndarray[Any, Any] | None" = None,
 ) -> list[tuple[Tensor, ...]]:
     """This rank's sequences -> (tokens, targets) of [micro_batch, T] each, on the device, and with
-    documents their starts."""
+    documents their starts; of all T positions, or of some."""
 
     def parts(array: "np.ndarray[Any, Any]") -> tuple[Tensor, ...]:
         rows = torch.from_numpy(array)
@@ -179,6 +190,8 @@ def to_device(
             rows = rows.pin_memory().to(device, non_blocking=True)
         return torch.split(rows, micro_batch)
 
+    if positions is not None:
+        return list(zip(*map(parts, sequences.at(positions)), strict=True))
     tokens = parts(sequences.tokens)
     columns = [[part[:, :-1].contiguous() for part in tokens]]
     if sequences.targets is None:

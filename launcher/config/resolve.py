@@ -13,7 +13,8 @@ from typing import Final
 
 import torch
 
-from launcher.config.rules import Setting, compute, default_seq_len, sharding
+from launcher.config.rules import Setting, compute, default_seq_len, sequence, sharding
+from launcher.config.rules.sequence import sequence_method
 from launcher.config.schema import RunConfig
 from launcher.errors import NotInstalled, UserError, naming
 from launcher.model import attention as kernels
@@ -23,7 +24,7 @@ from launcher.optim.dtypes import dtypes
 from launcher.packages import how_to_install
 
 DEFAULT_STEPS = 300
-RULES: Final = (*sharding.RULES, *compute.RULES)
+RULES: Final = (*sequence.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,11 @@ class Resolved:
         """Tokens per sequence."""
         assert self.config.data.seq_len is not None
         return self.config.data.seq_len
+
+    @property
+    def local_seq_len(self) -> int:
+        """Tokens that a rank has of each sequence."""
+        return self.seq_len // self.config.sharding.sequence_parallel
 
     @property
     def global_batch(self) -> int:
@@ -146,7 +152,9 @@ def _filled(
     return config.replace(
         strategy=strategy,
         seq_len=config.data.seq_len or default_seq_len(model),
-        global_batch=config.data.global_batch or config.data.micro_batch * world_size,
+        global_batch=config.data.global_batch
+        or config.data.micro_batch * sharding.data_ranks(world_size),
+        sequence_method=sequence_method(sharding, model),
         steps=steps,
         device=device_type,
     )

@@ -9,6 +9,7 @@ from launcher.sizes import parse_bytes
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
+SequenceMethod = Literal["auto", "ulysses", "ring"]
 MOST_REQUESTS = 4096
 
 
@@ -39,11 +40,21 @@ class ShardingChoice:
     a disk (nvme; zero 3 in bf16)."""
     bucket: int | None = None
     """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
+    sequence_parallel: int = 1
+    """Cut each sequence over this many neighbouring ranks, which together read as many sequences as
+    one rank else (long contexts)."""
+    sequence_method: SequenceMethod = "auto"
+    """How attention sees whole sequences then: ulysses (each rank gets all tokens of some heads),
+    ring (keys and values go around), or auto: ulysses where the ranks divide the heads."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
+        require_positive(self, "replicate", "bucket", "sequence_parallel", most=MOST_ITEMS)
+
+    def data_ranks(self, world_size: int) -> int:
+        """Of `world_size` ranks, how many read different sequences."""
+        return world_size // self.sequence_parallel
 
     def flags_to(self, place: Offload) -> str:
         """The flags that ask for offload to `place`, as one would type them; empty: none does."""

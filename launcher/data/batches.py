@@ -54,21 +54,33 @@ class GlobalBatches:
         )
 
     def weights(
-        self, step: int, *, rank: int, world_size: int, micro_batch: int
+        self,
+        step: int,
+        mine: Sequences,
+        *,
+        micro_batch: int,
+        positions: np.ndarray | None = None,
     ) -> tuple[float, ...]:
-        """What the mean loss of each of rank `rank`'s micro-batches counts for in step `step`, so
-        that the mean over all micro-batches of all ranks is that over the targets that count; ()
-        where all of them do.
+        """What the mean loss of each of a rank's micro-batches counts for in step `step`, so that
+        the mean over all micro-batches of all ranks is that over the targets that count; () where
+        all of them do.
 
         Every rank knows the whole global batch, so nobody has to be asked.
+
+        Args:
+            step: from 0.
+            mine: what the rank reads in it.
+            micro_batch: sequences at a time.
+            positions: of these, as of others by as many other ranks; None for all.
         """
         counts = self.split.target_counts(self.seq_len)
         if counts is None:
             return ()
-        batch = counts[self.indices(step)]
-        mine = self._of_rank(batch, rank, world_size).reshape(-1, micro_batch).sum(axis=1)
-        micro_batches = self.global_batch // micro_batch
-        return tuple((mine * micro_batches / batch.sum()).tolist())
+        targets, means = mine.all_targets(), self.global_batch // micro_batch
+        if positions is not None:
+            targets, means = targets[:, positions], means * self.seq_len // len(positions)
+        counted = (targets != IGNORED_TARGET).sum(axis=1).reshape(-1, micro_batch).sum(axis=1)
+        return tuple((counted * means / counts[self.indices(step)].sum()).tolist())
 
     def _of_rank(self, batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
         rows, rest = divmod(self.global_batch, world_size)
@@ -96,6 +108,7 @@ class EvaluationBatches:
     rank: int
     world_size: int
     sequences: int | None = None
+    positions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return math.ceil(len(self._windows()) / (self.batch * self.world_size))
@@ -116,7 +129,10 @@ class EvaluationBatches:
                 targets[row, :length] = found.all_targets()[0]
                 if found.starts is not None:
                     starts[row, :length] = found.starts[0]
-            yield (tokens, targets) if split.documents is None else (tokens, targets, starts)
+            arrays = [tokens, targets] if split.documents is None else [tokens, targets, starts]
+            if self.positions is not None:
+                arrays = [array[:, self.positions] for array in arrays]
+            yield tuple(arrays)
 
     def _windows(self) -> Sequence[int]:
         """Those in which a target counts."""

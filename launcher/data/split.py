@@ -27,6 +27,12 @@ class Sequences(NamedTuple):
         """int64 [n, T]."""
         return self.tokens[:, 1:] if self.targets is None else self.targets
 
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """(tokens, targets) or (tokens, targets, starts) of these inputs: int64 [n, t] each."""
+        found = [self.tokens[:, :-1], self.all_targets()]
+        found += [] if self.starts is None else [self.starts]
+        return tuple(array[:, positions] for array in found)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Split:

@@ -30,6 +30,7 @@ class RunRecord(Record):
     device_name: str | None
     strategy: str
     strategy_also_called: str
+    sequence_parallel: int = 1
     precision: str
     model: str
     attention: str | None = None

@@ -26,17 +26,24 @@ from launcher.memory.trace_events import (
 )
 from launcher.memory.trace_record import record_trace
 from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import Slice
 
 _LAYERS = 3
 
 
 @cache
 def trace_micro_batch(
-    model: ModelConfig, compute: Compute, *, micro_batch: int, seq_len: int
+    model: ModelConfig,
+    compute: Compute,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    part: Slice | None = None,
 ) -> MicroBatch:
-    """The events of one forward and backward of [micro_batch, seq_len] tokens; cached."""
+    """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
+    of their sequences or all of them; cached."""
     few = replace(model, layers=min(model.layers, _LAYERS))
-    return _deepened(record_trace(few, compute, micro_batch, seq_len), model.layers)
+    return _deepened(record_trace(few, compute, micro_batch, seq_len, part), model.layers)
 
 
 def on_host(trace: MicroBatch) -> MicroBatch:

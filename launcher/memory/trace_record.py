@@ -17,6 +17,9 @@ from launcher.memory.materialize import materialize_whole
 from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.parallel.mesh import Slice
+from launcher.parallel.sequence.decoder import decoder
+from launcher.parallel.sequence.neighbours import Neighbours
 
 
 class Recorder(LiveTrace):
@@ -78,7 +81,9 @@ class Recorder(LiveTrace):
         return next(self._ticks[self.place])
 
 
-def record_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
+def record_trace(
+    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, part: Slice | None
+) -> Trace:
     """Run forward and backward on fake tensors.
 
     On fake CPU tensors whatever the device: they need no driver, autograd works, and SDPA takes
@@ -86,10 +91,11 @@ def record_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len
     kernels keep instead is in `launcher.memory.gpu_kernels`.
     """
     recorder = Recorder()
+    neighbours = None if part is None else Neighbours(part=part, group=None)
     kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
     with FakeTensorMode(), kernels(model) as traced:
         with torch.device("meta"):
-            module = GPT(traced)
+            module = decoder(traced, neighbours)
         materialize_whole(
             module,
             lambda name, shape: torch.empty(shape),

@@ -184,7 +184,7 @@ class Bench:
         return rate
 
     def collectives(self) -> dict[str, dict[str, float]]:
-        """The three collectives that the strategies use, over several sizes: a `Rate`'s fields."""
+        """The collectives that a run can use, over several sizes: a `Rate`'s fields."""
         rates: dict[str, dict[str, float]] = {}
         sizes, ranks = self.effort.collective_bytes, dist.get_world_size()
         for kind in COLLECTIVES:
@@ -213,6 +213,7 @@ class Bench:
             "all_reduce": lambda: dist.all_reduce(whole),
             "all_gather": lambda: dist.all_gather_into_tensor(whole, own),
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(own, whole),
+            "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
         }
         # All ranks have to repeat it as often as each other.
         return self._time(calls[kind], repeats=5)

@@ -9,6 +9,7 @@ import numpy as np
 
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
+from launcher.optim.dtypes import dtypes
 from launcher.plan.machine import Machine, Rate
 from launcher.plan.work import block_input_bytes
 from launcher.strategies import strategy_of
@@ -39,7 +40,8 @@ class TimedTransfer:
 def sent_bytes(kind: Collective, size_bytes: float, ranks: int) -> float:
     """Bytes each rank sends in a ring collective over a tensor of `size_bytes` in all.
 
-    (n-1)/n of it for all-gather and reduce-scatter, and an all-reduce is one after the other
+    (n-1)/n of it for all-gather, reduce-scatter and all-to-all (there `size_bytes` is what each
+    rank has), and an all-reduce is one after the other
     (Patarasu and Yuan, Bandwidth optimal all-reduce algorithms, 2009; nccl-tests PERFORMANCE.md).
     """
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks * size_bytes
@@ -122,16 +124,55 @@ def timed(
         size_bytes = resolved.model.layers * block_input_bytes(resolved)
         parts["forward"] += (Transfer(kind="to_host", size_bytes=size_bytes),)
         parts["backward"] += (Transfer(kind="to_device", size_bytes=size_bytes),)
-    return {
-        name: tuple(
-            TimedTransfer(
-                seconds=transfer_s(machine, transfer, replica if transfer.replicas else shard),
-                hideable=transfer.hideable,
-            )
-            for transfer in transfers
-        )
+    moves = {
+        name: [_timed(t, machine, replica if t.replicas else shard) for t in transfers]
         for name, transfers in parts.items()
     }
+    ranks = config.sharding.sequence_parallel
+    neighbours = Group(size=ranks, per_node=min(ranks, ranks_per_node))
+    for name, transfers in sequence_transfers(resolved).items():
+        moves[name] += [_timed(t, machine, neighbours) for t in transfers]
+    return {name: tuple(transfers) for name, transfers in moves.items()}
+
+
+def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
+    """What the ranks of a sequence send each other in a micro-batch, by part of a step.
+
+    Ulysses exchanges q, k, v and what attention finds, with nothing to hide it behind; a ring
+    passes keys and values on to all others while it computes, and in the backward their gradients
+    in fp32, too. What is recomputed is sent again.
+    """
+    config, model = resolved.config, resolved.model
+    ranks = config.sharding.sequence_parallel
+    if ranks == 1:
+        return {}
+    tokens = config.data.micro_batch * resolved.local_seq_len * model.layers
+    element = dtypes(config.optim).computed.itemsize
+    if config.sharding.sequence_method == "ring":
+        width = 2 * model.kv_head_count * model.head_size * ranks
+        pieces = model.layers * (ranks - 1)
+        forward = [Transfer(kind="all_gather", size_bytes=element * tokens * width, pieces=pieces)]
+        gradients = Transfer(kind="all_gather", size_bytes=4 * tokens * width, pieces=pieces)
+        backward = [*forward, gradients]
+    else:
+        sizes = [model.attention_dim, *2 * [max(model.kv_head_count, ranks) * model.head_size]]
+        forward = [
+            Transfer(
+                kind="all_to_all",
+                size_bytes=element * tokens * width,
+                pieces=model.layers,
+                hideable=False,
+            )
+            for width in (*sizes, model.attention_dim)
+        ]
+        backward = list(forward)
+    if model.activation_checkpointing != "none":
+        backward += forward
+    return {"forward": forward, "backward": backward}
+
+
+def _timed(transfer: Transfer, machine: Machine, group: Group) -> TimedTransfer:
+    return TimedTransfer(seconds=transfer_s(machine, transfer, group), hideable=transfer.hideable)
 
 
 def transfer_s(machine: Machine, transfer: Transfer, group: Group) -> float:

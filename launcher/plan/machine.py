@@ -214,6 +214,8 @@ def _value(name: str, value: Any) -> Any:
             raise _Fault(f"{name} is {value!r:.40}, but must be text")
         return value
     if name == "collectives":
+        if isinstance(value, dict):  # of a profile from before it was measured
+            value = {"all_to_all": value.get("all_gather"), **value}
         rates = _table(name, value, COLLECTIVES)
         return {kind: Rate(**_rate(f"{name}.{kind}", rates[kind])) for kind in COLLECTIVES}
     if name.endswith("_flops_per_s"):

@@ -10,6 +10,7 @@ from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
+from launcher.parallel.mesh import first_part
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 from launcher.strategies.buffers import Buffers
@@ -68,7 +69,8 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
         resolved.model,
         _compute(seen),
         micro_batch=resolved.config.data.micro_batch,
-        seq_len=resolved.seq_len,
+        seq_len=resolved.local_seq_len,
+        part=first_part(resolved.config.sharding),
     )
     if resolved.model.activation_checkpointing == "offload" and device_type == "cuda":
         trace = on_host(trace)
@@ -114,7 +116,7 @@ def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -
     accumulation = rank.resolved.accumulation
     sequences = accumulation * rank.resolved.config.data.micro_batch
     tensors = 3 if rank.resolved.config.data.document_attention else 2
-    _read(timeline, sequences, rank.resolved.seq_len, tensors)
+    _read(timeline, sequences, rank.resolved, tensors)
     count = min(accumulation, _FOLLOWED[timeline.period])
     for number in range(1, count + 1):
         timeline.enter("forward")
@@ -130,10 +132,12 @@ def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -
     buffers.step()
 
 
-def _read(timeline: Timeline, sequences: int, seq_len: int, tensors: int) -> None:
+def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) -> None:
     timeline.enter("data")
-    timeline.allocate("rows", INT64 * sequences * (seq_len + 1), "temporary")
-    timeline.allocate("next batch", tensors * INT64 * sequences * seq_len, "activations")
+    seq_len, size_bytes = resolved.local_seq_len, INT64 * sequences
+    if seq_len == resolved.seq_len:  # parts of sequences are cut out before they are tensors
+        timeline.allocate("rows", size_bytes * (seq_len + 1), "temporary")
+    timeline.allocate("next batch", tensors * size_bytes * seq_len, "activations")
     timeline.free("rows")
     timeline.free("batch")
     timeline.rename("next batch", "batch", "activations")

@@ -147,7 +147,7 @@ def _norm_passes(norm: Norm, device_type: str) -> int:
 
 
 def _tokens(resolved: Resolved) -> int:
-    return resolved.config.data.micro_batch * resolved.seq_len
+    return resolved.config.data.micro_batch * resolved.local_seq_len
 
 
 def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> float:

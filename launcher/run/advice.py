@@ -131,9 +131,12 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     """What can be changed, from the least to the most intrusive; in each kind, mildest first."""
     config = failed.config
     size, total = config.data.micro_batch, failed.global_batch
-    share = total // world_size
+    share = total // config.sharding.data_ranks(world_size)
     halves = [size >> n for n in range(1, size.bit_length())]
     yield [{"micro_batch": n, "global_batch": total} for n in halves if share % n == 0]
+    if size == 1 and world_size > 1:  # one sequence is too long for one rank
+        divisors = [n for n in range(2, world_size + 1) if world_size % n == 0]
+        yield [{"sequence_parallel": n, "global_batch": total} for n in divisors]
     modes = ("none", "selective", "full")
     if config.model.activation_checkpointing in modes:
         further = modes[modes.index(config.model.activation_checkpointing) + 1 :]

@@ -50,9 +50,10 @@ def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_nod
     data = config.data
     # The micro-batch's tokens and targets, and its embeddings, which start every forward.
     element = strategy_of(config).dtypes(config).computed.itemsize
-    batch = data.micro_batch * resolved.seq_len * (2 * TOKEN_BYTES + element * model.d_model)
+    batch = data.micro_batch * resolved.local_seq_len * (2 * TOKEN_BYTES + element * model.d_model)
     # This rank's rows of the global batch, in host memory.
-    rows = resolved.global_batch // world_size * (resolved.seq_len + 1) * TOKEN_BYTES
+    data_ranks = resolved.config.sharding.data_ranks(world_size)
+    rows = resolved.global_batch // data_ranks * (resolved.seq_len + 1) * TOKEN_BYTES
     sequences = f"--seq-len {resolved.seq_len}"
     bucket = element * (config.sharding.bucket or 0) if config.sharding.zero else 0
     parts = {

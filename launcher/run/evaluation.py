@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from launcher.data import IGNORED_TARGET, EvaluationBatches, Split
 from launcher.measure.records import EvalRecord
+from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
 from launcher.run.skips import MOST_LOSS, REMEDY, Diverged
 from launcher.strategies.engine import Engine
@@ -25,6 +26,7 @@ def evaluate(
     split: Split,
     world: World,
     *,
+    mesh: Mesh,
     name: str,
     step: int,
     seq_len: int,
@@ -42,8 +44,9 @@ def evaluate(
         split,
         seq_len=seq_len,
         batch=batch,
-        rank=world.rank,
-        world_size=world.size,
+        rank=mesh.data_rank,
+        world_size=mesh.data_ranks,
+        positions=mesh.positions(seq_len),
         sequences=max_sequences,
     )
     # Sums run into the tens of millions: fp32 would drop digits.

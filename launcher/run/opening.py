@@ -66,15 +66,19 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
 
 def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[str]:
     """What the console says first."""
+    sharding = prepared.resolved.config.sharding
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
+    data_ranks = sharding.data_ranks(record.world_size)
+    if record.sequence_parallel > 1:
+        ranks += f", {record.sequence_parallel} to a sequence ({sharding.sequence_method})"
     return [
         f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {prepared.resolved.attention.reason}",
-        *opening_lines(prepared.resolved.config.sharding.deepspeed),
+        *opening_lines(sharding.deepspeed),
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
-        f"{record.micro_batch} x {record.world_size} ranks x {record.accumulation} accumulated; "
+        f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
         f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
     ]
 
@@ -94,6 +98,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
         strategy=variant.label,
         strategy_also_called=variant.also_called,
+        sequence_parallel=config.sharding.sequence_parallel,
         precision=config.optim.precision,
         model=config.model.label,
         attention=str(resolved.attention.on(world.device, seq_len=resolved.seq_len)),

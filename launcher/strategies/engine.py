@@ -14,9 +14,11 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.memory.materialize import materialize_whole
 from launcher.memory.storages import StorageCount
-from launcher.model.gpt import GPT, initial_value
+from launcher.model.gpt import initial_value
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
+from launcher.parallel.sequence.decoder import decoder
+from launcher.parallel.sequence.neighbours import Neighbours
 from launcher.parallel.world import World
 from launcher.strategies.flat_shards import TrainingState
 
@@ -139,6 +141,8 @@ class Recipe:
     world: World
     types: Dtypes
     """What the strategy stores and computes in."""
+    neighbours: Neighbours | None = None
+    """The ranks that share its sequences."""
 
     @property
     def config(self) -> RunConfig:
@@ -147,7 +151,7 @@ class Recipe:
 
     def new_module(self) -> nn.Module:
         """The model, on the device and under the modes of the context that this is called in."""
-        return GPT(self.resolved.model)
+        return decoder(self.resolved.model, self.neighbours)
 
     def meta_module(self) -> nn.Module:
         """The model without memory: shapes only, to be sharded or filled."""

@@ -13,7 +13,7 @@ from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.optim.dtypes import dtypes
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Move = Literal["copy", "to_device", "to_host"]
 """Within a device (read and written), and over the link between host and device."""
 

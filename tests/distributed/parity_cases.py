@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 GLOBAL_BATCH = 8
 STEPS = 20
@@ -72,8 +73,10 @@ def _case(
     checkpointing: str = "none",
     precision: str = "fp32",
     clip: float = 0.5,  # below the norms of this model, so that a wrong norm spoils the losses
+    sequence: int = 1,
 ) -> Case:
     words = [strategy, f"x{ranks}"]
+    words += [f"sequence{sequence}"] if sequence > 1 else []
     words += [family] if family else []
     words += [f"accumulate{accumulation}"] if accumulation > 1 else []
     words += [] if tied else ["untied"]
@@ -86,7 +89,8 @@ def _case(
         ranks=ranks,
         flags=(
             *flags,
-            f"--micro-batch={GLOBAL_BATCH // (ranks * accumulation)}",
+            f"--sequence-parallel={sequence}",
+            f"--micro-batch={GLOBAL_BATCH * sequence // (ranks * accumulation)}",
             *(FAMILIES[family] if family else (f"--tied={tied}",)),
             f"--activation-checkpointing={checkpointing}",
             f"--precision={precision}",
@@ -97,7 +101,7 @@ def _case(
         # issue bounds bf16 losses only.
         loss_tolerance=2e-2 if low else 2e-5,
         norm_tolerance=None if low else 1e-3,
-        steps=FEW_STEPS if low or family or not clip else STEPS,
+        steps=FEW_STEPS if low or family or not clip or (sequence, ranks) == (2, 2) else STEPS,
     )
 
 
@@ -131,21 +135,24 @@ def _masked(
     accumulation: int,
     documents: bool,
     precision: str = "fp32",
+    sequence: int = 1,
 ) -> Case:
     """Micro-batches whose means must not be averaged as they are."""
     suffix = "masked" + ("-documents" if documents else "")
+    suffix += f"-sequence{sequence}" if sequence > 1 else ""
     return Case(
         name=f"{strategy}-x{ranks}-accumulate{accumulation}-{suffix}-{precision}",
         ranks=ranks,
         flags=(
             *flags,
-            f"--micro-batch={GLOBAL_BATCH // (ranks * accumulation)}",
+            f"--sequence-parallel={sequence}",
+            f"--micro-batch={GLOBAL_BATCH * sequence // (ranks * accumulation)}",
             "--clip=0.5",
             f"--precision={precision}",
             f"--activation-checkpointing={'none' if precision == 'fp32' else 'selective'}",
             *(("--document-attention",) if documents else ()),
         ),
-        reference=f"single-x1-accumulate1-{suffix}-fp32",
+        reference=f"single-x1-accumulate1-masked{'-documents' if documents else ''}-fp32",
         loss_tolerance=2e-5 if precision == "fp32" else 2e-2,
         norm_tolerance=1e-3 if precision == "fp32" else None,
         steps=FEW_STEPS,
@@ -225,11 +232,34 @@ def _four_processes() -> list[Case]:
     ]
 
 
+def _cut_sequences() -> list[Case]:
+    """Over 2 ranks alone, and beside 2 data ranks."""
+    # Every pair of tying or family, accumulation, checkpointing and precision.
+    pairwise: list[dict[str, Any]] = [
+        {"accumulation": 2, "tied": False},
+        {"checkpointing": "selective"},
+        {"accumulation": 2, "family": "llama", "checkpointing": "full"},
+        {"family": "qwen3", "precision": "bf16", "checkpointing": "selective"},
+    ]
+    cases = [
+        _case(k, v, ranks=ranks, sequence=2, **options)
+        for (k, v), (number, options) in product(STRATEGIES.items(), enumerate(pairwise))
+        for ranks in ((2, 4) if number == 0 else (2,))
+        if k not in ("zero0", "fsdp-hybrid-grad-op")
+    ]
+    cases += [
+        _masked(k, STRATEGIES[k], ranks=r, accumulation=2, documents=True, sequence=2)
+        for k, r in (("ddp", 2), ("fsdp", 4), ("zero2", 2), ("zero3", 2))
+    ]
+    return cases
+
+
 CASES = [
     *_one_process(),
     *_two_processes(),
     *_families(),
     *_masked_prompts(),
     *_odd_sizes(),
+    *_cut_sequences(),
     *_four_processes(),
 ]

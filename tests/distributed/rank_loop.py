@@ -8,6 +8,7 @@ import torch.distributed as dist
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
 from launcher.optim.schedule import learning_rate
+from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
 from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.zero.engine import import_deepspeed
@@ -32,13 +33,15 @@ def steps(
         global_batch=resolved.global_batch,
         seed=config.loop.seed,
     )
+    mesh = Mesh.of(world, config.sharding)
+    positions = mesh.positions(resolved.seq_len)
     losses, norms = [], []
     for step in numbers:
         lr = learning_rate(step, config.optim, resolved.steps)
-        place = {"rank": world.rank, "world_size": world.size}
-        sequences = batches.rank_slice(step - 1, **place)
-        micro_batches = to_device(sequences, config.data.micro_batch, world.device)
-        weights = batches.weights(step - 1, **place, micro_batch=config.data.micro_batch)
+        mine = batches.rank_slice(step - 1, rank=mesh.data_rank, world_size=mesh.data_ranks)
+        micro_batch = config.data.micro_batch
+        micro_batches = to_device(mine, micro_batch, world.device, positions)
+        weights = batches.weights(step - 1, mine, micro_batch=micro_batch, positions=positions)
         assert len(micro_batches) == resolved.accumulation
         loss, result = train_step(engine, micro_batches, lr, weights=weights)
         losses.append(loss)

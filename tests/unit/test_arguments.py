@@ -46,6 +46,7 @@ NOT_DEFAULT: dict[str, str] = {
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
     "strategy": "zero",
+    "sequence_method": "ring",
     "grad_accum_dtype": "bf16",
     "offload_optimizer": "cpu",
     "offload_param": "cpu",

@@ -283,9 +283,8 @@ def test_weighted_means_are_the_mean_over_the_global_batch(tmp_path: Path, docum
         for world_size, micro_batch in ((1, 12), (1, 2), (2, 3), (2, 6), (3, 1)):
             means = []
             for rank in range(world_size):
-                weights = batches.weights(
-                    step, rank=rank, world_size=world_size, micro_batch=micro_batch
-                )
+                mine = batches.rank_slice(step, rank=rank, world_size=world_size)
+                weights = batches.weights(step, mine, micro_batch=micro_batch)
                 of_rank = slice(rank * 12 // world_size, (rank + 1) * 12 // world_size)
                 parts = 12 // world_size // micro_batch
                 for weight, mask, loss in zip(
@@ -302,7 +301,8 @@ def test_weighted_means_are_the_mean_over_the_global_batch(tmp_path: Path, docum
         global_batch=12,
         seed=3,
     )
-    assert whole.weights(0, rank=0, world_size=2, micro_batch=3) == ()
+    mine = whole.rank_slice(0, rank=0, world_size=2)
+    assert whole.weights(0, mine, micro_batch=3) == ()
 
 
 def test_evaluation_reads_each_target_that_counts_once(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SAYS_NOTHING = (
     *("compile", "collective_timeout_s", "max_skipped_steps", "log_every"),
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
-    *("sample_every", "sample_prompt"),
+    *("sample_every", "sample_prompt", "sequence_parallel", "sequence_method"),
 )
 FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]

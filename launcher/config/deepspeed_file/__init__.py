@@ -52,7 +52,8 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         given_micro = config.data.micro_batch if "micro_batch" in given else None
         micro = changes.get("micro_batch", given_micro)
         total = changes.get("global_batch", config.data.global_batch)
-        changes |= _batch(file, micro, total, config.data.micro_batch, world_size)
+        data_ranks = max(1, config.sharding.data_ranks(world_size))
+        changes |= _batch(file, micro, total, config.data.micro_batch, data_ranks)
     if precision == "bf16-pure":
         changes.pop("grad_accum_dtype", None)  # it says that itself
     if problems:
@@ -122,23 +123,23 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
 
 
 def _batch(
-    file: DeepSpeedFile, micro: int | None, total: int | None, default: int, world_size: int
+    file: DeepSpeedFile, micro: int | None, total: int | None, default: int, data_ranks: int
 ) -> dict[str, int]:
     """Our two batch sizes from DeepSpeed's three: `micro` and `total` where somebody gives them."""
     accumulation = file.values.get("gradient_accumulation_steps")
     if accumulation is None and "global_batch" not in file.fields:
         return {}
     accumulated = int(accumulation or 1)
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    ranks = "1 rank" if data_ranks == 1 else f"{data_ranks} ranks"
     if micro is None and total is not None:
-        micro, rest = divmod(total, accumulated * world_size)
+        micro, rest = divmod(total, accumulated * data_ranks)
         if rest:
             file.problems.append(
                 f"the global batch of {total} is no multiple of {accumulated} accumulated x {ranks}"
             )
         return {"micro_batch": micro}
     micro = micro or default
-    whole = micro * accumulated * world_size
+    whole = micro * accumulated * data_ranks
     if total is None:
         return {"global_batch": whole}
     if accumulation is None and total % whole:

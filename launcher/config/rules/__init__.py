@@ -40,9 +40,14 @@ class Setting:
         return self.config.data.seq_len or default_seq_len(self.model)
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that read different sequences."""
+        return self.config.sharding.data_ranks(self.world_size)
+
+    @property
     def batch_per_micro_batch(self) -> int:
         """Sequences that all ranks read at a time."""
-        return self.config.data.micro_batch * self.world_size
+        return self.config.data.micro_batch * self.data_ranks
 
     @property
     def accumulation(self) -> int:

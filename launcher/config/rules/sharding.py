@@ -121,7 +121,7 @@ def batch(setting: Setting) -> Iterator[str]:
         nearest = upper if lower == 0 or upper - total < total - lower else lower
         yield (
             f"--global-batch {total} is not a multiple of micro-batch "
-            f"{setting.config.data.micro_batch} x {setting.world_size} ranks = {per_step}: "
+            f"{setting.config.data.micro_batch} x {setting.data_ranks} ranks = {per_step}: "
             f"use --global-batch {nearest}"
         )
 

@@ -1,0 +1,107 @@
+"""Which sequences can be cut over ranks, and what sees only whole ones."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.config.rules import Rule, Setting
+from launcher.config.schema import AutoMicroBatch
+from launcher.config.sharding import SequenceMethod, ShardingChoice
+from launcher.model.config import ModelConfig
+
+
+def sequence_method(sharding: ShardingChoice, model: ModelConfig) -> SequenceMethod:
+    """What `auto` comes to: Ulysses takes any kernel, where its ranks divide the heads."""
+    if sharding.sequence_method != "auto" or sharding.sequence_parallel == 1:
+        return sharding.sequence_method
+    return "ulysses" if _heads_divide(model, sharding.sequence_parallel) else "ring"
+
+
+def ranks(setting: Setting) -> Iterator[str]:
+    """Ranks that are no multiple of those of a sequence; flags without them."""
+    chosen = setting.config.sharding
+    number = chosen.sequence_parallel
+    if setting.world_size % number:
+        fitting = [n for n in range(1, setting.world_size + 1) if setting.world_size % n == 0]
+        yield (
+            f"--sequence-parallel {number} does not divide {setting.world_size} ranks: use one of "
+            + ", ".join(map(str, fitting[:20]))
+        )
+    if number == 1 and chosen.sequence_method != "auto":
+        yield (
+            f"--sequence-method {chosen.sequence_method} needs sequences that are cut over ranks: "
+            "give --sequence-parallel 2 or more, or leave it out"
+        )
+
+
+def heads(setting: Setting) -> Iterator[str]:
+    """Ulysses gives each rank as many heads."""
+    chosen, model = setting.config.sharding, setting.model
+    number = chosen.sequence_parallel
+    if chosen.sequence_method == "ulysses" and not _heads_divide(model, number):
+        yield (
+            f"--sequence-method ulysses gives each of {number} ranks as many heads, and "
+            f"{model.heads} heads with {model.kv_head_count} of keys do not divide: use "
+            "--sequence-method ring"
+        )
+
+
+def ring(setting: Setting) -> Iterator[str]:
+    """What a kernel that merges parts of the scores cannot."""
+    config, model = setting.config, setting.model
+    if config.sharding.sequence_method != "ring":
+        return
+    why = f"ring attention ({model.heads} heads on {config.sharding.sequence_parallel} ranks)"
+    fix = "use --sequence-method ulysses with a --sequence-parallel that divides the heads"
+    if model.window is not None:
+        yield f"--window {model.window} does not go with {why}: {fix}"
+    if model.dropout:
+        yield f"--dropout {model.dropout} does not go with {why}: give --dropout 0, or {fix}"
+    if config.data.document_attention:
+        yield f"--document-attention does not go with {why}: {fix}"
+    if model.attention not in ("auto", "sdpa") or model.sdpa_backend != "auto":
+        yield (
+            f"--attention {model.attention} ({model.sdpa_backend}) does not go with {why}, which "
+            f"has a kernel of its own: leave it out, or {fix}"
+        )
+
+
+def length(setting: Setting) -> Iterator[str]:
+    """Sequences that cannot be cut evenly."""
+    chosen = setting.config.sharding
+    pieces = chosen.sequence_parallel * (2 if chosen.sequence_method == "ring" else 1)
+    if setting.seq_len % pieces:
+        lower = setting.seq_len // pieces * pieces
+        yield (
+            f"--seq-len {setting.seq_len} cannot be cut into {pieces} pieces of one length for "
+            f"--sequence-parallel {chosen.sequence_parallel}: use --seq-len "
+            f"{lower or pieces}"
+        )
+
+
+def whole_sequences(setting: Setting) -> Iterator[str]:
+    """What is not known to be right over parts of them."""
+    config = setting.config
+    if config.sharding.sequence_parallel == 1:
+        return
+    flag = f"--sequence-parallel {config.sharding.sequence_parallel}"
+    if config.loop.sample_every is not None:
+        yield (
+            f"--sample-every {config.loop.sample_every} writes one token after the other, which "
+            f"cannot be cut for {flag}: leave it out, and use shardscale generate on a checkpoint"
+        )
+    if isinstance(config.data.micro_batch, AutoMicroBatch):
+        yield (
+            f"--micro-batch auto measures whole sequences, not those of {flag}: give a number "
+            "(shardscale plan says what fits)"
+        )
+    if config.loop.compile:
+        yield f"--compile cannot follow what {flag} sends in a block: leave one of them out"
+
+
+def _heads_divide(model: ModelConfig, number: int) -> bool:
+    """Whether each of so many ranks can have as many heads, with the keys and values they need."""
+    kv_heads = model.kv_head_count
+    return model.heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
+
+
+RULES: Final[tuple[Rule, ...]] = (ranks, heads, ring, length, whole_sequences)

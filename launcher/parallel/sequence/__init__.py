@@ -1,0 +1,1 @@
+"""Sequences cut over ranks: what they tell each other, so that attention sees whole ones."""

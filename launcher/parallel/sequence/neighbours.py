@@ -1,0 +1,44 @@
+"""The ranks that have parts of the same sequences, and what they tell each other."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from launcher.parallel.mesh import Mesh, Slice
+from launcher.parallel.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbours:
+    """Ranks of one sequence, in the order of their parts."""
+
+    part: Slice
+    """Of this rank."""
+    group: dist.ProcessGroup | None
+    """None for a prediction, where shapes are all there is and nobody is told anything."""
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """x [ranks, ...] contiguous: piece i for rank i -> [ranks, ...], piece i from rank i."""
+        received = torch.empty_like(x)
+        if self.group is not None:
+            dist.all_to_all_single(received, x, group=self.group)
+        return received
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """x [n, ...] contiguous -> [ranks, n, ...]."""
+        received = x.new_empty(self.part.ranks, *x.shape)
+        if self.group is not None:
+            dist.all_gather_into_tensor(received.flatten(0, 1), x, group=self.group)
+        return received
+
+
+def join(mesh: Mesh, world: World) -> Neighbours | None:
+    """Start their process group; all ranks call this. None where sequences are not cut."""
+    if mesh.part is None:
+        return None
+    shape = (mesh.data_ranks, mesh.part.ranks)
+    whole = init_device_mesh(world.device.type, shape, mesh_dim_names=("data", "sequence"))
+    return Neighbours(part=mesh.part, group=whole.get_group("sequence"))

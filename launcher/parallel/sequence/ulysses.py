@@ -1,0 +1,90 @@
+"""Attention over sequences that are cut over ranks, by exchanging time for heads.
+
+Between two all-to-alls each rank has all tokens of some heads, so that any kernel does, with its
+windows and masks (DeepSpeed-Ulysses, arXiv:2309.14509).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from launcher.model.attention.kernel import AttentionFunction, Prepare
+from launcher.parallel.sequence.neighbours import Neighbours
+
+
+def ulysses(kernel: AttentionFunction, neighbours: Neighbours) -> AttentionFunction:
+    """`kernel` for [B, H, T/ranks, head_dim]; its mask is one for T.
+
+    Key and value heads that are fewer than ranks are repeated until each rank has one.
+    """
+    ranks = neighbours.part.ranks
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, mask: Any, window: int | None, dropout: float
+    ) -> Tensor:
+        if (repeats := ranks // k.size(1)) > 1:
+            k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
+        q, k, v = (_ToHeads.apply(part, neighbours) for part in (q, k, v))
+        y = kernel(q, k, v, mask=mask, window=window, dropout=dropout)
+        found: Tensor = _ToTime.apply(y, neighbours)
+        return found
+
+    return attend
+
+
+def whole_mask(prepare: Prepare, neighbours: Neighbours) -> Prepare:
+    """The kernel's mask for all of T, asked for with a rank's part of it."""
+
+    def prepared(
+        seq_len: int,
+        window: int | None,
+        device: torch.device,
+        starts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Any:
+        if starts is not None:
+            starts = neighbours.all_gather(starts.contiguous()).transpose(0, 1).flatten(1)
+        return prepare(neighbours.part.ranks * seq_len, window, device, starts, dtype)
+
+    return prepared
+
+
+class _ToHeads(torch.autograd.Function):
+    """[B, H, T/ranks, e] -> [B, H/ranks, T, e]."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours = neighbours  # type: ignore[attr-defined]
+        return _to_heads(x, neighbours)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return _to_time(gradient, ctx.neighbours), None  # type: ignore[attr-defined]
+
+
+class _ToTime(torch.autograd.Function):
+    """[B, H/ranks, T, e] -> [B, H, T/ranks, e]."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, neighbours: Neighbours) -> Tensor:
+        ctx.neighbours = neighbours  # type: ignore[attr-defined]
+        return _to_time(x, neighbours)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return _to_heads(gradient, ctx.neighbours), None  # type: ignore[attr-defined]
+
+
+def _to_heads(x: Tensor, neighbours: Neighbours) -> Tensor:
+    # Time comes first on the way, so that what arrives from the ranks in order is in order.
+    pieces = x.unflatten(1, (neighbours.part.ranks, -1)).permute(1, 3, 0, 2, 4).contiguous()
+    return neighbours.all_to_all(pieces).flatten(0, 1).permute(1, 2, 0, 3)
+
+
+def _to_time(x: Tensor, neighbours: Neighbours) -> Tensor:
+    pieces = x.permute(2, 0, 1, 3).unflatten(0, (neighbours.part.ranks, -1)).contiguous()
+    # As one heads wide row per token, which is how the next projection reads it.
+    received = neighbours.all_to_all(pieces).permute(2, 1, 0, 3, 4)
+    return received.flatten(2, 3).transpose(1, 2)
