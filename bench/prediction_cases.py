@@ -72,6 +72,8 @@ SEQUENCE_ROWS = (
     ("fp32", "full", 1, "llama"),
     ("bf16", "none", 1, "even"),
 )
+RING = "--sequence-method=ring"
+RING_ROWS = (("fp32", "selective", 1, "even"), ("bf16", "full", 2, "llama"))
 CUT = ("ddp", "fsdp", "fsdp-grad-op", "zero1", "zero2", "zero3", "zero3-offload")
 MICRO_BATCH = 4
 # What changes states or temporaries beside precision and checkpointing; on two ranks.
@@ -114,6 +116,13 @@ def cases_for(ranks: int, device: str) -> list[Case]:
         some = SEQUENCE_ROWS if everything else SEQUENCE_ROWS[:2]
         cases += [
             _case(s, STRATEGIES[s], row, ranks, device, sequence=2) for s in CUT for row in some
+        ]
+        cases += [
+            _case(
+                f"{s}-ring", (*STRATEGIES[s], "--sequence-method=ring"), row, ranks, device, ranks
+            )
+            for s in ("ddp", "fsdp", "zero2", "zero3")
+            for row in RING_ROWS
         ]
     if ranks == 2:
         for technique, (strategies, flags) in TECHNIQUES.items():

@@ -53,8 +53,9 @@ class ShardingChoice:
         require_positive(self, "replicate", "bucket", "sequence_parallel", most=MOST_ITEMS)
 
     def data_ranks(self, world_size: int) -> int:
-        """Of `world_size` ranks, how many read different sequences."""
-        return world_size // self.sequence_parallel
+        """Of `world_size` ranks, how many read different sequences; 1 also where they are too few
+        for a sequence, which is refused."""
+        return max(1, world_size // self.sequence_parallel)
 
     def flags_to(self, place: Offload) -> str:
         """The flags that ask for offload to `place`, as one would type them; empty: none does."""

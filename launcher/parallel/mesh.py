@@ -1,6 +1,5 @@
 """The ranks as data x sequence: who reads which sequences, and which part of them."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +29,12 @@ class Slice:
         return [range(first * count, (first + 1) * count) for first in (self.index, mirror)]
 
 
-def first_part(sharding: ShardingChoice) -> Slice | None:
-    """What the first rank of each sequence has; None where every rank has whole sequences."""
-    if sharding.sequence_parallel == 1:
+def part_of(rank: int, sharding: ShardingChoice) -> Slice | None:
+    """What a rank has of each of its sequences, -1 for the last rank; None for all of them."""
+    ranks = sharding.sequence_parallel
+    if ranks == 1:
         return None
-    return Slice(ranks=sharding.sequence_parallel, index=0, method=sharding.sequence_method)
+    return Slice(ranks=ranks, index=rank % ranks, method=sharding.sequence_method)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +49,10 @@ class Mesh:
     @classmethod
     def of(cls, place: Place, sharding: ShardingChoice) -> "Mesh":
         """Where a process is in the mesh of its run."""
-        data_rank, index = divmod(place.rank, sharding.sequence_parallel)
-        first = first_part(sharding)
         return cls(
-            data_rank=data_rank,
+            data_rank=place.rank // sharding.sequence_parallel,
             data_ranks=sharding.data_ranks(place.size),
-            part=None if first is None else dataclasses.replace(first, index=index),
+            part=part_of(place.rank, sharding),
         )
 
     def positions(self, seq_len: int) -> np.ndarray | None:

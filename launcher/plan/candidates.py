@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from launcher.config.deepspeed_file import adopted_fields
 from launcher.config.resolve import Resolved, resolve
+from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
@@ -15,6 +16,8 @@ from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
+LONG_SEQUENCE: Final = 8192
+"""Tokens from which on cutting sequences is tried: a smaller micro-batch saves as much before."""
 PRECISIONS: Final = ("bf16", "fp32")
 Changes = dict[str, Any]
 CHECKPOINTING: Final = ("none", "selective", "full")
@@ -96,10 +99,15 @@ def _combinations(
     if "activation_checkpointing" in fixed:
         modes = (config.model.activation_checkpointing,)
     shardings = _shardings(world_size, ranks_per_node)
-    for (suffix, changes), precision, checkpointing in product(shardings, precisions, modes):
+    cuts = _cuts(config, world_size, ranks_per_node)
+    for (suffix, changes), cut, precision, checkpointing in product(
+        shardings, cuts, precisions, modes
+    ):
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
         choice = changes | {"precision": precision, "activation_checkpointing": checkpointing}
+        if cut > 1:
+            suffix, choice = f"{suffix}-sequence{cut}", choice | {"sequence_parallel": cut}
         # A fixed field that this sharding leaves alone keeps the user's value.
         if all(flat.get(name, choice[name]) == choice[name] for name in choice.keys() & fixed):
             yield suffix, choice
@@ -122,6 +130,18 @@ def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Chan
             yield suffix, {**fields, **more}
 
 
+def _cuts(config: RunConfig, world_size: int, ranks_per_node: int) -> list[int]:
+    """Over how many ranks a sequence is cut, within a node: where one is long, or where there are
+    fewer than ranks. None where the user has said it."""
+    if config.sharding.sequence_parallel > 1:
+        return [1]
+    seq_len = config.data.seq_len or default_seq_len(config.model.build())
+    if seq_len < LONG_SEQUENCE and (config.data.global_batch or world_size) >= world_size:
+        return [1]
+    sizes = [2**n for n in range(min(world_size, ranks_per_node).bit_length())]
+    return [size for size in sizes if world_size % size == 0]
+
+
 def _runs(
     config: RunConfig, fixed: Collection[str], world_size: int, device_type: str
 ) -> tuple[Resolved, ...]:
@@ -132,11 +152,12 @@ def _runs(
     elif total is None:
         sizes = [2**n for n in range(LARGEST_MICRO_BATCH.bit_length())]
     else:
-        per_rank, rest = divmod(total, world_size)
+        data_ranks = config.sharding.data_ranks(world_size)
+        per_rank, rest = divmod(total, data_ranks)
         if rest:
             raise UserError(
-                f"--global-batch {total} cannot be spread evenly over {world_size} ranks: give a "
-                f"multiple of {world_size}"
+                f"--global-batch {total} cannot be spread evenly over {data_ranks} ranks: give a "
+                f"multiple of {data_ranks}"
             )
         sizes = [n for n in range(1, min(per_rank, LARGEST_MICRO_BATCH) + 1) if per_rank % n == 0]
     return tuple(

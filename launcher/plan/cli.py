@@ -234,7 +234,8 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     chosen = best.run.config.flat()
     names = (
         *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),
-        *("offload_param", "precision", "activation_checkpointing", "micro_batch", "global_batch"),
+        *("offload_param", "sequence_parallel", "precision", "activation_checkpointing"),
+        *("micro_batch", "global_batch"),
     )
     flags = list(training)
     if asked["micro_batch"] == "auto":

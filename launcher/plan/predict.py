@@ -10,7 +10,7 @@ from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
-from launcher.parallel.mesh import first_part
+from launcher.parallel.mesh import part_of
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 from launcher.strategies.buffers import Buffers
@@ -49,8 +49,11 @@ class Prediction:
         return max(self.peaks.values())
 
 
-def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int = 0) -> Prediction:
-    """Follow two steps of a resolved run, as rank `rank` of `world_size`.
+def predict(
+    resolved: Resolved, *, world_size: int, device_type: str, rank: int | None = None
+) -> Prediction:
+    """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
+    shards of the first one and, where sequences are cut, the part of the last one.
 
     The bytes are those of live tensors; what a caching allocator makes of them, and the context
     of a GPU, come on top.
@@ -61,7 +64,7 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
     strategy = strategy_of(resolved.config)
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)
-    seen = Rank(resolved=resolved, world_size=world_size, rank=rank, device_type=device_type)
+    seen = Rank(resolved=resolved, world_size=world_size, rank=rank or 0, device_type=device_type)
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()
@@ -70,7 +73,7 @@ def predict(resolved: Resolved, *, world_size: int, device_type: str, rank: int 
         _compute(seen),
         micro_batch=resolved.config.data.micro_batch,
         seq_len=resolved.local_seq_len,
-        part=first_part(resolved.config.sharding),
+        part=part_of(-1 if rank is None else rank, resolved.config.sharding),
     )
     if resolved.model.activation_checkpointing == "offload" and device_type == "cuda":
         trace = on_host(trace)

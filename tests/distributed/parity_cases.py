@@ -247,6 +247,19 @@ def _cut_sequences() -> list[Case]:
         for ranks in ((2, 4) if number == 0 else (2,))
         if k not in ("zero0", "fsdp-hybrid-grad-op")
     ]
+    ring = ("--sequence-method=ring",)
+    cases += [
+        _case(f"{k}-ring", (*STRATEGIES[k], *ring), ranks=r, sequence=s, **options)
+        for k, r, s, options in (
+            ("ddp", 4, 4, pairwise[0]),
+            ("fsdp", 4, 2, pairwise[1]),
+            ("zero1", 4, 2, pairwise[0]),
+            ("zero2", 4, 2, pairwise[1]),
+            ("zero3", 4, 2, pairwise[2]),
+            ("ddp", 2, 2, pairwise[3]),
+            ("fsdp", 2, 2, pairwise[2]),
+        )
+    ]
     cases += [
         _masked(k, STRATEGIES[k], ranks=r, accumulation=2, documents=True, sequence=2)
         for k, r in (("ddp", 2), ("fsdp", 4), ("zero2", 2), ("zero3", 2))

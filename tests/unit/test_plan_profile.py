@@ -14,7 +14,7 @@ from launcher.model.config import ModelConfig
 from launcher.plan import profile
 from launcher.plan.benchmarks import Bench, Effort
 from launcher.plan.collectives import fit_rate
-from launcher.plan.machine import Machine
+from launcher.plan.machine import COLLECTIVES, Machine
 
 TINY = Effort(
     seconds=0.01,
@@ -46,7 +46,7 @@ def test_a_real_profile_has_every_rate(measured: tuple[Machine, list[str]]) -> N
     assert (machine.device, machine.ranks_per_node) == ("cpu", 2)
     assert set(machine.matmul_flops_per_s) == {"fp32", "bf16"}
     assert machine.collectives is not None
-    assert set(machine.collectives) == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert set(machine.collectives) == {*COLLECTIVES}
     assert machine.host_to_device_bytes_per_s is None
     assert any(line.startswith("all-reduce:") for line in said)
 

@@ -86,6 +86,10 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
         "--offload-optimizer nvme": {"offload_optimizer": "nvme", **_DISK},
         "--offload-param nvme": {"offload_param": "nvme", **_BF16, **_DISK},
     },
+    {
+        "--sequence-parallel N": {"sequence_parallel": 2},
+        "--sequence-method ring": {"sequence_parallel": 2, "sequence_method": "ring"},
+    },
     {"--memory-trace": {"memory_trace": True}},
 )
 TECHNIQUES: Final = {name: changes for group in GROUPS for name, changes in group.items()}

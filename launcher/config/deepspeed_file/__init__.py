@@ -52,7 +52,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         given_micro = config.data.micro_batch if "micro_batch" in given else None
         micro = changes.get("micro_batch", given_micro)
         total = changes.get("global_batch", config.data.global_batch)
-        data_ranks = max(1, config.sharding.data_ranks(world_size))
+        data_ranks = config.sharding.data_ranks(world_size)
         changes |= _batch(file, micro, total, config.data.micro_batch, data_ranks)
     if precision == "bf16-pure":
         changes.pop("grad_accum_dtype", None)  # it says that itself

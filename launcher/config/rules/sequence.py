@@ -20,7 +20,12 @@ def ranks(setting: Setting) -> Iterator[str]:
     """Ranks that are no multiple of those of a sequence; flags without them."""
     chosen = setting.config.sharding
     number = chosen.sequence_parallel
-    if setting.world_size % number:
+    if setting.world_size < number:
+        yield (
+            f"--sequence-parallel {number} needs {number} ranks or a multiple, and this is "
+            f"{setting.world_size}: start more with torchrun --nproc, or leave it out"
+        )
+    elif setting.world_size % number:
         fitting = [n for n in range(1, setting.world_size + 1) if setting.world_size % n == 0]
         yield (
             f"--sequence-parallel {number} does not divide {setting.world_size} ranks: use one of "

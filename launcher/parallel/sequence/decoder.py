@@ -7,6 +7,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, Attention
 from launcher.model.rope import Rotation
 from launcher.parallel.sequence.neighbours import Neighbours
+from launcher.parallel.sequence.ring import ring
 from launcher.parallel.sequence.ulysses import ulysses, whole_mask
 
 
@@ -20,11 +21,15 @@ class SlicedGPT(GPT):
     def __init__(self, config: ModelConfig, neighbours: Neighbours) -> None:
         super().__init__(config)
         self.neighbours = neighbours
-        self.prepare_mask = whole_mask(self.prepare_mask, neighbours)
+        goes_round = neighbours.part.method == "ring"
+        if not goes_round:
+            self.prepare_mask = whole_mask(self.prepare_mask, neighbours)
         for block in self.blocks:
             attention = block.get_submodule("attn")
             assert isinstance(attention, Attention)
-            attention.attend = ulysses(attention.attend, neighbours)
+            attention.attend = (
+                ring(neighbours) if goes_round else ulysses(attention.attend, neighbours)
+            )
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens [B, T/ranks] at `positions`, counted as if they were whole sequences."""

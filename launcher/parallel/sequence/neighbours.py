@@ -1,5 +1,6 @@
 """The ranks that have parts of the same sequences, and what they tell each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,28 @@ class Neighbours:
         if self.group is not None:
             dist.all_gather_into_tensor(received.flatten(0, 1), x, group=self.group)
         return received
+
+    def pass_on(self, x: Tensor) -> Callable[[], Tensor]:
+        """Begins to send x, contiguous, to the next rank; -> what waits for the previous one's."""
+        received = torch.empty_like(x)
+        if self.group is None:
+            return lambda: received
+        index, ranks = self.part.index, self.part.ranks
+        if ranks == 1:
+            return lambda: x  # a backend need not know how to send to itself
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, x, group=self.group, group_peer=(index + 1) % ranks),
+                dist.P2POp(dist.irecv, received, group=self.group, group_peer=(index - 1) % ranks),
+            ]
+        )
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return wait
 
 
 def join(mesh: Mesh, world: World) -> Neighbours | None:

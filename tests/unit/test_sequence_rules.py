@@ -1,0 +1,86 @@
+"""Which sequences can be cut over ranks: chosen, or refused in one sentence."""
+
+from typing import Any
+
+import pytest
+
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import AutoMicroBatch, RunConfig
+from launcher.errors import UserError
+
+SMALL = {"heads": 4, "d_model": 64, "seq_len": 64, "context": 64}
+
+
+def resolved(ranks: int, **changes: Any) -> Resolved:
+    config = RunConfig().replace(**{**SMALL, **changes})
+    return resolve(config, world_size=ranks, device_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "method"),
+    [
+        (4, None, 2, "ulysses"),
+        (4, None, 4, "ulysses"),
+        (8, 2, 4, "ulysses"),  # each key head for two ranks
+        (8, 4, 2, "ulysses"),
+        (4, None, 8, "ring"),
+        (4, None, 3, "ring"),
+        (12, 3, 2, "ring"),  # key heads that neither divide nor are divided
+    ],
+)
+def test_auto_is_ulysses_where_the_ranks_divide_the_heads(
+    heads: int, kv_heads: int | None, ranks: int, method: str
+) -> None:
+    found = resolved(
+        ranks, heads=heads, d_model=96, kv_heads=kv_heads, sequence_parallel=ranks, seq_len=48
+    )
+    assert found.config.sharding.sequence_method == method
+
+
+def test_ranks_of_one_sequence_read_the_same() -> None:
+    found = resolved(8, sequence_parallel=4, micro_batch=2, strategy="fsdp")
+    assert (found.global_batch, found.accumulation) == (4, 1)
+    assert (found.seq_len, found.local_seq_len) == (64, 16)
+    assert resolved(8, sequence_parallel=4, micro_batch=1, global_batch=6).accumulation == 3
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "said"),
+    [
+        (4, {"sequence_parallel": 3}, "does not divide 4 ranks: use one of 1, 2, 4"),
+        (2, {"sequence_parallel": 4}, "needs 4 ranks or a multiple, and this is 2"),
+        (1, {"sequence_parallel": 2}, "needs 2 ranks or a multiple, and this is 1"),
+        (2, {"sequence_method": "ring"}, "needs sequences that are cut over ranks"),
+        (
+            *(8, {"sequence_parallel": 8, "sequence_method": "ulysses"}),
+            "4 heads with 4 of keys do not divide: use --sequence-method ring",
+        ),
+        (2, {"sequence_parallel": 2, "seq_len": 63}, "use --seq-len 62"),
+        (
+            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "seq_len": 62}),
+            "cannot be cut into 4 pieces .* use --seq-len 60",
+        ),
+        (2, {"sequence_parallel": 2, "sequence_method": "ring", "window": 8}, "--window 8"),
+        (2, {"sequence_parallel": 2, "sequence_method": "ring", "dropout": 0.1}, "--dropout 0.1"),
+        (
+            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "document_attention": True}),
+            "--document-attention does not go with ring",
+        ),
+        (
+            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "attention": "eager"}),
+            "--attention eager",
+        ),
+        (8, {"sequence_parallel": 8, "window": 8}, "4 heads on 8 ranks.*divides the heads"),
+        (2, {"sequence_parallel": 2, "sample_every": 5}, "--sample-every 5"),
+        (2, {"sequence_parallel": 2, "micro_batch": AutoMicroBatch()}, "--micro-batch auto"),
+        (2, {"sequence_parallel": 2, "compile": True}, "--compile"),
+        (
+            *(4, {"sequence_parallel": 2, "micro_batch": 2, "global_batch": 6}),
+            "micro-batch 2 x 2 ranks = 4: use --global-batch 4",
+        ),
+    ],
+)
+def test_refused_in_one_sentence(ranks: int, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        resolved(ranks, **changes)
+    assert "\n" not in str(refused.value)
