@@ -65,6 +65,7 @@ def _cases(
 DDP = ("--strategy=ddp",)
 ZERO1, ZERO2, ZERO3 = (("--zero=1",), ("--zero=2",), ("--zero=3",))
 ZERO3_OFFLOAD = (*ZERO3, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
+SEQUENCE, RING = "--sequence-parallel=2", "--sequence-method=ring"
 UNTIED, BF16 = ("--tied=False",), ("--precision=bf16",)
 # The options of Llama, Qwen 2 and Qwen 3 in one model.
 ROPE = (
@@ -96,6 +97,8 @@ CASES: list[Case] = [
         zero3=ZERO3,
     ),
     *_cases("untied", ranks=2, more=UNTIED, ddp=DDP, fsdp=FSDP, zero2=ZERO2, zero3=ZERO3),
+    *_cases("untied", ranks=2, more=UNTIED, ddp_sequence=(*DDP, SEQUENCE)),
+    *_cases("untied", ranks=4, more=UNTIED, zero3_ring=(*ZERO3, SEQUENCE, RING)),
     *_cases("bf16", ranks=1, more=BF16, single=("--strategy=single",)),
     *_cases(
         "bf16",
