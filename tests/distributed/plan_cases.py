@@ -33,6 +33,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero2-llama-bf16": ("--zero=2", _BF16, "--activation-checkpointing=selective", *_LLAMA),
     "zero3-llama": ("--zero=3", "--qk-norm=True", *_LLAMA),
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
+    "fsdp-sequence": ("--strategy=fsdp", "--sequence-parallel=4"),
+    "zero2-llama-sequence": ("--zero=2", _BF16, "--sequence-parallel=2", *_LLAMA),
+    "ddp-ring": ("--strategy=ddp", "--sequence-parallel=8"),  # 4 heads
 }
 # Where states do not divide, DeepSpeed pads; eight ranks divide everything here.
 SIZES: dict[int, tuple[str, ...]] = {

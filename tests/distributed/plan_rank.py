@@ -43,7 +43,8 @@ def main() -> None:
 
 def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
     arguments = [*MODEL_FLAGS, *flags, f"--micro-batch={MICRO_BATCH}"]
-    arguments.append(f"--global-batch={MICRO_BATCH * ACCUMULATION * world_size}")
+    data_ranks = parse_run_config(arguments).sharding.data_ranks(world_size)
+    arguments.append(f"--global-batch={MICRO_BATCH * ACCUMULATION * data_ranks}")
     resolved = resolve(parse_run_config(arguments), world_size=world_size, device_type="cpu")
     world = World(
         rank=0, local_rank=0, size=world_size, local_size=world_size, device=torch.device("cpu")
@@ -56,13 +57,13 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
         for step in (1, 2):
             memory.period("first_step" if step == 1 else "steady")
             memory.begin_step(step)
-            run_step(engine, memory, resolved.seq_len)
+            run_step(engine, memory, resolved.local_seq_len)
             memory.end_step(step)  # also has the tracker see what was born inside DTensors
         held = asdict(engine.count_states().ledger(world.device).device)
     measured = max(memory.peaks().values())
     release(engine)
     gc.collect()
-    prediction = predict(resolved, world_size=world_size, device_type="cpu")
+    prediction = predict(resolved, world_size=world_size, device_type="cpu", rank=0)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     return {
         "parameters": resolved.model.parameter_count,

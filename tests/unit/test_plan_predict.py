@@ -172,3 +172,21 @@ def test_thousands_of_ranks_and_billions_of_parameters() -> None:
     held = prediction.held.device.states_bytes
     assert held == pytest.approx(12 * resolved.model.parameter_count / 4096, rel=0.5)
     assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize("method", ["ulysses", "ring"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_half_of_a_long_sequence_takes_half_the_activations(
+    method: str, checkpointing: str
+) -> None:
+    long = {"context": 2048, "seq_len": 2048, "micro_batch": 1, "loss_chunk": 64, "layers": 8}
+    changes = {"strategy": "ddp", "activation_checkpointing": checkpointing, **long}
+    whole = predicted(2, **changes)
+    cut = predicted(2, **changes, sequence_parallel=2, sequence_method=method)
+    assert live(cut) <= 0.55 * live(whole)
+
+
+def live(prediction: Prediction) -> int:
+    """Activations and temporaries of the highest moment."""
+    lines = prediction.peak.device
+    return (lines.activations_bytes or 0) + (lines.temporary_bytes or 0)

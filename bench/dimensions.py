@@ -1,0 +1,174 @@
+"""What cutting sequences over ranks saves and costs, on 4 processes of a CPU.
+
+    python bench/dimensions.py [--rounds 3] [--long] [--output FOLDER]
+
+Each layout reads the same global batch of long sequences. One run follows every live tensor
+(`--memory-trace`): its highest moment on the worst rank, its activations there, and what `plan`
+says of them. Then each round runs all layouts one after the other without that, so that a ratio of
+tokens/s is one of neighbours (the median counts). Sent: what a rank tells the others of its
+sequences in a step, by the planner's arithmetic. Processes of one machine share its cores: no
+layout can be faster here than they allow. `--long` trains on 65,536 tokens over 4 processes beside
+20,000 in one. Writes dimensions.json and .md.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+from runs import Run, refuse_existing, table, train, write_stdlib
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.plan.collectives import sent_bytes, sequence_transfers
+from launcher.strategies.traffic import Collective
+
+RANKS = 4
+MIB = 2**20
+# Name -> (what it is held against, flags).
+LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    f"{strategy}{name}": (strategy, (*flags, *more))
+    for strategy, flags in (
+        ("ddp", ("--strategy=ddp",)),
+        ("fsdp", ("--strategy=fsdp",)),
+        ("zero3", ("--zero=3",)),
+    )
+    for name, more in (
+        ("", ()),
+        (", sequence 2", ("--sequence-parallel=2",)),
+        (", sequence 4", ("--sequence-parallel=4",)),
+        (", sequence 4 in a ring", ("--sequence-parallel=4", "--sequence-method=ring")),
+    )
+}
+SHAPE = (
+    *("--layers=4", "--d-model=256", "--heads=4", "--context=2048", "--tokenizer=byte"),
+    *("--vocab-size=260", "--micro-batch=1", f"--global-batch={RANKS}", "--device=cpu"),
+    "--test-batches=0",
+)
+NARROW = (
+    *("--layers=1", "--d-model=256", "--heads=4", "--context=65536", "--tokenizer=byte"),
+    *("--vocab-size=260", "--micro-batch=1", "--global-batch=1", "--device=cpu", "--steps=1"),
+    *("--test-batches=0", "--memory-trace", "--activation-checkpointing=full"),
+)
+LONG = {
+    "65,536 tokens on 4 processes": (RANKS, ("--seq-len=65536", "--sequence-parallel=4")),
+    "20,000 tokens on one": (1, ("--seq-len=20000",)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--long", action="store_true", help="the two long runs, too")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    stem = options.output / "dimensions"
+    refuse_existing(stem.with_suffix(".json"))
+    with tempfile.TemporaryDirectory() as folder:
+        text = write_stdlib(Path(folder) / "text.txt", 2_000_000)
+        rows = layouts([*SHAPE, f"--data={text}"], Path(folder), options.rounds)
+        long = long_runs([*NARROW, f"--data={text}"], Path(folder)) if options.long else []
+    options.output.mkdir(parents=True, exist_ok=True)
+    result = {"rounds": options.rounds, "shape": SHAPE, "rows": rows, "long": long}
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    lines = f"# Dimensions, {RANKS} processes on a CPU\n\n`{' '.join(SHAPE)}`\n\n{markdown(rows)}"
+    if long:
+        lines += f"\n`{' '.join(NARROW)}`\n\n{long_markdown(long)}"
+    stem.with_suffix(".md").write_text(lines)
+    print(lines)
+
+
+def layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each layout."""
+    traced: dict[str, Run] = {}
+    timed: dict[str, list[Run]] = {name: [] for name in LAYOUTS}
+    for name, (_, flags) in LAYOUTS.items():
+        traced[name] = one(name, [*shape, *flags, "--steps=3", "--memory-trace"], folder / name)
+    for number in range(rounds):
+        for name, (_, flags) in LAYOUTS.items():
+            out = folder / f"{name} {number}"
+            timed[name].append(one(name, [*shape, *flags, "--steps=6"], out))
+    rows = []
+    for name, (against, flags) in LAYOUTS.items():
+        plan, other = traced[name].summary["plan"], traced[against].summary["plan"]
+        pairs = zip(timed[name], timed[against], strict=True)
+        rows.append(
+            {
+                "name": name,
+                "peak_bytes": plan["measured"]["peak"],
+                "activations_bytes": plan["measured"]["activations"],
+                "activations_ratio": plan["measured"]["activations"]
+                / other["measured"]["activations"],
+                "predicted_bytes": plan["predicted"]["peak"],
+                "sent_bytes": sent(flags),
+                "tokens_per_s": [run.tokens_per_s() for run in timed[name]],
+                "ratio": statistics.median(a.tokens_per_s() / b.tokens_per_s() for a, b in pairs),
+            }
+        )
+    return rows
+
+
+def one(name: str, flags: list[str], out: Path, ranks: int = RANKS) -> Run:
+    """A run that must end well."""
+    run = train(flags, out=out, ranks=ranks)
+    assert run.completed, (name, run.reason)
+    print(f"{name}: {run.tokens_per_s():,.0f} tokens/s", flush=True)
+    return run
+
+
+def sent(flags: tuple[str, ...]) -> float:
+    """Bytes that a rank sends its neighbours in a step."""
+    config = parse_run_config([*SHAPE, *flags], world_size=RANKS)
+    run = resolve(config, world_size=RANKS, device_type="cpu")
+    ranks, total = run.config.sharding.sequence_parallel, 0.0
+    for transfers in sequence_transfers(run).values():
+        total += sum(sent_bytes(cast(Collective, t.kind), t.size_bytes, ranks) for t in transfers)
+    return run.accumulation * total
+
+
+def long_runs(shape: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Live peaks of a rank."""
+    rows = []
+    for name, (ranks, flags) in LONG.items():
+        run = one(name, [*shape, *flags], folder / name, ranks)
+        plan = run.summary["plan"]
+        rows.append(
+            {
+                "name": name,
+                "peak_bytes": plan["measured"]["peak"],
+                "predicted_bytes": plan["predicted"]["peak"],
+                "loss": run.records("step")[0]["loss"],
+            }
+        )
+    return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    head = ["layout", "live peak MiB", "planned", "activations MiB", "of those without", "sent MiB"]
+    lines = [
+        [
+            row["name"],
+            f"{row['peak_bytes'] / MIB:.1f}",
+            f"{row['predicted_bytes'] / MIB:.1f}",
+            f"{row['activations_bytes'] / MIB:.1f}",
+            f"{row['activations_ratio']:.2f}",
+            f"{row['sent_bytes'] / MIB:.1f}",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in rows
+    ]
+    return table([*head, "tokens/s, of those without"], lines)
+
+
+def long_markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        [row["name"], *(f"{row[f'{n}_bytes'] / MIB:.1f}" for n in ("peak", "predicted"))]
+        for row in rows
+    ]
+    return table(["run", "live peak of a rank, MiB", "planned"], lines)
+
+
+if __name__ == "__main__":
+    main()
