@@ -7,8 +7,8 @@ Each layout reads the same global batch of long sequences. One run follows every
 says of them. Then each round runs all layouts one after the other without that, so that a ratio of
 tokens/s is one of neighbours (the median counts). Sent: what a rank tells the others of its
 sequences in a step, by the planner's arithmetic. Processes of one machine share its cores: no
-layout can be faster here than they allow. `--long` trains on 65,536 tokens over 4 processes beside
-20,000 in one. Writes dimensions.json and .md.
+layout can be faster here than they allow. Writes dimensions.json and .md. `--long` trains on 65,536
+tokens over 4 processes and on 20,000 in one instead, into dimensions_long.json and .md.
 """
 
 import argparse
@@ -61,21 +61,23 @@ LONG = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long", action="store_true", help="the two long runs, too")
+    parser.add_argument("--long", action="store_true", help="only the two long runs")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    stem = options.output / "dimensions"
+    stem = options.output / ("dimensions_long" if options.long else "dimensions")
     refuse_existing(stem.with_suffix(".json"))
+    shape = NARROW if options.long else SHAPE
     with tempfile.TemporaryDirectory() as folder:
-        text = write_stdlib(Path(folder) / "text.txt", 2_000_000)
-        rows = layouts([*SHAPE, f"--data={text}"], Path(folder), options.rounds)
-        long = long_runs([*NARROW, f"--data={text}"], Path(folder)) if options.long else []
+        flags = [*shape, f"--data={write_stdlib(Path(folder) / 'text.txt', 2_000_000)}"]
+        if options.long:
+            rows = long_runs(flags, Path(folder))
+        else:
+            rows = layouts(flags, Path(folder), options.rounds)
     options.output.mkdir(parents=True, exist_ok=True)
-    result = {"rounds": options.rounds, "shape": SHAPE, "rows": rows, "long": long}
+    result = {"rounds": options.rounds, "shape": shape, "rows": rows}
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    lines = f"# Dimensions, {RANKS} processes on a CPU\n\n`{' '.join(SHAPE)}`\n\n{markdown(rows)}"
-    if long:
-        lines += f"\n`{' '.join(NARROW)}`\n\n{long_markdown(long)}"
+    shown = long_markdown(rows) if options.long else markdown(rows)
+    lines = f"# Dimensions, {RANKS} processes on a CPU\n\n`{' '.join(shape)}`\n\n{shown}\n"
     stem.with_suffix(".md").write_text(lines)
     print(lines)
 

@@ -24,6 +24,12 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
         f"{gib(place.memory_bytes)} ({machine.source})",
     ]
     lines += notes
+    ranks = run.config.sharding.sequence_parallel
+    if ranks > place.ranks_per_node:
+        lines.append(
+            f"the {ranks} ranks of a sequence are on {-(-ranks // place.ranks_per_node)} nodes, and "
+            f"talk in every block: --sequence-parallel {place.ranks_per_node} stays within one"
+        )
     if place.fixed_bytes:
         lines.append(
             f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context and NCCL before the "
