@@ -53,7 +53,10 @@ NARROW = (
     *("--test-batches=0", "--memory-trace", "--activation-checkpointing=full"),
 )
 LONG = {
-    "65,536 tokens on 4 processes": (RANKS, ("--seq-len=65536", "--sequence-parallel=4")),
+    "65,536 tokens on 4 processes, FSDP": (
+        RANKS,
+        ("--seq-len=65536", "--sequence-parallel=4", "--strategy=fsdp"),
+    ),
     "20,000 tokens on one": (1, ("--seq-len=20000",)),
 }
 

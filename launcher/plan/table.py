@@ -26,9 +26,10 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
     lines += notes
     ranks = run.config.sharding.sequence_parallel
     if ranks > place.ranks_per_node:
+        nodes = -(-ranks // place.ranks_per_node)
         lines.append(
-            f"the {ranks} ranks of a sequence are on {-(-ranks // place.ranks_per_node)} nodes, and "
-            f"talk in every block: --sequence-parallel {place.ranks_per_node} stays within one"
+            f"the {ranks} ranks of a sequence are on {nodes} nodes, and talk in every block: "
+            f"--sequence-parallel {place.ranks_per_node} stays within one"
         )
     if place.fixed_bytes:
         lines.append(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from launcher.config.deepspeed_file import opening_lines
+from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.exchange.companions import carry_beside
 from launcher.measure.records import RunRecord
@@ -69,12 +70,15 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[st
     sharding = prepared.resolved.config.sharding
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
     data_ranks = sharding.data_ranks(record.world_size)
+    reason = prepared.resolved.attention.reason
+    if sharding.sequence_method == "ring":
+        reason = "keys and values go around the ranks of a sequence"
     if record.sequence_parallel > 1:
         ranks += f", {record.sequence_parallel} to a sequence ({sharding.sequence_method})"
     return [
         f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
-        f"attention: {record.attention}: {prepared.resolved.attention.reason}",
+        f"attention: {record.attention}: {reason}",
         *opening_lines(sharding.deepspeed),
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
@@ -101,7 +105,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         sequence_parallel=config.sharding.sequence_parallel,
         precision=config.optim.precision,
         model=config.model.label,
-        attention=str(resolved.attention.on(world.device, seq_len=resolved.seq_len)),
+        attention=_attention(resolved, world.device),
         parameters=model.parameter_count,
         matmul_parameters=model.matmul_parameter_count,
         flops_per_token=flops_per_token(model, resolved.seq_len),
@@ -112,3 +116,9 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         steps=resolved.steps,
         started_unix_s=time.time(),
     )
+
+
+def _attention(resolved: Resolved, device: torch.device) -> str:
+    if resolved.config.sharding.sequence_method == "ring":
+        return "ring"
+    return str(resolved.attention.on(device, seq_len=resolved.seq_len))

@@ -260,6 +260,8 @@ def _cut_sequences() -> list[Case]:
             ("fsdp", 2, 2, pairwise[2]),
         )
     ]
+    compiled = (*STRATEGIES["fsdp"], "--compile")
+    cases.append(_case("fsdp-compiled", compiled, ranks=2, sequence=2))
     cases += [
         _masked(k, STRATEGIES[k], ranks=r, accumulation=2, documents=True, sequence=2)
         for k, r in (("ddp", 2), ("fsdp", 4), ("zero2", 2), ("zero3", 2))

@@ -73,7 +73,6 @@ def test_ranks_of_one_sequence_read_the_same() -> None:
         (8, {"sequence_parallel": 8, "window": 8}, "4 heads on 8 ranks.*divides the heads"),
         (2, {"sequence_parallel": 2, "sample_every": 5}, "--sample-every 5"),
         (2, {"sequence_parallel": 2, "micro_batch": AutoMicroBatch()}, "--micro-batch auto"),
-        (2, {"sequence_parallel": 2, "compile": True}, "--compile"),
         (
             *(4, {"sequence_parallel": 2, "micro_batch": 2, "global_batch": 6}),
             "micro-batch 2 x 2 ranks = 4: use --global-batch 4",

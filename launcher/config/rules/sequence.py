@@ -99,8 +99,6 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
             f"--micro-batch auto measures whole sequences, not those of {flag}: give a number "
             "(shardscale plan says what fits)"
         )
-    if config.loop.compile:
-        yield f"--compile cannot follow what {flag} sends in a block: leave one of them out"
 
 
 def _heads_divide(model: ModelConfig, number: int) -> bool:
