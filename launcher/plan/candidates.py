@@ -18,6 +18,7 @@ from launcher.strategies.base import unknown_versions
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 LONG_SEQUENCE: Final = 8192
 """Tokens from which on cutting sequences is tried: a smaller micro-batch saves as much before."""
+_EACH: Final = "+each"  # added to the label of what reduces gradients in each micro-batch
 PRECISIONS: Final = ("bf16", "fp32")
 Changes = dict[str, Any]
 CHECKPOINTING: Final = ("none", "selective", "full")
@@ -62,6 +63,10 @@ def choices(
         except UserError as error:
             problem = error
             continue
+        if suffix.startswith(_EACH):
+            runs = tuple(run for run in runs if run.accumulation > 1)
+            if not runs:  # nothing accumulates: the same as without
+                continue
         # Fixed fields may make one variant of another, and so twice the same choice.
         label = variant_of(runs[0].config).label + suffix
         kind = label, changes["precision"], changes["activation_checkpointing"]
@@ -105,6 +110,8 @@ def _combinations(
     ):
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
+        if suffix == _EACH and config.sharding.reduce_each_micro_batch:
+            continue  # all do
         choice = changes | {"precision": precision, "activation_checkpointing": checkpointing}
         if cut > 1:
             suffix, choice = f"{suffix}-sequence{cut}", choice | {"sequence_parallel": cut}
@@ -114,8 +121,8 @@ def _combinations(
 
 
 def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Changes]]:
-    """(what offload adds to the label, fields) of every way of sharding that makes sense on so
-    many ranks."""
+    """(what is added to the label, fields) of every way of sharding that makes sense on so many
+    ranks."""
     for variant in VARIANTS.values():
         fields: Changes = dict(variant.fields)
         alone = not STRATEGIES[fields["strategy"]].needs_group
@@ -126,6 +133,8 @@ def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Chan
                 continue  # nothing to replicate across
             fields["replicate"] = world_size // ranks_per_node
         yield "", fields
+        if variant.sharded_accumulation:
+            yield _EACH, {**fields, **variant.sharded_accumulation}
         for suffix, more in variant.offloads.items() if variant.plans_offload else ():
             yield suffix, {**fields, **more}
 

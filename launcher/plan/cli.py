@@ -233,7 +233,8 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     asked = parse_run_config(training, place.world_size).flat()
     chosen = best.run.config.flat()
     names = (
-        *("strategy", "zero", "reshard_after_forward", "replicate", "offload_optimizer"),
+        *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
+        "offload_optimizer",
         *("offload_param", "sequence_parallel", "precision", "activation_checkpointing"),
         *("micro_batch", "global_batch"),
     )
@@ -246,7 +247,10 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
         if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):
             continue
         option = "--" + name.replace("_", "-")
-        flags += [f"--no-{option[2:]}"] if value is False else [option, str(value)]
+        if isinstance(value, bool):
+            flags.append(option if value else f"--no-{option[2:]}")
+        else:
+            flags += [option, str(value)]
     nodes = -(-place.world_size // place.ranks_per_node)
     start = ["torchrun"]
     if nodes > 1:

@@ -42,6 +42,8 @@ class Variant:
     """Needs --replicate besides: groups of ranks shard, and hold the same."""
     offloads: Mapping[str, Fields] = field(default_factory=dict)
     """Ways to offload to host memory: suffix of the label -> what is set."""
+    sharded_accumulation: Fields = field(default_factory=dict)
+    """What keeps the gradients of accumulated micro-batches sharded, where that is a choice."""
     plans_offload: bool = True
     """Whether the planner tries them, too."""
     fetches_by_module: bool = False

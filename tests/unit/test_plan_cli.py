@@ -9,7 +9,7 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.plan.assess import Assessment, Place, assess, plan
-from launcher.plan.candidates import choices, given_fields
+from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import Waiting, find_place, main, parse_options
 from launcher.plan.machine import Machine
 from launcher.sizes import MIB, gib
@@ -190,3 +190,22 @@ def test_a_choice_is_called_what_the_fixed_flags_make_of_it(
     assert sorted(choice.label for choice in found) == sorted(labels)
     for choice in found:
         assert {variant_of(run.config).label for run in choice.runs} == {choice.label.split("+")[0]}
+
+
+def test_reducing_each_micro_batch_is_tried_where_some_are_accumulated() -> None:
+    def tried(*flags: str) -> list[Choice]:
+        options = ["--precision=bf16", "--activation-checkpointing=none", *flags]
+        config = parse_run_config(options)
+        given = given_fields(options, config)
+        found = choices(config, given, world_size=4, ranks_per_node=4, device_type="cuda")
+        return [choice for choice in found if choice.label.endswith("+each")]
+
+    found = tried("--global-batch=16")
+    assert [choice.label for choice in found] == ["fsdp+each", "fsdp-grad-op+each"]
+    for run in found[0].runs:
+        assert run.config.sharding.reduce_each_micro_batch
+        assert run.accumulation > 1
+    assert [run.config.data.micro_batch for run in found[0].runs] == [1, 2]  # 4 accumulates nothing
+    assert not tried()
+    assert not tried("--global-batch=16", "--micro-batch=4")
+    assert not tried("--global-batch=16", "--strategy=fsdp", "--reduce-each-micro-batch")

@@ -27,6 +27,7 @@ _FULL = Variant(
     level=3,
     # FSDP2 moves both or none.
     offloads={"+cpu": {"offload_optimizer": "cpu", "offload_param": "cpu"}},
+    sharded_accumulation={"reduce_each_micro_batch": True},
 )
 _GRAD_OP = replace(
     _FULL,
