@@ -83,3 +83,16 @@ def test_refused_in_one_sentence(ranks: int, changes: dict[str, Any], said: str)
     with pytest.raises(UserError, match=said) as refused:
         resolved(ranks, **changes)
     assert "\n" not in str(refused.value)
+
+
+def test_a_ring_on_gpus_takes_some_sizes_of_heads() -> None:
+    def on_gpus(head_dim: int, precision: str = "bf16") -> Resolved:
+        cut = {"sequence_parallel": 2, "sequence_method": "ring"}
+        changes = {**SMALL, **cut, "head_dim": head_dim, "precision": precision}
+        return resolve(RunConfig().replace(**changes), world_size=2, device_type="cuda")
+
+    assert on_gpus(64).model.head_size == 64
+    assert on_gpus(20, "fp32").model.head_size == 20
+    for size in (20, 264):
+        with pytest.raises(UserError, match=f"in steps of 8 in bf16, not {size}: give another"):
+            on_gpus(size)

@@ -40,6 +40,11 @@ class Setting:
         return self.config.data.seq_len or default_seq_len(self.model)
 
     @property
+    def local_seq_len(self) -> int:
+        """Tokens that a rank has of each sequence."""
+        return self.seq_len // self.config.sharding.sequence_parallel
+
+    @property
     def data_ranks(self) -> int:
         """Ranks that read different sequences."""
         return self.config.sharding.data_ranks(self.world_size)

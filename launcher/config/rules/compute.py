@@ -123,7 +123,7 @@ def fp8(setting: Setting) -> Iterator[str]:
         ("d_ff", model.ffn_dim),
         ("heads x head_dim", model.attention_dim),
         ("(heads + 2 kv_heads) x head_dim", model.qkv_dim),
-        ("micro-batch x tokens", config.data.micro_batch * setting.seq_len),
+        ("micro-batch x tokens", config.data.micro_batch * setting.local_seq_len),
     ):
         if size % FP8_MULTIPLE:
             yield (

@@ -7,6 +7,11 @@ from launcher.config.rules import Rule, Setting
 from launcher.config.schema import AutoMicroBatch
 from launcher.config.sharding import SequenceMethod, ShardingChoice
 from launcher.model.config import ModelConfig
+from launcher.optim.dtypes import dtypes
+
+HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
+"""Of torch's flash attention, whose operators do not fill heads up."""
+FP32_BYTES = 4
 
 
 def sequence_method(sharding: ShardingChoice, model: ModelConfig) -> SequenceMethod:
@@ -70,6 +75,20 @@ def ring(setting: Setting) -> Iterator[str]:
         )
 
 
+def ring_on_gpus(setting: Setting) -> Iterator[str]:
+    """Heads that the kernel for GPUs does not take in low precision."""
+    config, size = setting.config, setting.model.head_size
+    low = dtypes(config.optim).computed.itemsize < FP32_BYTES
+    on_gpus = config.sharding.sequence_method == "ring" and setting.device_type == "cuda"
+    if on_gpus and low and (size % HEAD_MULTIPLE or size > LARGEST_HEAD):
+        yield (
+            f"--sequence-method ring on GPUs takes heads of {HEAD_MULTIPLE} to {LARGEST_HEAD} in "
+            f"steps of {HEAD_MULTIPLE} in {config.optim.precision}, not {size}: give another "
+            "--head-dim, or use --sequence-method ulysses with a --sequence-parallel that divides "
+            "the heads"
+        )
+
+
 def length(setting: Setting) -> Iterator[str]:
     """Sequences that cannot be cut evenly."""
     chosen = setting.config.sharding
@@ -107,4 +126,4 @@ def _heads_divide(model: ModelConfig, number: int) -> bool:
     return model.heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
 
 
-RULES: Final[tuple[Rule, ...]] = (ranks, heads, ring, length, whole_sequences)
+RULES: Final[tuple[Rule, ...]] = (ranks, heads, ring, ring_on_gpus, length, whole_sequences)
