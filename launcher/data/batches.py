@@ -98,7 +98,8 @@ class EvaluationBatches:
 
     Yields int64 (tokens, targets), each [batch, seq_len], and where attention stays inside
     documents their starts too. Padding has target -100; a rank's last batches may hold nothing
-    else, so weigh losses by the number of targets that count.
+    else, so weigh losses by the number of targets that count. With `positions`, a rank reads only
+    these of each sequence.
     """
 
     split: Split

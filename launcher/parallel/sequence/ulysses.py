@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from launcher.model.attention.kernel import AttentionFunction, Prepare
 from launcher.parallel.sequence.neighbours import Neighbours
@@ -26,9 +25,9 @@ def ulysses(kernel: AttentionFunction, neighbours: Neighbours) -> AttentionFunct
     ) -> Tensor:
         if (repeats := ranks // k.size(1)) > 1:
             k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
-        q, k, v = (_ToHeads.apply(part, neighbours) for part in (q, k, v))
+        q, k, v = (_Exchange.apply(part, neighbours, True) for part in (q, k, v))
         y = kernel(q, k, v, mask=mask, window=window, dropout=dropout)
-        found: Tensor = _ToTime.apply(y, neighbours)
+        found: Tensor = _Exchange.apply(y, neighbours, False)
         return found
 
     return attend
@@ -51,30 +50,19 @@ def whole_mask(prepare: Prepare, neighbours: Neighbours) -> Prepare:
     return prepared
 
 
-class _ToHeads(torch.autograd.Function):
-    """[B, H, T/ranks, e] -> [B, H/ranks, T, e]."""
+class _Exchange(torch.autograd.Function):
+    """[B, H, T/ranks, e] -> [B, H/ranks, T, e] (to heads) or back, and the other way round for
+    gradients."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.neighbours = neighbours  # type: ignore[attr-defined]
-        return _to_heads(x, neighbours)
+    def forward(ctx: Any, x: Tensor, neighbours: Neighbours, to_heads: bool) -> Tensor:
+        ctx.neighbours, ctx.to_heads = neighbours, to_heads
+        return (_to_heads if to_heads else _to_time)(x, neighbours)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
-        return _to_time(gradient, ctx.neighbours), None  # type: ignore[attr-defined]
-
-
-class _ToTime(torch.autograd.Function):
-    """[B, H/ranks, T, e] -> [B, H, T/ranks, e]."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, neighbours: Neighbours) -> Tensor:
-        ctx.neighbours = neighbours  # type: ignore[attr-defined]
-        return _to_time(x, neighbours)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
-        return _to_heads(gradient, ctx.neighbours), None  # type: ignore[attr-defined]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        back = _to_time if ctx.to_heads else _to_heads
+        return back(gradient, ctx.neighbours), None, None
 
 
 def _to_heads(x: Tensor, neighbours: Neighbours) -> Tensor:
