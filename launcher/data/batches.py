@@ -49,9 +49,11 @@ class GlobalBatches:
         Raises:
             ValueError: world_size does not divide the global batch.
         """
-        return self.split.sequences(
-            self._of_rank(self.indices(step), rank, world_size), self.seq_len
-        )
+        rows, rest = divmod(self.global_batch, world_size)
+        if rest:
+            raise ValueError(f"{world_size} ranks do not divide a batch of {self.global_batch}")
+        mine = self.indices(step)[rank * rows : (rank + 1) * rows]
+        return self.split.sequences(mine, self.seq_len)
 
     def weights(
         self,
@@ -81,12 +83,6 @@ class GlobalBatches:
             targets, means = targets[:, positions], means * self.seq_len // len(positions)
         counted = (targets != IGNORED_TARGET).sum(axis=1).reshape(-1, micro_batch).sum(axis=1)
         return tuple((counted * means / counts[self.indices(step)].sum()).tolist())
-
-    def _of_rank(self, batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-        rows, rest = divmod(self.global_batch, world_size)
-        if rest:
-            raise ValueError(f"{world_size} ranks do not divide a batch of {self.global_batch}")
-        return batch[rank * rows : (rank + 1) * rows]
 
 
 @dataclass(frozen=True, slots=True)

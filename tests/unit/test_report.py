@@ -293,6 +293,13 @@ def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
     assert len(report.data["settings"]) == 1
 
 
+def test_a_run_of_whole_sequences_is_the_reference_of_one_that_cuts_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "cut", losses=[3.0, 2.5], strategy="ddp", sequence_parallel=2)
+    write_run(tmp_path / "whole", losses=[3.0, 2.5], strategy="ddp")
+    rows = rows_of(report_of(tmp_path))
+    assert rows["cut"]["reference"] == "whole"
+
+
 def test_reference_can_be_named(tmp_path: Path) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "zero2", losses=[loss + 1 for loss in LOSSES], strategy="zero2")

@@ -127,7 +127,7 @@ def differing_settings(run: Run, reference: Run) -> list[str]:
 
 def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
     """For each run the one its losses are held against: the named one, or the first single (else
-    ddp) run of equal settings; fp32 before others.
+    ddp) run of equal settings; fp32 before others, whole sequences before cut ones.
 
     Raises:
         UserError: no run of that name, or one without steps.
@@ -146,6 +146,7 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             not run.completed,
             order.index(run.record["strategy"]),
             run.record.get("precision") != "fp32",
+            run.config.get("sequence_parallel", 1) != 1,
         ),
     )
     kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}
