@@ -22,7 +22,8 @@ from runs import Run, refuse_existing, table, train, write_stdlib
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.plan.collectives import sent_bytes, sequence_transfers
+from launcher.plan.collectives import sent_bytes
+from launcher.plan.dimensions import sequence_transfers
 from launcher.strategies.traffic import Collective
 
 RANKS = 4

@@ -43,3 +43,9 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def even_part(total: int, index: int, parts: int) -> tuple[int, int]:
+    """[begin, end) of part `index` when `total` elements are split over `parts` as evenly as
+    possible; the last part is one of the largest."""
+    return total * index // parts, total * (index + 1) // parts

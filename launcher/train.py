@@ -26,7 +26,8 @@ with importing():
     from launcher.measure.records import EvalRecord
     from launcher.optim.schedule import learning_rate
     from launcher.parallel.mesh import Mesh
-    from launcher.parallel.sequence.neighbours import join
+    from launcher.parallel.sequence import neighbours
+    from launcher.parallel.tensor import peers
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.plan.micro_batch import find_micro_batch
     from launcher.plan.trials import Stopped
@@ -169,9 +170,15 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)
-    neighbours = join(Mesh.of(world, resolved.config.sharding), world)
+    mesh = Mesh.of(world, resolved.config.sharding)
     return strategy.build(
-        Recipe(resolved=resolved, world=world, types=types, neighbours=neighbours)
+        Recipe(
+            resolved=resolved,
+            world=world,
+            types=types,
+            neighbours=neighbours.join(mesh, world),
+            peers=peers.join(mesh, world),
+        )
     )
 
 

@@ -35,12 +35,13 @@ class Sequences:
     type of the parameters, for each block anew.
 
     Args:
+        shape: (B, T).
         mask: what the attention kernel has prepared for T.
         rotation: None where positions are learned.
     """
 
-    def __init__(self, mask: Any, rotation: Rotation | None) -> None:
-        self.mask, self.rotation = mask, rotation
+    def __init__(self, shape: torch.Size, mask: Any, rotation: Rotation | None) -> None:
+        self.shape, self.mask, self.rotation = shape, mask, rotation
 
 
 class Attention(nn.Module):
@@ -61,29 +62,27 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
-        q, k, v = (part.transpose(1, 2) for part in self.heads(x, sequences.rotation))
+        q, k, v = (part.transpose(1, 2) for part in self.heads(x, sequences))
         dropout = self.dropout if self.training else 0.0
         y = self.attend(q, k, v, mask=sequences.mask, window=self.window, dropout=dropout)
-        return self.output(y)
+        return self.output(y).view_as(x)
 
-    def heads(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, d] -> q [B, T, H, head_dim], and k and v with as many heads as they have."""
-        batch, seq_len, _ = x.shape
         q, k, v = (
-            part.view(batch, seq_len, -1, self.head_size)
+            part.view(*sequences.shape, -1, self.head_size)
             for part in self.qkv(x.flatten(0, 1)).split(self.sizes, dim=-1)
         )
         q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        if sequences.rotation is not None:
+            q, k = rotate(q, sequences.rotation), rotate(k, sequences.rotation)
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:
-        """What the heads have found, [B, H, T, head_dim] -> [B, T, d]."""
-        batch, _, seq_len, _ = y.shape
-        y = self.proj(y.transpose(1, 2).reshape(batch * seq_len, -1))
+        """What the heads have found, [B, H, T, head_dim] -> [B*T, d]."""
+        y = self.proj(y.transpose(1, 2).flatten(2).flatten(0, 1))
         y = self.residual_dropout(y)
-        return y.view(batch, seq_len, -1)
+        return y
 
 
 class MLP(nn.Module):
@@ -225,7 +224,7 @@ class GPT(nn.Module):
         x = self.embed(tokens, positions if starts is None else positions - starts)
         window, dtype = self.config.window, compute_dtype(x)
         mask = self.prepare_mask(seq_len, window, tokens.device, starts, dtype)
-        sequences = Sequences(mask, self.rotation(positions))
+        sequences = Sequences(tokens.shape, mask, self.rotation(positions))
         for block in self.blocks:
             x = block(x, sequences)
         loss_or_logits: Tensor = self.head(self.ln_f(x), targets)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -62,6 +62,15 @@ def checkpointed(
     return out
 
 
+def as_one(compute: Callable[[], Tensor]) -> Tensor:
+    """What `compute`, without autograd, returns: selective checkpointing keeps that, and none of
+    what it is made of."""
+    if torch.compiler.is_compiling():
+        return compute()
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Mode)]
+    return modes[-1].as_one(compute) if modes else compute()
+
+
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """The pair that `torch.utils.checkpoint` wants as `context_fn`: forward, recomputation."""
     kept: _Kept = defaultdict(deque)
@@ -95,19 +104,35 @@ class _Mode(TorchDispatchMode):
         self.config = config
         self.kept = kept
 
+    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
+        raise NotImplementedError
+
 
 class _Keep(_Mode):
     """Runs everything, and remembers the outputs worth their memory, in order."""
 
+    inside = False
+
+    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
+        self.inside = True
+        out = compute()
+        self.inside = False
+        self.kept[as_one].append(out.detach())
+        return out
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _keeps(self.config, func, args):
+        if not self.inside and _keeps(self.config, func, args):
             self.kept[func].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
 
 
 class _Reuse(_Mode):
     """Hands the remembered outputs back in the same order, and recomputes the rest."""
+
+    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
+        out: Tensor = self.kept[as_one].popleft()
+        return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _keeps(self.config, func, args):

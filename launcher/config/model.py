@@ -8,6 +8,7 @@ from launcher.errors import UserError
 from launcher.flags import flag
 from launcher.model import config as decoder
 from launcher.model.sizes import CUSTOM, named
+from launcher.sizes import even_part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,3 +102,17 @@ class ModelChoice:
                     f"{flag(given)} belongs to --position rope, not {model.position}: leave it out"
                 )
         return model
+
+
+def part_of(model: decoder.ModelConfig, ranks: int, index: int = -1) -> decoder.ModelConfig:
+    """What rank `index` of `ranks` that share its matrices computes, as a model of its own: its
+    heads, width and vocabulary. Of the positions it has fewer, too, which a model cannot say."""
+    begin, end = even_part(model.vocab_size, index % ranks, ranks)
+    return dataclasses.replace(
+        model,
+        vocab_size=end - begin,
+        heads=model.heads // ranks,
+        kv_heads=model.kv_head_count // ranks,
+        head_dim=model.head_size,
+        d_ff=model.ffn_dim // ranks,
+    )

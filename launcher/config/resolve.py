@@ -13,7 +13,15 @@ from typing import Final
 
 import torch
 
-from launcher.config.rules import Setting, compute, default_seq_len, sequence, sharding
+from launcher.config.model import part_of
+from launcher.config.rules import (
+    Setting,
+    compute,
+    default_seq_len,
+    sequence,
+    sharding,
+    tensor,
+)
 from launcher.config.rules.sequence import sequence_method
 from launcher.config.schema import RunConfig
 from launcher.errors import NotInstalled, UserError, naming
@@ -24,7 +32,7 @@ from launcher.optim.dtypes import dtypes
 from launcher.packages import how_to_install
 
 DEFAULT_STEPS = 300
-RULES: Final = (*sequence.RULES, *sharding.RULES, *compute.RULES)
+RULES: Final = (*tensor.RULES, *sequence.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +55,12 @@ class Resolved:
     def local_seq_len(self) -> int:
         """Tokens that a rank has of each sequence."""
         return self.seq_len // self.config.sharding.sequence_parallel
+
+    @property
+    def own_model(self) -> ModelConfig:
+        """What one rank computes of the model."""
+        ranks = self.config.sharding.tensor_parallel
+        return self.model if ranks == 1 else part_of(self.model, ranks)
 
     @property
     def global_batch(self) -> int:
@@ -142,7 +156,7 @@ def _filled(
     if strategy is None and sharding.zero is not None:
         strategy = "zero"
     elif strategy is None:
-        strategy = "ddp" if world_size > 1 else "single"
+        strategy = "ddp" if world_size > sharding.tensor_parallel else "single"
     steps = config.loop.steps
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS

@@ -46,16 +46,25 @@ class ShardingChoice:
     sequence_method: SequenceMethod = "auto"
     """How attention sees whole sequences then: ulysses (each rank gets all tokens of some heads),
     ring (keys and values go around), or auto: ulysses where the ranks divide the heads."""
+    tensor_parallel: int = 1
+    """Cut each layer's matrices over this many neighbouring ranks, which together compute what one
+    rank does else: heads, the MLP's width and the vocabulary (layers that are too wide)."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicate", "bucket", "sequence_parallel", most=MOST_ITEMS)
+        require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
+        require_positive(self, "sequence_parallel", "tensor_parallel", most=MOST_ITEMS)
 
     def data_ranks(self, world_size: int) -> int:
         """Of `world_size` ranks, how many read different sequences; 1 also where they are too few
         for a sequence, which is refused."""
-        return max(1, world_size // self.sequence_parallel)
+        return max(1, world_size // (self.sequence_parallel * self.tensor_parallel))
+
+    def shard_ranks(self, world_size: int) -> int:
+        """Of `world_size` ranks, how many have the same parts of matrices, and can share their
+        states."""
+        return max(1, world_size // self.tensor_parallel)
 
     def flags_to(self, place: Offload) -> str:
         """The flags that ask for offload to `place`, as one would type them; empty: none does."""

@@ -85,7 +85,8 @@ def gpus() -> Finding:
             "less memory than a plan assumes, and slower steps",
             "nvidia-smi names the processes; choose others with CUDA_VISIBLE_DEVICES",
         )
-    return ok(found)
+    near = f"--tensor-parallel and --sequence-parallel up to {len(names)} stay on this node"
+    return ok(f"{found}; {near}" if len(names) > 1 else found)
 
 
 def kernels() -> Finding:

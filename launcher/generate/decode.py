@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.model.gpt import GPT, Block
+from launcher.model.gpt import GPT, Block, Sequences
 from launcher.model.rope import Rotation
 
 
@@ -43,10 +43,10 @@ class Cache:
         begin, self._length = self._length, self._length + len(tokens)
         model, end = self._model, self._length
         x = model.embed(tokens[None], self._positions[begin:end])
-        rotation = self._turned_by(begin, end)
+        sequences = Sequences(x.shape[:2], None, self._turned_by(begin, end))
         mask = model.prepare_mask(end, model.config.window, tokens.device) if begin == 0 else None
         for block, (keys, values) in zip(self._blocks, self._of_blocks, strict=True):
-            q, k, v = (part.transpose(1, 2) for part in block.attn.heads(block.ln_1(x), rotation))
+            q, k, v = (part.transpose(1, 2) for part in block.attn.heads(block.ln_1(x), sequences))
             keys[:, :, begin:end] = k
             values[:, :, begin:end] = v
             if begin == 0:
@@ -54,7 +54,7 @@ class Cache:
             else:
                 first = max(0, begin - self._window)
                 y = _attend(q, keys[:, :, first:end], values[:, :, first:end])
-            x = x + block.attn.output(y)
+            x = x + block.attn.output(y).view_as(x)
             x = x + block.mlp(block.ln_2(x))
         logits: Tensor = model.head(model.ln_f(x[:, -1:]))
         return logits[0, 0]

@@ -31,6 +31,7 @@ class RunRecord(Record):
     strategy: str
     strategy_also_called: str
     sequence_parallel: int = 1
+    tensor_parallel: int = 1
     precision: str
     model: str
     attention: str | None = None

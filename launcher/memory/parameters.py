@@ -12,11 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.parallel.mesh import Share
+from launcher.parallel.tensor.cut import Cut, cut_of
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the whole model."""
+    """A parameter of the model, or a rank's part of one."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,12 +46,20 @@ class _WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@cache
-def parameters_of(model: ModelConfig) -> tuple[Parameter, ...]:
-    """All parameters in the order of `named_parameters`, tied ones once.
+def parameters_of(model: ModelConfig, share: Share | None = None) -> tuple[Parameter, ...]:
+    """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
+    return tuple(Parameter(name, cut.shape) for name, cut in cuts_of(model, share).items())
 
-    Only one block is built, whatever the depth.
-    """
+
+@cache
+def cuts_of(model: ModelConfig, share: Share | None) -> dict[str, Cut]:
+    """Name -> how the parameter is cut, in the same order."""
+    return {p.name: cut_of(p.name, p.shape, model, share) for p in _whole_parameters(model)}
+
+
+@cache
+def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
+    """Only one block is built, whatever the depth."""
     with torch.device("meta"), _WithoutValues():
         one = GPT(dataclasses.replace(model, layers=1))
     found: list[Parameter] = []

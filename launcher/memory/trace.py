@@ -26,7 +26,7 @@ from launcher.memory.trace_events import (
 )
 from launcher.memory.trace_record import record_trace
 from launcher.model.config import ModelConfig
-from launcher.parallel.mesh import Slice
+from launcher.parallel.mesh import Share, Slice
 
 _LAYERS = 3
 
@@ -39,11 +39,13 @@ def trace_micro_batch(
     micro_batch: int,
     seq_len: int,
     part: Slice | None = None,
+    share: Share | None = None,
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
-    of their sequences or all of them; cached."""
+    of their sequences or all of them, by a rank with a `share` of the matrices or all; cached."""
     few = replace(model, layers=min(model.layers, _LAYERS))
-    return _deepened(record_trace(few, compute, micro_batch, seq_len, part), model.layers)
+    trace = record_trace(few, compute, micro_batch, seq_len, part, share)
+    return _deepened(trace, model.layers)
 
 
 def on_host(trace: MicroBatch) -> MicroBatch:

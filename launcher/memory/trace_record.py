@@ -17,9 +17,10 @@ from launcher.memory.materialize import materialize_whole
 from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.parallel.mesh import Slice
-from launcher.parallel.sequence.decoder import decoder
+from launcher.parallel.decoder import decoder
+from launcher.parallel.mesh import Share, Slice
 from launcher.parallel.sequence.neighbours import Neighbours
+from launcher.parallel.tensor.peers import Peers
 
 
 class Recorder(LiveTrace):
@@ -82,7 +83,12 @@ class Recorder(LiveTrace):
 
 
 def record_trace(
-    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, part: Slice | None
+    model: ModelConfig,
+    compute: Compute,
+    micro_batch: int,
+    seq_len: int,
+    part: Slice | None,
+    share: Share | None,
 ) -> Trace:
     """Run forward and backward on fake tensors.
 
@@ -92,10 +98,11 @@ def record_trace(
     """
     recorder = Recorder()
     neighbours = None if part is None else Neighbours(part=part, group=None)
+    peers = None if share is None else Peers(share=share, group=None)
     kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
     with FakeTensorMode(), kernels(model) as traced:
         with torch.device("meta"):
-            module = decoder(traced, neighbours)
+            module = decoder(traced, neighbours, peers)
         materialize_whole(
             module,
             lambda name, shape: torch.empty(shape),

@@ -18,6 +18,9 @@ from launcher.strategies.base import unknown_versions
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 LONG_SEQUENCE: Final = 8192
 """Tokens from which on cutting sequences is tried: a smaller micro-batch saves as much before."""
+WIDE_MODEL: Final = 4096
+"""Width from which on cutting matrices is tried: narrower ones are sooner computed than sent."""
+_SEQUENCE, _TENSOR = "sequence", "tensor"
 _EACH: Final = "+each"  # added to the label of what reduces gradients in each micro-batch
 PRECISIONS: Final = ("bf16", "fp32")
 Changes = dict[str, Any]
@@ -105,16 +108,19 @@ def _combinations(
         modes = (config.model.activation_checkpointing,)
     shardings = _shardings(world_size, ranks_per_node)
     cuts = _cuts(config, world_size, ranks_per_node)
-    for (suffix, changes), cut, precision, checkpointing in product(
+    for (suffix, changes), (dimension, cut), precision, checkpointing in product(
         shardings, cuts, precisions, modes
     ):
+        if dimension == _TENSOR and (suffix or not _goes_with_tensor(changes)):
+            continue
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
         if suffix == _EACH and config.sharding.reduce_each_micro_batch:
             continue  # all do
         choice = changes | {"precision": precision, "activation_checkpointing": checkpointing}
         if cut > 1:
-            suffix, choice = f"{suffix}-sequence{cut}", choice | {"sequence_parallel": cut}
+            suffix = f"{suffix}-{dimension}{cut}"
+            choice[f"{dimension}_parallel"] = cut
         # A fixed field that this sharding leaves alone keeps the user's value.
         if all(flat.get(name, choice[name]) == choice[name] for name in choice.keys() & fixed):
             yield suffix, choice
@@ -139,16 +145,27 @@ def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Chan
             yield suffix, {**fields, **more}
 
 
-def _cuts(config: RunConfig, world_size: int, ranks_per_node: int) -> list[int]:
-    """Over how many ranks a sequence is cut, within a node: where one is long, or where there are
-    fewer than ranks. None where the user has said it."""
-    if config.sharding.sequence_parallel > 1:
-        return [1]
-    seq_len = config.data.seq_len or default_seq_len(config.model.build())
-    if seq_len < LONG_SEQUENCE and (config.data.global_batch or world_size) >= world_size:
-        return [1]
-    sizes = [2**n for n in range(min(world_size, ranks_per_node).bit_length())]
-    return [size for size in sizes if world_size % size == 0]
+def _goes_with_tensor(changes: Changes) -> bool:
+    """All states on each rank, or none: what is between is seldom the best with cut matrices."""
+    of_torch = (v for v in VARIANTS.values() if "zero" not in v.fields)
+    return any(v.fields == changes and v.level in (0, 3) for v in of_torch)
+
+
+def _cuts(config: RunConfig, world_size: int, ranks_per_node: int) -> list[tuple[str, int]]:
+    """What is cut over how many ranks, within a node: sequences where they are long, matrices where
+    they are wide, both where there are fewer sequences than ranks. None that the user has said."""
+    chosen, model = config.sharding, config.model.build()
+    seq_len = config.data.seq_len or default_seq_len(model)
+    few = (config.data.global_batch or world_size) < world_size
+    sizes = [2**n for n in range(1, min(world_size, ranks_per_node).bit_length())]
+    sizes = [size for size in sizes if world_size % size == 0]
+    cuts = [("", 1)]
+    if chosen.sequence_parallel == 1 and (few or seq_len >= LONG_SEQUENCE):
+        cuts += [(_SEQUENCE, size) for size in sizes]
+    if chosen.tensor_parallel == 1 and (few or model.d_model >= WIDE_MODEL):
+        divided = (model.heads, model.kv_head_count, model.ffn_dim)
+        cuts += [(_TENSOR, size) for size in sizes if not any(n % size for n in divided)]
+    return cuts
 
 
 def _runs(

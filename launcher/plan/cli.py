@@ -235,8 +235,8 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     names = (
         *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
         "offload_optimizer",
-        *("offload_param", "sequence_parallel", "precision", "activation_checkpointing"),
-        *("micro_batch", "global_batch"),
+        *("offload_param", "sequence_parallel", "tensor_parallel"),
+        *("precision", "activation_checkpointing", "micro_batch", "global_batch"),
     )
     flags = list(training)
     if asked["micro_batch"] == "auto":

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from launcher.config.resolve import Resolved
+from launcher.config.sharding import ShardingChoice
 from launcher.errors import UserError
-from launcher.optim.dtypes import dtypes
+from launcher.plan.dimensions import sequence_transfers, tensor_transfers
 from launcher.plan.machine import Machine, Rate
 from launcher.plan.work import block_input_bytes
 from launcher.strategies import strategy_of
@@ -94,15 +95,31 @@ def collective_s(
     return pieces * start_s + sent_bytes(kind, size_bytes, group.size) / bandwidth
 
 
-def shard_and_replica_groups(
-    *, world_size: int, replicate: int, ranks_per_node: int
-) -> tuple[Group, Group]:
-    """The two groups of a rank in a (replicate, shard) mesh: shards are neighbours."""
-    shards = world_size // replicate
-    per_node = min(shards, ranks_per_node)
-    return (
-        Group(size=shards, per_node=per_node),
-        Group(size=replicate, per_node=min(replicate, max(1, ranks_per_node // shards))),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Those that a rank is in."""
+
+    shard: Group
+    replica: Group
+    sequence: Group
+    tensor: Group
+
+
+def groups_of(sharding: ShardingChoice, *, world_size: int, ranks_per_node: int) -> Groups:
+    """The groups of a rank: ranks that share matrices are neighbours, then those of a sequence;
+    shards are neighbours among those with the same parts of matrices, then replicas."""
+    tensor, sequence = sharding.tensor_parallel, sharding.sequence_parallel
+    alike = max(1, ranks_per_node // tensor)  # with the same parts of matrices, on a node
+    shards = sharding.shard_ranks(world_size) // sharding.replicate
+
+    def group(size: int, most: int) -> Group:
+        return Group(size=size, per_node=min(size, most))
+
+    return Groups(
+        shard=group(shards, alike),
+        replica=group(sharding.replicate, max(1, alike // shards)),
+        sequence=group(sequence, alike),
+        tensor=group(tensor, ranks_per_node),
     )
 
 
@@ -111,12 +128,8 @@ def timed(
 ) -> dict[str, tuple[TimedTransfer, ...]]:
     """The transfers of one rank by part of a step: the parts of `Traffic`."""
     config = resolved.config
-    wire = Wire(config, resolved.model, world_size=world_size)
-    shard, replica = shard_and_replica_groups(
-        world_size=world_size,
-        replicate=config.sharding.replicate,
-        ranks_per_node=ranks_per_node,
-    )
+    wire = Wire(config, resolved.own_model, world_size=config.sharding.shard_ranks(world_size))
+    groups = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node)
     found = strategy_of(config).traffic(wire)
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
     if resolved.model.activation_checkpointing == "offload":
@@ -125,50 +138,14 @@ def timed(
         parts["forward"] += (Transfer(kind="to_host", size_bytes=size_bytes),)
         parts["backward"] += (Transfer(kind="to_device", size_bytes=size_bytes),)
     moves = {
-        name: [_timed(t, machine, replica if t.replicas else shard) for t in transfers]
-        for name, transfers in parts.items()
+        name: [_timed(t, machine, groups.replica if t.replicas else groups.shard) for t in some]
+        for name, some in parts.items()
     }
-    ranks = config.sharding.sequence_parallel
-    neighbours = Group(size=ranks, per_node=min(ranks, ranks_per_node))
-    for name, transfers in sequence_transfers(resolved).items():
-        moves[name] += [_timed(t, machine, neighbours) for t in transfers]
+    for name, some in sequence_transfers(resolved).items():
+        moves[name] += [_timed(t, machine, groups.sequence) for t in some]
+    for name, some in tensor_transfers(resolved).items():
+        moves[name] += [_timed(t, machine, groups.tensor) for t in some]
     return {name: tuple(transfers) for name, transfers in moves.items()}
-
-
-def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
-    """What the ranks of a sequence send each other in a micro-batch, by part of a step.
-
-    Ulysses exchanges q, k, v and what attention finds, with nothing to hide it behind; a ring
-    passes keys and values on to all others while it computes, and in the backward their gradients
-    in fp32, too. What is recomputed is sent again.
-    """
-    config, model = resolved.config, resolved.model
-    ranks = config.sharding.sequence_parallel
-    if ranks == 1:
-        return {}
-    tokens = config.data.micro_batch * resolved.local_seq_len * model.layers
-    element = dtypes(config.optim).computed.itemsize
-    if config.sharding.sequence_method == "ring":
-        width = 2 * model.kv_head_count * model.head_size * ranks
-        pieces = model.layers * (ranks - 1)
-        forward = [Transfer(kind="all_gather", size_bytes=element * tokens * width, pieces=pieces)]
-        gradients = Transfer(kind="all_gather", size_bytes=4 * tokens * width, pieces=pieces)
-        backward = [*forward, gradients]
-    else:
-        sizes = [model.attention_dim, *2 * [max(model.kv_head_count, ranks) * model.head_size]]
-        forward = [
-            Transfer(
-                kind="all_to_all",
-                size_bytes=element * tokens * width,
-                pieces=model.layers,
-                hideable=False,
-            )
-            for width in (*sizes, model.attention_dim)
-        ]
-        backward = list(forward)
-    if model.activation_checkpointing != "none":
-        backward += forward
-    return {"forward": forward, "backward": backward}
 
 
 def _timed(transfer: Transfer, machine: Machine, group: Group) -> TimedTransfer:

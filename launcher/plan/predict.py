@@ -10,7 +10,7 @@ from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
-from launcher.parallel.mesh import part_of
+from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 from launcher.strategies.buffers import Buffers
@@ -64,7 +64,15 @@ def predict(
     strategy = strategy_of(resolved.config)
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)
-    seen = Rank(resolved=resolved, world_size=world_size, rank=rank or 0, device_type=device_type)
+    sharding, last = resolved.config.sharding, world_size - 1
+    mesh = Mesh.at(last if rank is None else rank, world_size, sharding)
+    seen = Rank(
+        resolved=resolved,
+        world_size=sharding.shard_ranks(world_size),
+        rank=(rank or 0) // sharding.tensor_parallel,
+        device_type=device_type,
+        share=mesh.share,
+    )
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()
@@ -73,7 +81,8 @@ def predict(
         _compute(seen),
         micro_batch=resolved.config.data.micro_batch,
         seq_len=resolved.local_seq_len,
-        part=part_of(-1 if rank is None else rank, resolved.config.sharding),
+        part=mesh.part,
+        share=mesh.share,
     )
     if resolved.model.activation_checkpointing == "offload" and device_type == "cuda":
         trace = on_host(trace)
@@ -84,7 +93,7 @@ def predict(
     for period in ("save", "resume"):
         timeline.period = period
         timeline.enter(period)
-    sizes = offload_sizes(resolved.config, resolved.model, world_size)
+    sizes = offload_sizes(resolved.config, resolved.own_model, seen.world_size)
     return Prediction(
         held=timeline.held(),
         first_step=timeline.peak_of("first_step"),

@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from launcher.page import page_html
+from launcher.parallel.mesh import across_nodes
 from launcher.plan.assess import Assessment, Place
 from launcher.plan.predict import by_category
 from launcher.sizes import gib
@@ -24,13 +25,7 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
         f"{gib(place.memory_bytes)} ({machine.source})",
     ]
     lines += notes
-    ranks = run.config.sharding.sequence_parallel
-    if ranks > place.ranks_per_node:
-        nodes = -(-ranks // place.ranks_per_node)
-        lines.append(
-            f"the {ranks} ranks of a sequence are on {nodes} nodes, and talk in every block: "
-            f"--sequence-parallel {place.ranks_per_node} stays within one"
-        )
+    lines += across_nodes(run.config.sharding, place.ranks_per_node)
     if place.fixed_bytes:
         lines.append(
             f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context and NCCL before the "

@@ -14,7 +14,7 @@ from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS
-from launcher.plan.collectives import TimedTransfer, shard_and_replica_groups, timed
+from launcher.plan.collectives import TimedTransfer, groups_of, timed
 from launcher.plan.machine import Machine
 from launcher.plan.work import Work, backward_work, forward_work
 from launcher.strategies import strategy_of
@@ -149,7 +149,7 @@ def rated_type(resolved: Resolved, machine: Machine) -> str:
 def accumulate_s(resolved: Resolved, machine: Machine) -> float:
     """From the second micro-batch on each gradient is read, added to and written, in fp32."""
     again = resolved.accumulation - 1
-    return again * 12 * resolved.model.parameter_count / machine.copy_bytes_per_s
+    return again * 12 * resolved.own_model.parameter_count / machine.copy_bytes_per_s
 
 
 def optimizer_s(
@@ -164,13 +164,9 @@ def optimizer_s(
     at. On NVMe master and states are read and written too (ZeRO-Infinity, arXiv:2104.07857,
     section 5).
     """
-    config, model = resolved.config, resolved.model
+    config, model = resolved.config, resolved.own_model
     offload = config.sharding.offload_optimizer
-    shard, _ = shard_and_replica_groups(
-        world_size=world_size,
-        replicate=config.sharding.replicate,
-        ranks_per_node=ranks_per_node,
-    )
+    shard = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node).shard
     strategy = strategy_of(config)
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0

@@ -52,7 +52,7 @@ def forward_work(resolved: Resolved) -> Work:
     FLOPs: a third of `model.cost.flops_per_token`, attention counted apart; a fused kernel skips
     the masked half of the T x T scores. A chunked loss computes its gradients here (model/loss.py).
     """
-    model, tokens = resolved.model, _tokens(resolved)
+    model, tokens = resolved.own_model, _tokens(resolved)
     documents = resolved.config.data.document_attention
     attention = attention_flops(model, resolved.seq_len, documents=documents)
     whole = flops_per_token(model, resolved.seq_len) / 3
@@ -77,7 +77,7 @@ def backward_work(resolved: Resolved) -> Work:
     wherever their inputs have waited; selective checkpointing recomputes only what is between
     matmuls and attention (model/recompute.py).
     """
-    model, tokens = resolved.model, _tokens(resolved)
+    model, tokens = resolved.own_model, _tokens(resolved)
     documents = resolved.config.data.document_attention
     forward = attention_flops(model, resolved.seq_len, documents=documents)
     attention = (2.5 if kernel_for(model).fused else 2.0) * forward
@@ -162,7 +162,7 @@ def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> floa
 
 
 def _chunked(resolved: Resolved) -> bool:
-    model, rows = resolved.model, _tokens(resolved)
+    model, rows = resolved.own_model, _tokens(resolved)
     if model.loss_chunk is not None:
         return model.loss_chunk > 0
     return automatic_chunk_rows(rows, model.vocab_size, model.d_model) > 0
@@ -178,22 +178,23 @@ def _activation_bytes(resolved: Resolved) -> float:
 def block_input_bytes(resolved: Resolved) -> float:
     """What a checkpointed block keeps of a micro-batch: the residual stream (see above)."""
     element = 2.0 if _activation_bytes(resolved) == 2.0 else 4.0
-    return element * _tokens(resolved) * resolved.model.d_model
+    rows = _tokens(resolved) / resolved.config.sharding.tensor_parallel
+    return element * rows * resolved.model.d_model
 
 
 def _block_bytes(resolved: Resolved) -> float:
     """Read and written per token, forward, by what is not a matmul."""
-    model = resolved.model
-    elements = block_elements(model, resolved.config.loop.device)
+    model, ranks = resolved.own_model, resolved.config.sharding.tensor_parallel
+    elements = block_elements(model, resolved.config.loop.device, ranks)
     return model.layers * elements * _activation_bytes(resolved)
 
 
-def block_elements(model: ModelConfig, device_type: str) -> int:
+def block_elements(model: ModelConfig, device_type: str, ranks: int = 1) -> int:
     """That of one block, in elements: two norms (2 d each in one kernel), two residual sums (3 d
     each), the copy of the attention's output (2 of its width), and the activation (2 d_ff; swiglu's
     silu and product 5 d_ff). Of queries and keys, a norm and the rotation (4 products, 2 sums and a
-    copy: 9 of their width)."""
-    elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model
+    copy: 9 of their width). What is d wide, each of `ranks` has a part of."""
+    elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model // ranks
     elements += 2 * model.attention_dim
     elements += (5 if model.activation == "swiglu" else 2) * model.ffn_dim
     per_head = _norm_passes("rms", device_type) if model.qk_norm else 0
@@ -211,4 +212,4 @@ def _weight_cast_bytes(resolved: Resolved) -> float:
     """autocast reads fp32 weights and writes low-precision ones in every forward, and the reverse
     for gradients in the backward."""
     autocast = _activation_bytes(resolved) == 3.0
-    return 6.0 * resolved.model.matmul_parameter_count if autocast else 0.0
+    return 6.0 * resolved.own_model.matmul_parameter_count if autocast else 0.0

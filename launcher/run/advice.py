@@ -137,6 +137,7 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     if size == 1 and world_size > 1:  # one sequence is too long for one rank
         divisors = [n for n in range(2, world_size + 1) if world_size % n == 0]
         yield [{"sequence_parallel": n, "global_batch": total} for n in divisors]
+        yield [{"tensor_parallel": n, "global_batch": total} for n in divisors]
     modes = ("none", "selective", "full")
     if config.model.activation_checkpointing in modes:
         further = modes[modes.index(config.model.activation_checkpointing) + 1 :]

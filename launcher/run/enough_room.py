@@ -79,9 +79,9 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
     sharding, optim = resolved.config.sharding, resolved.config.optim
     strategy = strategy_of(resolved.config)
     types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
-    group = world_size // sharding.replicate
+    group = sharding.shard_ranks(world_size) // sharding.replicate
     entry = OPTIMIZERS[optim.optimizer]
-    count = resolved.model.parameter_count
+    count = resolved.own_model.parameter_count
     element = (types.parameters if strategy.keeps_master else types.stored).itemsize
     parameters = states = 0
     if sharding.offload_param == "none":
@@ -130,7 +130,7 @@ def check_offload(
     Raises:
         UserError: with the figures; or DeepSpeed's I/O cannot be built.
     """
-    sizes = offload_sizes(config, model, world_size)
+    sizes = offload_sizes(config, model, config.sharding.shard_ranks(world_size))
     _check_host(config, sizes, ranks_per_node)
     on_disk = config.sharding.flags_to("nvme")
     if on_disk:

@@ -13,6 +13,7 @@ from launcher.errors import UserError
 from launcher.exchange.companions import carry_beside
 from launcher.measure.records import RunRecord
 from launcher.model.cost import flops_per_token
+from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.run.folder import RunFolder
 from launcher.run.origin import Origin
@@ -65,7 +66,7 @@ def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError |
     return None
 
 
-def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[str]:
+def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: World) -> list[str]:
     """What the console says first."""
     sharding = prepared.resolved.config.sharding
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
@@ -75,10 +76,13 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path) -> list[st
         reason = "keys and values go around the ranks of a sequence"
     if record.sequence_parallel > 1:
         ranks += f", {record.sequence_parallel} to a sequence ({sharding.sequence_method})"
+    if record.tensor_parallel > 1:
+        ranks += f", {record.tensor_parallel} to a matrix"
     return [
         f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {reason}",
+        *across_nodes(sharding, world.local_size),
         *opening_lines(sharding.deepspeed),
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
@@ -103,6 +107,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         strategy=variant.label,
         strategy_also_called=variant.also_called,
         sequence_parallel=config.sharding.sequence_parallel,
+        tensor_parallel=config.sharding.tensor_parallel,
         precision=config.optim.precision,
         model=config.model.label,
         attention=_attention(resolved, world.device),

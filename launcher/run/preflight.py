@@ -79,7 +79,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         raise UserError(
             f"--out {config.loop.out}: this run is completed, and nothing is left to do"
         )
-    check_offload(config, resolved.model, world_size=world_size, ranks_per_node=ranks_per_node)
+    check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = open_corpus(
         data=config.data.data,
         field=config.data.data_field,

@@ -109,7 +109,7 @@ class Session:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
             limit_memory(measure.memory_limit, self._world.device)
-        for line in introduction(self._prepared, self.record, self.folder.path):
+        for line in introduction(self._prepared, self.record, self.folder.path, self._world):
             self.console.line(line)
         return self
 

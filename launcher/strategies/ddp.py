@@ -94,6 +94,7 @@ class Ddp(Strategy):
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=recipe.shards.group,
             gradient_as_bucket_view=True,
         )
 

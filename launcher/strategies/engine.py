@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import torch
+import torch.distributed as dist
 from annotated_types import Interval
 from torch import Tensor, nn
 
@@ -13,12 +14,15 @@ from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.memory.materialize import materialize_whole
+from launcher.memory.parameters import cuts_of
 from launcher.memory.storages import StorageCount
 from launcher.model.gpt import initial_value
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
-from launcher.parallel.sequence.decoder import decoder
+from launcher.parallel.decoder import decoder
 from launcher.parallel.sequence.neighbours import Neighbours
+from launcher.parallel.tensor.parts import Parts
+from launcher.parallel.tensor.peers import Peers
 from launcher.parallel.world import World
 from launcher.strategies.flat_shards import TrainingState
 
@@ -130,6 +134,17 @@ def train_step(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shards:
+    """Ranks that each can hold a shard of the same states."""
+
+    rank: int
+    """This one's place among them."""
+    size: int
+    group: dist.ProcessGroup | None
+    """None for all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     """What a strategy builds from.
 
@@ -143,15 +158,34 @@ class Recipe:
     """What the strategy stores and computes in."""
     neighbours: Neighbours | None = None
     """The ranks that share its sequences."""
+    peers: Peers | None = None
+    """The ranks that share its matrices."""
 
     @property
     def config(self) -> RunConfig:
         """The whole config."""
         return self.resolved.config
 
+    @property
+    def shards(self) -> Shards:
+        """The ranks that states can be sharded over: those with the same parts of matrices."""
+        if self.peers is None:
+            return Shards(rank=self.world.rank, size=self.world.size, group=None)
+        ranks = self.peers.share.ranks
+        rank, size = self.world.rank // ranks, self.world.size // ranks
+        return Shards(rank=rank, size=size, group=self.peers.alike)
+
+    @property
+    def parts(self) -> Parts | None:
+        """What this rank has of matrices that are cut."""
+        if self.peers is None:
+            return None
+        cuts = cuts_of(self.resolved.model, self.peers.share)
+        return Parts(peers=self.peers, cuts=cuts, copy=self.shards.rank, copies=self.shards.size)
+
     def new_module(self) -> nn.Module:
         """The model, on the device and under the modes of the context that this is called in."""
-        return decoder(self.resolved.model, self.neighbours)
+        return decoder(self.resolved.model, self.neighbours, self.peers)
 
     def meta_module(self) -> nn.Module:
         """The model without memory: shapes only, to be sharded or filled."""
@@ -169,9 +203,12 @@ class Recipe:
         return module
 
     def initial_value(self, name: str, shape: torch.Size) -> Tensor:
-        """A parameter's fp32 initial value, of its full shape, on the device."""
-        seed, device = self.config.loop.seed, self.world.device
-        return initial_value(name, shape, self.resolved.model, seed=seed, device=device)
+        """The fp32 initial value of this rank's part of a parameter, on the device."""
+        model, seed, device = self.resolved.model, self.config.loop.seed, self.world.device
+        if self.peers is None:
+            return initial_value(name, shape, model, seed=seed, device=device)
+        cut = cuts_of(model, self.peers.share)[name]
+        return cut.take(initial_value(name, cut.whole, model, seed=seed, device=device))
 
     def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         """The run's optimizer over a module's parameters."""

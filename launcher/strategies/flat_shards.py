@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
+from launcher.sizes import even_part
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
@@ -33,6 +34,8 @@ class Shard:
     kind: str
     start: int
     data: Tensor
+    run: int | None = None
+    pitch: int | None = None
 
     @property
     def stop(self) -> int:
@@ -146,24 +149,30 @@ def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:
             state[name] = type(state[name])(value)
 
 
-def even_part(total: int, index: int, parts: int) -> tuple[int, int]:
-    """[begin, end) of part `index` when `total` elements are split over `parts` as evenly as
-    possible."""
-    return total * index // parts, total * (index + 1) // parts
-
-
 class NativeState:
     """`TrainingState` of single, DDP, FSDP2 and ZeRO 0: a module whose parameters are plain tensors
     or rows of DTensors, and a torch optimizer over them.
 
     Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) share the
     writing of them evenly.
+
+    Args:
+        module: the (wrapped, sharded) model.
+        optimizer: over its parameters.
+        copies: which copy of plain tensors this rank holds, and how many there are; one for each
+            rank of the process group where that is not said.
     """
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        copies: tuple[int, int] | None = None,
+    ) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self._parameters = dict(inner.named_parameters())
         self._optimizer = optimizer
+        self._copies = _ranks() if copies is None else copies
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
         self._first = next(iter(self._parameters.values()))
@@ -202,7 +211,8 @@ class NativeState:
             for kind in (PARAM, *self._kinds[name]):
                 tensor = read_state(self._optimizer, parameter, kind)
                 encoded = is_dtensor(parameter) and not is_dtensor(tensor)
-                data, start, copy, copies = _local_range(parameter if encoded else tensor)
+                tensor_here = parameter if encoded else tensor
+                data, start, copy, copies = _local_range(tensor_here, self._copies)
                 data = tensor if encoded else data
                 yield Shard(name=name, kind=kind, start=start, data=data), copy, copies
 
@@ -216,11 +226,14 @@ class NativeState:
         }
 
 
-def _local_range(tensor: Tensor) -> tuple[Tensor, int, int, int]:
+def _ranks() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _local_range(tensor: Tensor, whole_copies: tuple[int, int]) -> tuple[Tensor, int, int, int]:
     """(flat local elements, offset of the first, which copy this is, copies there are)."""
     if not is_dtensor(tensor):
-        ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        return tensor.detach().view(-1), 0, *ranks
+        return tensor.detach().view(-1), 0, *whole_copies
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.memory.storages import StorageCount, optimizer_tensors
-from launcher.optim.dtensor import is_dtensor, local_part
+from launcher.parallel.tensor.parts import Parts
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
-from launcher.strategies.flat_shards import NativeState, TrainingState
+from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.gradients import Gradients, Scaler
+from launcher.strategies.part_shards import native_state
 
 
 class NativeEngine:
@@ -24,6 +25,7 @@ class NativeEngine:
         device: where it computes.
         autocast: type to compute in where the module itself keeps fp32 parameters.
         scaled: whether losses are scaled, as fp16 needs it.
+        parts: what it has of matrices that are cut over ranks.
         set_sync: told before each forward whether its backward communicates gradients.
         free_gathered: called after a forward without the backward that frees what it has gathered.
         keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
@@ -40,6 +42,7 @@ class NativeEngine:
         device: torch.device,
         autocast: torch.dtype | None = None,
         scaled: bool = False,
+        parts: Parts | None = None,
         set_sync: Callable[[bool], None] = lambda last: None,
         free_gathered: Callable[[], None] = lambda: None,
         keeps_gradients: bool = False,
@@ -51,7 +54,9 @@ class NativeEngine:
         self._clip = clip
         self._device = device
         self._autocast = autocast
-        self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
+        self._scaler = Scaler(device.type, enabled=scaled, parts=parts)
+        self._parts = parts
+        self._gradients = Gradients(module, parts)
         self._set_sync = set_sync
         self._free_gathered = free_gathered
         self._keeps_gradients = keeps_gradients
@@ -73,9 +78,7 @@ class NativeEngine:
     def step(self) -> StepResult:
         self._scaler.unscale_(self._optimizer)
         limit = self._clip if self._clip > 0 else float("inf")
-        norm = nn.utils.clip_grad_norm_(self._module.parameters(), limit)
-        if is_dtensor(norm):
-            norm = norm.full_tensor()
+        norm = self._gradients.clip(limit)
         finite = torch.isfinite(norm)
         _update_where_finite(self._optimizer, finite)
         self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
@@ -113,7 +116,7 @@ class NativeEngine:
         return count
 
     def training_state(self) -> TrainingState:
-        return NativeState(self._module, self._optimizer)
+        return native_state(self._module, self._optimizer, self._parts)
 
     def _compute(self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None) -> Tensor:
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
@@ -155,9 +158,7 @@ class InBackwardEngine(NativeEngine):
 
     def _update(self, parameter: Tensor) -> None:
         """Update one parameter and drop its gradient."""
-        gradient = parameter.grad
-        assert gradient is not None
-        square_sum = _square_sum(gradient)
+        square_sum = self._gradients.square_sum(parameter)
         self._square_sum = square_sum + self._square_sum
         # The optimizer is shown this parameter only: it would look through all the others.
         groups = self._optimizer.param_groups
@@ -183,6 +184,7 @@ def native_engine(recipe: Recipe, module: nn.Module, **options: Any) -> Engine:
         device=recipe.world.device,
         autocast=types.autocast,
         scaled=types.scaled,
+        parts=recipe.parts,
         **options,
     )
 
@@ -197,13 +199,3 @@ def _update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> No
         optimizer.step()
     elif bool(finite):
         optimizer.step()
-
-
-def _square_sum(gradient: Tensor) -> Tensor:
-    """Of all ranks' parts, so that all of them update, or none."""
-    local = local_part(gradient)
-    square_sum: Tensor = torch.linalg.vector_norm(local, dtype=torch.float32).square()
-    if is_dtensor(gradient):  # in hybrid sharding the replicas have the same parts
-        mesh = gradient.device_mesh
-        dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))
-    return square_sum

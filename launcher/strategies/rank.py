@@ -9,6 +9,7 @@ from launcher.memory.timeline import Where
 from launcher.optim.costs import Costs
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
+from launcher.parallel.mesh import Share
 
 FP32 = 4
 
@@ -21,13 +22,17 @@ class Rank:
 
     resolved: Resolved
     world_size: int
+    """Ranks that have the same parts of matrices, or all of them."""
     rank: int
+    """This one's place among them."""
     device_type: str
+    share: Share | None = None
+    """Its parts of matrices."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The whole model's parameters."""
-        return parameters_of(self.resolved.model)
+        """The model's parameters, or this rank's parts of them."""
+        return parameters_of(self.resolved.model, self.share)
 
     @property
     def computed_bytes(self) -> int:

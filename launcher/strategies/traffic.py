@@ -44,7 +44,13 @@ class Traffic:
 
 
 class Wire:
-    """The parameters of a run by when they travel, and the transfers that strategies share."""
+    """The parameters of a run by when they travel, and the transfers that strategies share.
+
+    Args:
+        config: of the run.
+        model: what a rank computes of it.
+        world_size: ranks that compute the same of it.
+    """
 
     def __init__(self, config: RunConfig, model: ModelConfig, *, world_size: int) -> None:
         types = dtypes(config.optim)

@@ -28,6 +28,7 @@ OFFLOADS = {
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
 }
 ODD = ("--d-model=15", "--heads=3")  # an odd number of parameters in a block
+ODD_VOCABULARY = ("--vocab-size=263", "--context=33")
 _ROPE = ("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96")
 _NO_BIASES = ("--attention-bias=False", "--mlp-bias=False")
 FAMILIES = {
@@ -74,9 +75,11 @@ def _case(
     precision: str = "fp32",
     clip: float = 0.5,  # below the norms of this model, so that a wrong norm spoils the losses
     sequence: int = 1,
+    tensor: int = 1,
 ) -> Case:
     words = [strategy, f"x{ranks}"]
     words += [f"sequence{sequence}"] if sequence > 1 else []
+    words += [f"tensor{tensor}"] if tensor > 1 else []
     words += [family] if family else []
     words += [f"accumulate{accumulation}"] if accumulation > 1 else []
     words += [] if tied else ["untied"]
@@ -84,14 +87,15 @@ def _case(
     words += [] if precision == "fp32" else [precision]
     words += [] if clip else ["unclipped"]
     low = precision == "bf16"
-    again = sequence == ranks > 1 and checkpointing != "none"  # after a cut without
+    again = sequence * tensor == ranks > 1 and checkpointing != "none"  # after a cut without
     return Case(
         name="-".join(words),
         ranks=ranks,
         flags=(
             *flags,
             f"--sequence-parallel={sequence}",
-            f"--micro-batch={GLOBAL_BATCH * sequence // (ranks * accumulation)}",
+            f"--tensor-parallel={tensor}",
+            f"--micro-batch={GLOBAL_BATCH * sequence * tensor // (ranks * accumulation)}",
             *(FAMILIES[family] if family else (f"--tied={tied}",)),
             f"--activation-checkpointing={checkpointing}",
             f"--precision={precision}",
@@ -120,6 +124,7 @@ def references() -> list[Case]:
             ("untied", ("--clip=0.5", "--tied=False")),
             ("tied-unclipped", ("--clip=0",)),
             ("odd", ("--clip=0.5", *ODD)),
+            ("odd-vocabulary", ("--clip=0.5", *ODD_VOCABULARY)),
             *((family, ("--clip=0.5", *flags)) for family, flags in FAMILIES.items()),
         )
     ] + [
@@ -270,6 +275,52 @@ def _cut_sequences() -> list[Case]:
     return cases
 
 
+def _cut_matrices() -> list[Case]:
+    """Over 2 ranks alone, beside 2 data ranks, and beside 2 ranks of a sequence."""
+    # Every pair of tying or family, accumulation, checkpointing and precision.
+    pairwise: list[dict[str, Any]] = [
+        {"accumulation": 2, "tied": False},
+        {"checkpointing": "selective"},
+        {"accumulation": 2, "family": "llama", "checkpointing": "full"},
+        {"family": "qwen3", "precision": "bf16", "checkpointing": "selective"},
+    ]
+    single = ("--strategy=single",)
+    cases = [_case("single", single, ranks=2, tensor=2, **options) for options in pairwise]
+    cases += [_case("single", single, ranks=2, tensor=2, checkpointing=c) for c in ("full",)]
+    cases += [_case("single", single, ranks=2, tensor=2, precision="fp16", clip=0)]
+    cases += [
+        _case(k, v, ranks=4, tensor=2, **pairwise[number % 4])
+        for offset, (k, v) in enumerate(STRATEGIES.items())
+        for number in {0, 1 + offset % 3}
+    ]
+    cases += [
+        _case(k, OFFLOADS[k], ranks=4, tensor=2)
+        for k in ("zero2-offload", "zero3-offload", "fsdp-offload")
+    ]
+    ring = ("--sequence-method=ring",)
+    cases += [
+        _case(k, (*STRATEGIES[k.removesuffix("-ring")], *method), ranks=4, tensor=2, sequence=2)
+        for k, method in (("ddp", ()), ("fsdp-ring", ring), ("zero3", ()))
+    ]
+    compiled = (*STRATEGIES["fsdp"], "--compile")
+    cases.append(_case("fsdp-compiled", compiled, ranks=4, tensor=2))
+    cases += [
+        Case(
+            name=f"{name}-tensor2-odd-vocabulary",
+            ranks=ranks,
+            flags=(*flags, "--tensor-parallel=2", "--micro-batch=4", "--clip=0.5", *ODD_VOCABULARY),
+            reference="odd-vocabulary",
+            steps=FEW_STEPS,
+        )
+        for name, ranks, flags in (
+            ("single-x2", 2, single),
+            ("ddp-x4", 4, STRATEGIES["ddp"]),
+            ("zero2-x4", 4, STRATEGIES["zero2"]),
+        )
+    ]
+    return cases
+
+
 CASES = [
     *_one_process(),
     *_two_processes(),
@@ -277,5 +328,6 @@ CASES = [
     *_masked_prompts(),
     *_odd_sizes(),
     *_cut_sequences(),
+    *_cut_matrices(),
     *_four_processes(),
 ]

@@ -9,7 +9,8 @@ from launcher.config.schema import RunConfig
 from launcher.errors import ExitCode
 from launcher.plan import cli
 from launcher.plan.candidates import choices
-from launcher.plan.collectives import sent_bytes, sequence_transfers
+from launcher.plan.collectives import sent_bytes
+from launcher.plan.dimensions import sequence_transfers
 from launcher.strategies.traffic import Collective
 
 SMALL = {"model": "nano", "heads": 4, "d_model": 64, "layers": 2, "precision": "bf16"}

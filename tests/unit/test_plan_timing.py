@@ -7,14 +7,15 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import ShardingChoice
 from launcher.errors import UserError
 from launcher.model.cost import flops_per_token
 from launcher.plan.collectives import (
     Group,
     TimedTransfer,
     collective_s,
+    groups_of,
     sent_bytes,
-    shard_and_replica_groups,
 )
 from launcher.plan.machine import COLLECTIVES, Machine, Rate
 from launcher.plan.timing import StepTime, exposed_s, optimizer_s, step_seconds
@@ -97,8 +98,19 @@ def test_a_collective_across_nodes_has_the_links_of_all_its_ranks_on_a_node() ->
     ],
 )
 def test_groups_of_a_mesh(replicate: int, shard: Group, replica: Group) -> None:
-    groups = shard_and_replica_groups(world_size=16, replicate=replicate, ranks_per_node=8)
-    assert groups == (shard, replica)
+    sharding = ShardingChoice(replicate=replicate)
+    groups = groups_of(sharding, world_size=16, ranks_per_node=8)
+    assert (groups.shard, groups.replica) == (shard, replica)
+
+
+def test_ranks_that_share_matrices_are_the_nearest_neighbours() -> None:
+    sharding = ShardingChoice(tensor_parallel=4, sequence_parallel=2)
+    groups = groups_of(sharding, world_size=32, ranks_per_node=8)
+    assert groups.tensor == Group(size=4, per_node=4)
+    assert groups.sequence == Group(size=2, per_node=2)
+    assert groups.shard == Group(size=8, per_node=2)
+    across = groups_of(ShardingChoice(tensor_parallel=16), world_size=32, ranks_per_node=8)
+    assert across.tensor == Group(size=16, per_node=8)
 
 
 def test_transfers_hide_behind_compute_where_they_can() -> None:

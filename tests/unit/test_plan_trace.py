@@ -34,7 +34,7 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block and the batch itself traced, nothing put together."""
-    return _deepened(record_trace(model, compute, micro_batch, SEQ_LEN, None), model.layers)
+    return _deepened(record_trace(model, compute, micro_batch, SEQ_LEN, None, None), model.layers)
 
 
 def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:

@@ -38,6 +38,7 @@ SAYS_NOTHING = (
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
     *("sample_every", "sample_prompt", "sequence_parallel", "sequence_method"),
+    "tensor_parallel",
 )
 FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]

@@ -146,7 +146,7 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             not run.completed,
             order.index(run.record["strategy"]),
             run.record.get("precision") != "fp32",
-            run.config.get("sequence_parallel", 1) != 1,
+            any(run.config.get(f"{what}_parallel", 1) != 1 for what in ("sequence", "tensor")),
         ),
     )
     kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}

@@ -30,8 +30,8 @@ _UNSAID = (None, False, "none", "auto")  # a setting that is off goes without sa
 _QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
 _OF_RECORD = (
     *("strategy", "strategy_also_called", "precision", "world_size", "micro_batch"),
-    *("accumulation", "global_batch", "seq_len", "sequence_parallel", "model", "parameters"),
-    "device_name",
+    *("accumulation", "global_batch", "seq_len", "sequence_parallel", "tensor_parallel"),
+    *("model", "parameters", "device_name"),
 )
 
 

@@ -89,6 +89,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     {
         "--sequence-parallel N": {"sequence_parallel": 2},
         "--sequence-method ring": {"sequence_parallel": 2, "sequence_method": "ring"},
+        "--tensor-parallel N": {"tensor_parallel": 2},
     },
     {"--memory-trace": {"memory_trace": True}},
 )
@@ -141,11 +142,12 @@ def with_matrix(text: str) -> str:
 
 
 def refusal(config: RunConfig, *, device_type: str) -> str | None:
-    """What a run is refused with on `RANKS` ranks (one for `single`), or None.
+    """What a run is refused with on `RANKS` ranks (`single`: one, or those of a matrix), or None.
 
     A package that is not installed here is not held against it.
     """
-    world_size = RANKS if strategy_of(config).needs_group else 1
+    alone = config.sharding.tensor_parallel
+    world_size = RANKS if strategy_of(config).needs_group else alone
     try:
         resolve(config, world_size=world_size, device_type=device_type)
     except NotInstalled:

@@ -69,7 +69,8 @@ def _all(key: Key, names: str) -> dict[str, Key]:
 
 
 _NOT_HERE = refused("remove it")
-_NO_DIMENSION = "ranks share data only, remove it"
+_NO_DIMENSION = "there is no such dimension here, remove it"
+_OURS = "the dimensions are --tensor-parallel and --sequence-parallel, remove it"
 _STAGE_1 = "DeepSpeed takes it at stage 1 only, remove it"
 _LOSSES_DIFFER = refused("losses differ, remove it")
 
@@ -95,7 +96,7 @@ TOP: dict[str, Key] = {
     "dataloader_drop_last": idle("batches are always whole"),
     "disable_allgather": idle("DeepSpeed no longer reads it"),
     "use_data_before_expert_parallelism": idle("there are no experts"),
-    "seq_parallel_communication_data_type": idle(_NO_DIMENSION),
+    "seq_parallel_communication_data_type": idle(_OURS),
     "zero_allow_untested_optimizer": idle("", True),
     "zero_force_ds_cpu_optimizer": idle("", True, False),
     "prescale_gradients": refused(_STAGE_1),
@@ -118,10 +119,11 @@ TOP: dict[str, Key] = {
         refused("batches are shardscale's own, remove it"),
         "curriculum_learning data_efficiency data_routing random_ltd",
     ),
-    **_all(refused(_NO_DIMENSION), "pipeline autotp sequence_parallel expert_parallel"),
-    "tensor_parallel": refused(_NO_DIMENSION, {"autotp_size": 1}, {"tp_size": 1}),
-    "autotp_size": refused(_NO_DIMENSION, 0, 1),
-    "sequence_parallel_size": refused(_NO_DIMENSION, 1),
+    **_all(refused(_NO_DIMENSION), "pipeline expert_parallel"),
+    **_all(refused(_OURS), "autotp sequence_parallel"),
+    "tensor_parallel": refused(_OURS, {"autotp_size": 1}, {"tp_size": 1}),
+    "autotp_size": refused(_OURS, 0, 1),
+    "sequence_parallel_size": refused(_OURS, 1),
 }
 """Keys of the whole file, and sections that are looked at as one."""
 

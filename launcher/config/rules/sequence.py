@@ -18,7 +18,7 @@ def sequence_method(sharding: ShardingChoice, model: ModelConfig) -> SequenceMet
     """What `auto` comes to: Ulysses takes any kernel, where its ranks divide the heads."""
     if sharding.sequence_method != "auto" or sharding.sequence_parallel == 1:
         return sharding.sequence_method
-    return "ulysses" if _heads_divide(model, sharding.sequence_parallel) else "ring"
+    return "ulysses" if _heads_divide(model, sharding) else "ring"
 
 
 def ranks(setting: Setting) -> Iterator[str]:
@@ -47,11 +47,12 @@ def heads(setting: Setting) -> Iterator[str]:
     """Ulysses gives each rank as many heads."""
     chosen, model = setting.config.sharding, setting.model
     number = chosen.sequence_parallel
-    if chosen.sequence_method == "ulysses" and not _heads_divide(model, number):
+    if chosen.sequence_method == "ulysses" and not _heads_divide(model, chosen):
+        tensor = chosen.tensor_parallel
         yield (
             f"--sequence-method ulysses gives each of {number} ranks as many heads, and "
-            f"{model.heads} heads with {model.kv_head_count} of keys do not divide: use "
-            "--sequence-method ring"
+            f"{model.heads // tensor} heads with {model.kv_head_count // tensor} of keys do not "
+            "divide: use --sequence-method ring"
         )
 
 
@@ -120,10 +121,12 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
         )
 
 
-def _heads_divide(model: ModelConfig, number: int) -> bool:
-    """Whether each of so many ranks can have as many heads, with the keys and values they need."""
-    kv_heads = model.kv_head_count
-    return model.heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
+def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
+    """Whether each rank of a sequence can have as many of its heads, with the keys and values they
+    need; ranks that share matrices have shared the heads before."""
+    number, tensor = sharding.sequence_parallel, sharding.tensor_parallel
+    heads, kv_heads = model.heads // tensor, max(1, model.kv_head_count // tensor)
+    return heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
 
 
 RULES: Final[tuple[Rule, ...]] = (ranks, heads, ring, ring_on_gpus, length, whole_sequences)

@@ -15,7 +15,7 @@ def strategy(setting: Setting) -> Iterator[str]:
         )
     if chosen.strategy == "zero" and chosen.zero is None:
         yield "--strategy zero needs a stage: give --zero 0, 1, 2 or 3"
-    if chosen.strategy == "single" and setting.world_size > 1:
+    if chosen.strategy == "single" and setting.world_size > chosen.tensor_parallel:
         yield (
             f"--strategy single runs in one process, but there are {setting.world_size}: "
             "use ddp, fsdp or zero, or start one process"
@@ -83,11 +83,13 @@ def fsdp_only(setting: Setting) -> Iterator[str]:
 
 def replicate(setting: Setting) -> Iterator[str]:
     """Replicas that do not divide the ranks."""
-    replicas, ranks = setting.config.sharding.replicate, setting.world_size
+    chosen, size = setting.config.sharding, setting.world_size
+    replicas, tensor, ranks = chosen.replicate, chosen.tensor_parallel, chosen.shard_ranks(size)
     if ranks % replicas:
         fitting = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
+        of_tensor = f" ({size} with --tensor-parallel {tensor})" if tensor > 1 else ""
         yield (
-            f"--replicate {replicas} does not divide {ranks} ranks: use one of "
+            f"--replicate {replicas} does not divide {ranks} ranks{of_tensor}: use one of "
             + ", ".join(map(str, fitting))
         )
 

@@ -62,6 +62,6 @@ def join(mesh: Mesh, world: World) -> Neighbours | None:
     """Start their process group; all ranks call this. None where sequences are not cut."""
     if mesh.part is None:
         return None
-    shape = (mesh.data_ranks, mesh.part.ranks)
-    whole = init_device_mesh(world.device.type, shape, mesh_dim_names=("data", "sequence"))
+    names = ("data", "sequence", "tensor")
+    whole = init_device_mesh(world.device.type, mesh.shape, mesh_dim_names=names)
     return Neighbours(part=mesh.part, group=whole.get_group("sequence"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -71,12 +71,7 @@ def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
 
 def _options(recipe: Recipe) -> dict[str, Any]:
     sharding, world = recipe.config.sharding, recipe.world
-    if sharding.replicate == 1:
-        mesh = init_device_mesh(world.device.type, (world.size,))
-    else:
-        shape = (sharding.replicate, world.size // sharding.replicate)
-        mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
-    options: dict[str, Any] = {"mesh": mesh}
+    options: dict[str, Any] = {"mesh": _mesh(recipe)}
     types = recipe.types
     if types.computed != types.stored:
         options["mp_policy"] = MixedPrecisionPolicy(
@@ -88,6 +83,18 @@ def _options(recipe: Recipe) -> dict[str, Any]:
             pin_memory=recipe.config.offload.pin_memory and world.device.type == "cuda"
         )
     return options
+
+
+def _mesh(recipe: Recipe) -> DeviceMesh:
+    """The ranks that this one shards with, and replicates across."""
+    device, size = recipe.world.device.type, recipe.shards.size
+    replicas = recipe.config.sharding.replicate
+    if recipe.peers is None and replicas == 1:
+        return init_device_mesh(device, (size,))
+    tensor = 1 if recipe.peers is None else recipe.peers.share.ranks
+    shape = (replicas, size // replicas, tensor)
+    whole = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "tensor"))
+    return whole["shard"] if replicas == 1 else whole["replicate", "shard"]
 
 
 def _materialize_shards(

@@ -26,8 +26,8 @@ JsonObject = dict[str, Any]
 
 
 def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
-    """The config for `deepspeed.initialize`."""
-    config, model = resolved.config, resolved.model
+    """The config for `deepspeed.initialize`, of `world_size` ranks that shard the same states."""
+    config, model = resolved.config, resolved.own_model
     ours = _owned(config, accumulation=resolved.accumulation)
     ours["zero_optimization"] = _zero_section(config, model)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):

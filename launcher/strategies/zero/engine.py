@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from launcher.memory.materialize import fill_flat_slice
 from launcher.memory.storages import StorageCount
+from launcher.parallel.tensor.parts import Parts
 from launcher.startup import importing
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.gradients import Gradients
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.states import count_states, zero_state
 from launcher.strategies.zero.swap import (
@@ -31,7 +34,7 @@ def build(recipe: Recipe) -> Engine:
     """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
     deepspeed = import_deepspeed(recipe.world.device)
     config = recipe.config
-    ds_config = build_config(recipe.resolved, world_size=recipe.world.size)
+    ds_config = build_config(recipe.resolved, world_size=recipe.shards.size)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         assert config.offload.nvme_path is not None  # resolve has refused it
         place_swap_files(ds_config, config.offload.nvme_path)
@@ -39,11 +42,16 @@ def build(recipe: Recipe) -> Engine:
         module = _born_sharded(deepspeed, recipe, ds_config)
     else:
         module = recipe.whole_module()
+    if (parts := recipe.parts) is not None:
+        _mark_cut(module, parts)
     if config.loop.compile:
         compile_blocks(module)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
         engine, _, _, _ = deepspeed.initialize(
-            model=module, optimizer=recipe.new_optimizer(module), config=ds_config
+            model=module,
+            optimizer=recipe.new_optimizer(module),
+            config=ds_config,
+            mpu=_groups(recipe),
         )
     if config.sharding.offload_optimizer == "nvme":
         keep_gradients_in_memory(engine.optimizer)
@@ -63,6 +71,8 @@ class ZeroEngine:
         self._engine = engine
         self._scale = 1.0 / recipe.resolved.accumulation
         self._norm_is_ours = recipe.config.sharding.zero == 0
+        self._parts = recipe.parts
+        self._gradients = Gradients(engine.module, recipe.parts)
 
     def begin_step(self, lr: float) -> None:
         for group in self._engine.optimizer.param_groups:
@@ -80,8 +90,7 @@ class ZeroEngine:
 
     def step(self) -> StepResult:
         if self._norm_is_ours:  # stage 0 has none to tell, and would train on with NaN
-            parameters = self._engine.module.parameters()
-            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = self._gradients.norm()
             finite = torch.isfinite(norm)
             self._engine.optimizer.found_inf = (~finite).float()
             self._engine.step()
@@ -118,7 +127,7 @@ class ZeroEngine:
         return count_states(self._engine)
 
     def training_state(self) -> TrainingState:
-        return zero_state(self._engine)
+        return zero_state(self._engine, self._parts)
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -154,17 +163,43 @@ def _import_muon_uncompiled() -> None:
             os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
+def _groups(recipe: Recipe) -> SimpleNamespace | None:
+    """What DeepSpeed asks a Megatron-like model parallel unit; None where all ranks shard."""
+    if recipe.peers is None:
+        return None
+    peers, shards = recipe.peers, recipe.shards
+    answers: dict[str, Any] = {
+        "get_data_parallel_rank": shards.rank,
+        "get_data_parallel_world_size": shards.size,
+        "get_data_parallel_group": shards.group,
+    }
+    for kind in ("model", "tensor_model"):
+        answers[f"get_{kind}_parallel_rank"] = peers.share.index
+        answers[f"get_{kind}_parallel_world_size"] = peers.share.ranks
+        answers[f"get_{kind}_parallel_group"] = peers.group
+    return SimpleNamespace(**{name: lambda it=it: it for name, it in answers.items()})
+
+
+def _mark_cut(module: nn.Module, parts: Parts) -> None:
+    """Tell DeepSpeed's norm which parameters count on each rank; it counts others once."""
+    for name, parameter in module.named_parameters():
+        if not parts.cuts[name].is_whole:
+            marked: Any = parameter
+            marked.model_parallel = True
+
+
 def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
     """Build under zero.Init and write each rank's flat slice of the initial values."""
     # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
     # type comes from the config.
-    with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config):
+    sharded_over = {"data_parallel_group": recipe.shards.group, "mpu": _groups(recipe)}
+    with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
         module = recipe.new_module()
     for name, parameter in module.named_parameters():
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
         local = sharded.ds_tensor
         value = recipe.initial_value(name, sharded.ds_shape)
-        offset = recipe.world.rank * local.ds_numel
+        offset = recipe.shards.rank * local.ds_numel
         if is_swapped(sharded):
             fill_swapped(sharded, value, offset)
         else:

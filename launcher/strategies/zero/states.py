@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from launcher.memory.storages import StorageCount
+from launcher.parallel.tensor.parts import Parts
 from launcher.strategies.flat_shards import (
     PARAM,
-    NativeState,
     OwnShapes,
     Shard,
     TrainingState,
@@ -26,6 +26,7 @@ from launcher.strategies.flat_shards import (
     state_kinds,
     write_state,
 )
+from launcher.strategies.part_shards import PartState, native_state
 from launcher.strategies.zero.swap import Swapped, count_swapped
 
 MASTER_WEIGHTS = (
@@ -92,12 +93,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def zero_state(engine: Any) -> TrainingState:
+def zero_state(engine: Any, parts: Parts | None) -> TrainingState:
     """The state of a DeepSpeed engine of any stage."""
     stage = engine.zero_optimization_stage()
-    if stage == 0:  # the optimizer is ours, over whole fp32 parameters
-        return NativeState(engine.module, engine.optimizer)
-    return _FragmentedState(engine, _slices if stage == 3 else _fragments)
+    if stage == 0:  # the optimizer is ours, over fp32 parameters that are not sharded
+        return native_state(engine.module, engine.optimizer, parts)
+    state = _FragmentedState(engine, _slices if stage == 3 else _fragments)
+    return state if parts is None else PartState(state, parts)
 
 
 class _Fragment(NamedTuple):

@@ -45,8 +45,3 @@ class SlicedGPT(GPT):
         part = self.neighbours.part
         pieces = part.pieces(part.ranks * count)
         return torch.cat([torch.arange(p.start, p.stop, device=device) for p in pieces])
-
-
-def decoder(config: ModelConfig, neighbours: Neighbours | None) -> GPT:
-    """The model, on the device and under the modes of the context that this is called in."""
-    return GPT(config) if neighbours is None else SlicedGPT(config, neighbours)

@@ -1,0 +1,45 @@
+"""The decoder over a rank's part of each matrix."""
+
+from typing import cast
+
+from torch import nn
+
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, LMHead
+from launcher.parallel.tensor.cut import bounds
+from launcher.parallel.tensor.layers import (
+    CutEmbedding,
+    GatheredLinear,
+    RowNorm,
+    SummedDropout,
+    SummedLinear,
+)
+from launcher.parallel.tensor.loss import CutHead
+from launcher.parallel.tensor.peers import Peers
+
+
+def connect(model: GPT, config: ModelConfig, peers: Peers) -> None:
+    """Have a GPT of a part of `config` compute with its peers what one of `config` computes."""
+    model.config = config
+    for name, module in list(model.named_modules()):
+        if (with_peers := _connected(name, module, config, peers)) is not None:
+            model.set_submodule(name, with_peers)
+
+
+def _connected(name: str, module: nn.Module, config: ModelConfig, peers: Peers) -> nn.Module | None:
+    """What stands for a module, with its parameters; None where nothing is cut."""
+    first = bounds(config.vocab_size, peers.share)[0]
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return RowNorm(module, peers)
+    if isinstance(module, nn.Linear):
+        if name.endswith(("attn.qkv", "mlp.fc")):
+            return GatheredLinear(module, peers)
+        return SummedLinear(module, peers, last=name.endswith("mlp.out"))
+    if isinstance(module, LMHead):
+        return CutHead(module, peers, vocab_size=config.vocab_size, first=first)
+    if name == "wte":
+        return CutEmbedding(cast(nn.Embedding, module).weight, first)
+    if name == "wpe":
+        begin, end = bounds(config.context, peers.share)
+        return CutEmbedding(nn.Embedding(end - begin, config.d_model).weight, begin)
+    return SummedDropout(cast(nn.Dropout, module), peers) if name == "drop" else None

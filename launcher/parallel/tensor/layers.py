@@ -1,0 +1,191 @@
+"""The modules of a block over a rank's part of the matrices, and its part of the rows between them.
+
+Each takes the parameters of the plain module that it stands for, which keep their names, and sees
+[r, d]: r = B*T / ranks of the rows of [B*T, d]. A rank's rows give only a part of the gradient of
+what is whole on every rank (norms, biases that are added to a sum); it is summed where it arises,
+so that strategies get whole gradients and need not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from launcher.model.gpt import HeadNorm
+from launcher.model.loss import compute_dtype
+from launcher.model.recompute import as_one
+from launcher.parallel.tensor.peers import Peers
+
+
+class GatheredLinear(nn.Module):
+    """A projection of all rows to this rank's columns: [r, in] -> [ranks * r, out / ranks]."""
+
+    def __init__(self, linear: nn.Linear, peers: Peers) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.peers = peers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keeps this rank's rows for backward, and gathers the others' again."""
+        y: Tensor = _GatheredLinear.apply(x, self.weight, self.bias, self.peers)
+        return y
+
+
+class _GatheredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, peers: Peers) -> Tensor:
+        dtype = compute_dtype(weight)
+        rows = x.to(dtype)
+        ctx.save_for_backward(rows, weight)
+        ctx.peers, ctx.x_dtype = peers, x.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+        def product() -> Tensor:
+            with torch.autocast(x.device.type, enabled=False):
+                whole = peers.gather(rows)
+                if bias is None:
+                    return whole @ weight.to(dtype).t()
+                return torch.addmm(bias.to(dtype), whole, weight.to(dtype).t())
+
+        return as_one(product)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        rows, weight = ctx.saved_tensors
+        grad_x = ctx.peers.scatter(grad @ weight.to(grad.dtype)).to(ctx.x_dtype)
+        grad_weight = (grad.t() @ ctx.peers.gather(rows)).to(weight.dtype)
+        grad_bias = None if ctx.bias_dtype is None else grad.sum(0).to(ctx.bias_dtype)
+        return grad_x, grad_weight, grad_bias, None
+
+
+class SummedLinear(nn.Module):
+    """A projection from this rank's columns, summed over the ranks to their rows:
+    [ranks * r, in / ranks] -> [r, out]. The bias is added once, to the sum.
+
+    Args:
+        last: whether it ends its block: recomputation stops before it, and not behind it. Others
+            are one function, whose output selective checkpointing keeps, and nothing is sent twice.
+    """
+
+    def __init__(self, linear: nn.Linear, peers: Peers, *, last: bool) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias: Tensor | None = linear.bias
+        self.peers, self.last = peers, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [ranks * r, in / ranks] -> [r, out]."""
+        rows: Tensor
+        if self.last:
+            rows = _Scatter.apply(F.linear(x, self.weight), self.peers)
+        else:
+            rows = _SummedLinear.apply(x, self.weight, self.peers)
+        if self.bias is None:
+            return rows
+        return rows + summed(self.bias, self.peers).to(rows.dtype)
+
+
+class _SummedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, peers: Peers) -> Tensor:
+        dtype = compute_dtype(weight)
+        ctx.save_for_backward(x, weight)
+        ctx.peers = peers
+
+        def product() -> Tensor:
+            with torch.autocast(x.device.type, enabled=False):
+                return peers.scatter(x.to(dtype) @ weight.to(dtype).t())
+
+        return as_one(product)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        whole = ctx.peers.gather(grad.contiguous())
+        grad_x = (whole @ weight.to(whole.dtype)).to(x.dtype)
+        grad_weight = (whole.t() @ x.to(whole.dtype)).to(weight.dtype)
+        return grad_x, grad_weight, None
+
+
+class SummedDropout(nn.Dropout):
+    """Dropout on a rank's rows of what its peers hold parts of: [B, T, d] -> [1, r, d]."""
+
+    def __init__(self, dropout: nn.Dropout, peers: Peers) -> None:
+        super().__init__(dropout.p)
+        self.peers = peers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows follow each other as in [B*T, d]."""
+        return super().forward(_Scatter.apply(x.flatten(0, 1), self.peers)[None])
+
+
+class CutEmbedding(nn.Module):
+    """Rows [first, first + n) of a table; others are looked up as 0, and are another rank's."""
+
+    def __init__(self, weight: Tensor, first: int) -> None:
+        super().__init__()
+        self.weight, self.first = weight, first
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Indices into the whole table, of any shape -> [..., d]."""
+        here = indices - self.first
+        elsewhere = (here < 0) | (here >= self.weight.size(0))
+        found = F.embedding(here.masked_fill_(elsewhere, 0), self.weight)
+        return found.masked_fill_(elsewhere[..., None], 0.0)
+
+
+class RowNorm(nn.Module):
+    """LayerNorm or RMSNorm of a rank's rows, or of its heads."""
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, peers: Peers) -> None:
+        super().__init__()
+        self.weight, self.shape = norm.weight, list(norm.normalized_shape)
+        self.bias: Tensor | None = getattr(norm, "bias", None)
+        assert norm.eps is not None  # _norm gives one
+        self.eps = norm.eps
+        self.of_heads = isinstance(norm, HeadNorm)
+        self.peers = peers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the norm that it stands for."""
+        weight = summed(self.weight, self.peers)
+        if self.bias is not None:
+            return F.layer_norm(x, self.shape, weight, summed(self.bias, self.peers), self.eps)
+        if self.of_heads:
+            return F.rms_norm(x.to(weight.dtype), self.shape, weight, self.eps).to(x.dtype)
+        return F.rms_norm(x, self.shape, weight, self.eps)
+
+
+def summed(parameter: Tensor, peers: Peers) -> Tensor:
+    """A parameter that is whole on every rank, whose gradient is the sum of theirs."""
+    same: Tensor = _Summed.apply(parameter, peers)
+    return same
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # In fp32, and not in autograd's own tensor, which others may read.
+        total = ctx.peers.sum(grad.to(torch.float32, copy=True))
+        return total.to(grad.dtype), None
+
+
+class _Scatter(torch.autograd.Function):
+    """[ranks * r, d] of which each rank has a part -> its [r, d]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return peers.scatter(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.peers.gather(grad.contiguous()), None

@@ -1,0 +1,121 @@
+"""Cross-entropy of a head of which each rank has some rows of the vocabulary.
+
+As in launcher.model.loss gradients are made in forward while a chunk's logits exist; here a chunk's
+hidden rows are gathered, too, and no rank ever has all of them, or logits of all tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from launcher.model.gpt import LMHead
+from launcher.model.loss import IGNORE_INDEX, automatic_chunk_rows, compute_dtype
+from launcher.parallel.tensor.peers import Peers
+
+
+class CutHead(nn.Module):
+    """Rows [first, first + n) of the head, and the loss over all rows.
+
+    Args:
+        head: of which it takes the weight.
+        vocab_size: of the whole.
+        first: row of the whole that its weight begins with.
+    """
+
+    def __init__(self, head: LMHead, peers: Peers, *, vocab_size: int, first: int) -> None:
+        super().__init__()
+        self.weight, self.loss_chunk = head.weight, head.loss_chunk
+        self.vocab_size, self.first, self.peers = vocab_size, first, peers
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden [1, r, d] of this rank, targets [B, T] of all -> scalar mean loss."""
+        ranks, rows = self.peers.share.ranks, targets.numel()
+        chunk_rows = self.loss_chunk
+        if chunk_rows is None:
+            most = -(-self.vocab_size // ranks)  # the same on all ranks, which go chunk by chunk
+            chunk_rows = automatic_chunk_rows(rows, most, self.weight.size(1))
+        loss: Tensor = _CutLoss.apply(
+            hidden.flatten(0, -2),
+            self.weight,
+            targets.reshape(ranks, -1),
+            -(-(chunk_rows or rows) // ranks),
+            self.first,
+            self.peers,
+            torch.is_grad_enabled(),
+        )
+        return loss
+
+
+class _CutLoss(torch.autograd.Function):
+    """hidden [r, d], weight [v, d], targets [ranks, r] int64 -> fp32 scalar."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_rows: int,
+        first: int,
+        peers: Peers,
+        training: bool,
+    ) -> Tensor:
+        dtype = compute_dtype(weight)
+        grad_hidden = torch.empty_like(hidden) if training else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if training else None
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast_weight = weight.to(dtype)
+            for start in range(0, hidden.size(0), chunk_rows):
+                rows = slice(start, start + chunk_rows)
+                whole = peers.gather(hidden[rows].to(dtype))
+                wanted = targets[:, rows].flatten()
+                logits = (whole @ cast_weight.t()).float()
+                total += _losses(logits, wanted, first, peers).sum()
+                if grad_hidden is None or grad_weight is None:
+                    continue
+                grad_logits = logits.to(dtype)
+                grad_hidden[rows] = peers.scatter(grad_logits @ cast_weight)
+                if dtype == torch.float32:
+                    grad_weight.addmm_(grad_logits.t(), whole)
+                else:
+                    grad_weight.add_(grad_logits.t() @ whole)
+        count = (targets != IGNORE_INDEX).sum().clamp(min=1)
+        ctx.save_for_backward(grad_hidden, grad_weight, count)
+        ctx.weight_dtype = weight.dtype
+        return total / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_output: Tensor
+    ) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+        grad_hidden, grad_weight, count = ctx.saved_tensors
+        scale = grad_output.float() / count
+        # Through fp32: a bf16 tensor times a scalar would round the scalar itself to bf16.
+        grad_hidden = (grad_hidden.float() * scale).to(grad_hidden.dtype)
+        # In place, so the largest buffer is not held twice; autograd refuses a second backward.
+        grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _losses(logits: Tensor, targets: Tensor, first: int, peers: Peers) -> Tensor:
+    """Losses [n] of logits [n, v] over this rank's part of the vocabulary, which turn into the
+    gradients of the losses' sum. Two small reductions, and 0 for what is ignored."""
+    top = peers.max(logits.amax(-1))
+    logits.sub_(top[:, None])
+    counts = targets != IGNORE_INDEX
+    index = targets - first
+    here = (index >= 0) & (index < logits.size(1)) & counts
+    index = index.masked_fill_(~here, 0)[:, None]
+    of_target = logits.gather(1, index).squeeze(1).masked_fill_(~here, 0.0)
+    logits.exp_()
+    sums, of_target = peers.sum(torch.stack((logits.sum(-1), of_target)))
+    logits.div_(sums[:, None]).masked_fill_(~counts[:, None], 0.0)
+    logits.scatter_add_(1, index, -here.to(logits.dtype)[:, None])
+    losses: Tensor = (sums.log() - of_target).masked_fill_(~counts, 0.0)
+    return losses

@@ -1,0 +1,57 @@
+"""The ranks that have parts of the same matrices, and what they tell each other."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from launcher.parallel.mesh import Mesh, Share
+from launcher.parallel.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peers:
+    """Ranks of the same matrices, in the order of their parts."""
+
+    share: Share
+    """Of this rank."""
+    group: dist.ProcessGroup | None
+    """None for a prediction, where shapes are all there is and nobody is told anything."""
+    alike: dist.ProcessGroup | None = None
+    """The ranks that have the same parts, which strategies shard over."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Everybody's rows, x [n, ...] contiguous -> [ranks * n, ...]."""
+        received = x.new_empty(self.share.ranks * x.size(0), *x.shape[1:])
+        if self.group is not None:
+            dist.all_gather_into_tensor(received, x, group=self.group)
+        return received
+
+    def scatter(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, x [ranks * n, ...] contiguous -> this rank's rows [n, ...]."""
+        received = x.new_empty(x.size(0) // self.share.ranks, *x.shape[1:])
+        if self.group is not None:
+            dist.reduce_scatter_tensor(received, x, group=self.group)
+        return received
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in x itself, contiguous."""
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
+        """The largest of all ranks, in x itself, contiguous."""
+        if self.group is not None:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+
+def join(mesh: Mesh, world: World) -> Peers | None:
+    """Start their process groups; all ranks call this. None where matrices are not cut."""
+    if mesh.share is None:
+        return None
+    shape = (world.size // mesh.share.ranks, mesh.share.ranks)
+    whole = init_device_mesh(world.device.type, shape, mesh_dim_names=("alike", "tensor"))
+    return Peers(share=mesh.share, group=whole.get_group("tensor"), alike=whole.get_group("alike"))
