@@ -2,7 +2,7 @@
 
 Not built on torch.distributed.checkpoint: its metadata is a pickle, which runs whatever somebody
 has put into it before any check could look at it, and it has no checksums. What it would add, a
-plan of who reads what, is a few comparisons once everything is a flat range.
+plan of who reads what, is a few comparisons once everything is boxes of flat ranges.
 """
 
 import dataclasses

@@ -19,7 +19,8 @@ T = TypeVar("T")
 Count = Annotated[int, Interval(ge=0, le=2**53)]
 """0 or more, and no more than every reader of JSON keeps exactly."""
 INDEX_NAME = "index.json"
-FORMAT, VERSION = "shardscale-checkpoint", 1
+FORMAT, VERSION = "shardscale-checkpoint", 2
+_READABLE = (1, VERSION)  # in version 1, ranges had no gaps
 _FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
 _LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
 _WORDS = (("Input should be", "must be"), ("Value error, ", ""), ("Input should", "it should"))
@@ -56,10 +57,10 @@ def read_document(path: Path, kind: type[T]) -> T:
     version = document.get("version")
     if type(version) is not int:
         raise damaged(path, INDEX_NAME, f"has no version, but {reprlib.repr(version)}")
-    if version != VERSION:
+    if version not in _READABLE:
         raise UserError(
             f"checkpoint {path}: has format version {reprlib.repr(version)}, and this version "
-            f"of shardscale reads {VERSION}; use the one that wrote it"
+            f"of shardscale reads {' and '.join(map(str, _READABLE))}; use the one that wrote it"
         )
     try:
         matches = document.get("sha256") == digest(document.get("content"))

@@ -22,6 +22,7 @@ from launcher.checkpoint.index import (
     Range,
     RankFile,
 )
+from launcher.checkpoint.overlap import mover
 from launcher.cores import usable_cores
 from launcher.files import sync
 from launcher.strategies.flat_shards import Shard
@@ -30,7 +31,7 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F1
 
 
 def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
-    """Write the ranges into one safetensors file, on disk when this returns.
+    """Write the pieces into one safetensors file, on disk when this returns.
 
     Host tensors are written from where they are; from a device one chunk at a time is copied.
 
@@ -53,6 +54,7 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
                 raw = _bytes(chunk.to("cpu", torch.float32))
                 file.write(raw)
                 checksums.append(zlib.crc32(raw))
+            places = shard.places
             ranges.append(
                 Range(
                     name=shard.name,
@@ -61,6 +63,8 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
                     numel=shard.data.numel(),
                     offset_bytes=offset_bytes,
                     checksums=checksums,
+                    run=None if places.contiguous else places.run,
+                    pitch=None if places.contiguous else places.pitch,
                 )
             )
             offset_bytes += ELEMENT_BYTES * shard.data.numel()
@@ -75,7 +79,7 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
 
 
 class RangeReader:
-    """Reads any range of any tensor of a checkpoint, checking every byte that it uses."""
+    """Reads any piece of any tensor of a checkpoint, checking every byte that it uses."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._path = checkpoint.path
@@ -84,6 +88,7 @@ class RangeReader:
         self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
         for file, entry in sorted(self._ranges, key=_start):
             self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
+        self._with_gaps = {(r.name, r.kind) for _, r in self._ranges if r.pitch is not None}
         self._descriptors: dict[str, int] = {}
         self._buffer = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32)
 
@@ -95,12 +100,18 @@ class RangeReader:
             os.close(descriptor)
 
     def read_into(self, shard: Shard) -> None:
-        """Fill `shard.data`, of any type on any device, with its range.
+        """Fill `shard.data`, of any type on any device, with its piece.
 
         Raises:
             DamagedCheckpoint: the bytes are not the ones that were written.
         """
-        found = self._found[shard.name, shard.kind]
+        key = (shard.name, shard.kind)
+        if key in self._with_gaps or not shard.places.contiguous:
+            self._read_with_gaps(self._found[key], shard)
+        else:
+            self._read_range(self._found[key], shard)
+
+    def _read_range(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
         first = bisect.bisect_right(found, shard.start, key=_start) - 1
         for file, entry in found[first : bisect.bisect_left(found, shard.stop, key=_start)]:
             for number in range(len(entry.checksums)):
@@ -111,6 +122,18 @@ class RangeReader:
                     chunk = self._read(file, entry, number, self._buffer)
                     target = shard.data[low - shard.start : high - shard.start]
                     target.copy_(chunk[low - begin : high - begin])
+
+    def _read_with_gaps(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
+        target = shard.places
+        for file, entry in found:
+            source = entry.places
+            if source.stop <= target.start or target.stop <= source.start:
+                continue
+            for number in range(len(entry.checksums)):
+                begin = number * CHUNK_ELEMENTS
+                end = min(entry.numel, begin + CHUNK_ELEMENTS)
+                if (move := mover(source, begin, end, target)) is not None:
+                    move(self._read(file, entry, number, self._buffer), shard.data)
 
     def check(self) -> None:
         """Read everything once, as fast as the disk and several threads can.

@@ -7,10 +7,11 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from annotated_types import Interval, Len, MinLen, Predicate
 
+from launcher.checkpoint.coverage import uncovered
 from launcher.checkpoint.document import (
     INDEX_NAME,
     Count,
@@ -25,6 +26,7 @@ from launcher.errors import UserError
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed
 from launcher.strategies.flat_shards import PARAM
+from launcher.strategies.places import Places
 
 _POSITIONS = "wpe.weight"
 ELEMENT_BYTES = 4  # everything is stored as fp32
@@ -39,7 +41,8 @@ Shape = tuple[Positive, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """Elements [start, start + numel) of a flattened tensor, at `offset_bytes` of a file.
+    """`numel` elements of a flattened tensor from `start` on, at `offset_bytes` of a file; with
+    gaps between runs where there are `run` and `pitch`, which mean what they mean to a `Shard`.
 
     There is one CRC-32 for each `CHUNK_ELEMENTS` elements, so a part can be read and checked
     without the rest.
@@ -51,6 +54,20 @@ class Range:
     numel: Positive
     offset_bytes: Count
     checksums: Sequence[Checksum]
+    run: Positive | None = None
+    pitch: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.run is None or self.pitch is None:
+            if self.run != self.pitch:
+                raise ValueError("run and pitch go together")
+        elif self.pitch < self.run or self.numel % self.run > 0:
+            raise ValueError("pitch must be at least run, and numel a multiple of run")
+
+    @property
+    def places(self) -> Places:
+        """Where the elements lie in the whole tensor."""
+        return Places.of(self.start, self.numel, self.run, self.pitch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +125,7 @@ class Checkpoint(Contents):
     def write(self) -> None:
         """Write `index.json` into the folder."""
         fields = {name: value for name, value in vars(self).items() if name != "path"}
-        write_document(self.path, json.loads(json.dumps(fields, default=dataclasses.asdict)))
+        write_document(self.path, json.loads(json.dumps(fields, default=_plain)))
 
     @property
     def size_bytes(self) -> int:
@@ -154,24 +171,14 @@ class Checkpoint(Contents):
         Raises:
             DamagedCheckpoint: a gap or an overlap.
         """
-        ends: dict[tuple[str, str], int] = {}
-        ranges = [entry for file in self.files for entry in file.ranges]
-        for entry in sorted(ranges, key=lambda r: (r.name, r.kind, r.start)):
-            key = (entry.name, entry.kind)
-            if entry.start != ends.get(key, 0):
-                word = "overlapping" if entry.start < ends.get(key, 0) else "missing"
-                raise damaged(
-                    self.path, INDEX_NAME, f"has {word} elements of {entry.name} ({entry.kind})"
-                )
-            ends[key] = entry.start + entry.numel
         wanted = {
             (name, kind): math.prod(shape)
             for kind in self.kinds
             for name, shape in self.own_shapes.get(kind, self.shapes).items()
         }
-        for name, kind in sorted(wanted.keys() | ends.keys()):
-            if wanted.get((name, kind)) != ends.get((name, kind)):
-                raise damaged(self.path, INDEX_NAME, f"does not cover {name} ({kind}) exactly")
+        ranges = [entry for file in self.files for entry in file.ranges]
+        if (problem := uncovered(ranges, wanted)) is not None:
+            raise damaged(self.path, INDEX_NAME, problem)
 
     def missing_state(self) -> str | None:
         """The first state or counter that is not there, None where all are.
@@ -245,6 +252,15 @@ class Checkpoint(Contents):
                 f"checkpoint {self.path}: holds optimizer states {_states(self.kinds)} and this "
                 f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved it"
             )
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """A record as JSON has it; a range without gaps says nothing of them."""
+    if not isinstance(value, RankFile):
+        return dataclasses.asdict(value)
+    return dataclasses.asdict(
+        value, dict_factory=lambda items: {name: item for name, item in items if item is not None}
+    )
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

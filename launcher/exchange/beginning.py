@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.checkpoint.checkpointer import Weights
+from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.weights import open_weights as open_checkpoint
 from launcher.config.beginning import HF_CONFIG
 from launcher.errors import naming
 from launcher.exchange.source import Source
 from launcher.strategies.flat_shards import Shard
+from launcher.strategies.places import Places
 
 
 class _Folder:
@@ -19,7 +21,17 @@ class _Folder:
         self._source = source
 
     def read_into(self, shard: Shard) -> None:
-        shard.data.copy_(self._source.read_range(shard.name, shard.start, shard.stop))
+        places, start = shard.places, shard.start
+        if places.contiguous:
+            shard.data.copy_(self._source.read_range(shard.name, start, places.stop))
+            return
+        # What lies in the gaps is read, too: a few runs at a time, so that it takes little memory.
+        runs = max(1, CHUNK_ELEMENTS // places.pitch)
+        for part in shard.data.split(runs * places.run):
+            stop = Places.of(start, len(part), places.run, places.pitch).stop
+            whole = self._source.read_range(shard.name, start, stop)
+            part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
+            start += runs * places.pitch
 
 
 @contextlib.contextmanager

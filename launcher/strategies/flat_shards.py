@@ -1,7 +1,7 @@
-"""The training state of an engine as contiguous ranges of flattened tensors.
+"""The training state of an engine as pieces of flattened tensors: ranges, or runs with gaps.
 
-Every way of sharding used here gives each rank such ranges, so one checkpoint serves them all:
-what differs is only which ranges a rank holds. Nothing is gathered.
+Every way of sharding used here gives each rank such pieces, so one checkpoint serves them all:
+what differs is only which pieces a rank holds. Nothing is gathered.
 """
 
 import math
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
 from launcher.sizes import even_part
+from launcher.strategies.places import Places
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
@@ -24,10 +25,11 @@ PARAM = "param"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """A range of one flattened tensor of the training state.
+    """A piece of one flattened tensor of the training state.
 
-    `data` is a 1-D view of live memory, elements [start, start + len(data)) of the tensor that the
-    model calls `name`; it is read to save and written to load.
+    `data` is a contiguous 1-D view of live memory; it is read to save and written to load. Its
+    element i is element start + i // run * pitch + i % run of the tensor that the model calls
+    `name`: memory is dense, only the places in the whole tensor may have gaps.
     """
 
     name: str
@@ -35,12 +37,19 @@ class Shard:
     start: int
     data: Tensor
     run: int | None = None
+    """Elements that follow each other before a gap, a divisor of all; None: all of them do."""
     pitch: int | None = None
+    """Elements from the beginning of one run to that of the next; None where `run` is."""
+
+    @property
+    def places(self) -> Places:
+        """Where the elements lie in the whole tensor."""
+        return Places.of(self.start, self.data.numel(), self.run, self.pitch)
 
     @property
     def stop(self) -> int:
-        """End of the range, exclusive."""
-        return self.start + self.data.numel()
+        """One past the last element's place in the whole tensor."""
+        return self.places.stop
 
 
 OwnShapes = Mapping[str, Mapping[str, tuple[int, ...]]]

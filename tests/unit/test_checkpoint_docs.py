@@ -35,6 +35,17 @@ def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.Monk
             ):
                 shard = Shard(name=name, kind=kind, start=start, data=data)
                 shards[rank].append(shard)
+    whole = torch.randn(40, 6, generator=generator)  # by columns; the first in two pieces, too
+    shapes["columns"], expected["columns", PARAM] = (40, 6), whole.numpy()
+    for rank, start, rows, run in (
+        (0, 0, slice(15), 2),
+        (1, 90, slice(15, 40), 2),
+        (1, 2, slice(40), 4),
+    ):
+        data = whole[rows, start % 6 : start % 6 + run].reshape(-1)
+        shards[rank].append(
+            Shard(name="columns", kind=PARAM, start=start, data=data, run=run, pitch=6)
+        )
     files = [
         write_shards(folder / f"rank-{n:05d}.safetensors", part) for n, part in enumerate(shards)
     ]

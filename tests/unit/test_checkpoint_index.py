@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
-from launcher.checkpoint.document import digest
+from launcher.checkpoint.document import VERSION, digest
 from launcher.model.gpt import GPT
 from launcher.optim.registry import build_optimizer
 from launcher.run.preflight import prepare
@@ -79,7 +79,7 @@ def content_of(checkpoint: Path) -> Any:
 
 
 def write(checkpoint: Path, content: Any) -> None:
-    document = {"format": "shardscale-checkpoint", "version": 1, "content": content}
+    document = {"format": "shardscale-checkpoint", "version": VERSION, "content": content}
     document["sha256"] = digest(content)
     (checkpoint / INDEX).write_text(json.dumps(document))
 

@@ -1,0 +1,110 @@
+"""Where a piece's elements lie in the flattened tensor: one after another, or in runs with gaps.
+
+A matrix cut by columns gives each rank runs: of every row the same columns. With the distance of
+two runs as the length of a row, every piece is a few boxes of one matrix, and which elements two
+pieces share is seen from the corners alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Self, TypeVar
+
+from torch import Tensor
+
+Number = TypeVar("Number", int, Tensor)
+
+
+class Box(NamedTuple):
+    """Rows [top, bottom) and columns [left, right) of a matrix, as a piece's data holds them: the
+    first element is number `at`, and that of each further row `step` later."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+    at: int
+    step: int
+
+    def within(self, other: "Box") -> "Box | None":
+        """What of it lies in the other one, too."""
+        top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)
+        left, right = max(self.left, other.left), min(self.right, other.right)
+        if top >= bottom or left >= right:
+            return None
+        at = self.at + (top - self.top) * self.step + left - self.left
+        return Box(top, bottom, left, right, at, self.step)
+
+    def view(self, data: Tensor) -> Tensor:
+        """Its elements of a piece's data, [rows, columns]."""
+        columns = self.right - self.left
+        count = (self.bottom - self.top - 1) * self.step + columns
+        return data[self.at : self.at + count].unfold(0, columns, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Element i of a piece is element start + i // run * pitch + i % run of the flattened tensor.
+
+    Elements that follow each other without gaps are one run, whatever they were called.
+    """
+
+    start: int
+    numel: int
+    run: int
+    pitch: int
+
+    @classmethod
+    def of(cls, start: int, numel: int, run: int | None, pitch: int | None) -> Self:
+        """Those of a shard or a range, where None and None stand for one run."""
+        if run is None or pitch is None or run == pitch or run >= numel:
+            return cls(start, numel, numel, numel)
+        return cls(start, numel, run, pitch)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether there are no gaps."""
+        return self.run == self.numel
+
+    @property
+    def stop(self) -> int:
+        """One past the last element's place."""
+        return self.start + self.numel if self.contiguous else self.place(self.numel - 1) + 1
+
+    def place(self, number: Number) -> Number:
+        """Of the piece's element of that number, or of those numbers."""
+        return self.start + number // self.run * self.pitch + number % self.run
+
+    def boxes(self, width: int, begin: int = 0, end: int | None = None) -> Iterator[Box]:
+        """Of a matrix with rows of `width`, which is the pitch of a piece with gaps; only of the
+        elements [begin, end), from which `at` counts."""
+        end = self.numel if end is None else end
+        if self.contiguous:
+            begin, end = self.start + begin, self.start + end
+            for top, bottom, left, right in _rows(begin, end, width):
+                yield Box(top, bottom, left, right, top * width + left - begin, width)
+            return
+        assert width == self.pitch
+        for top, bottom, left, right in _rows(begin, end, self.run):
+            at, rows, columns = top * self.run + left - begin, bottom - top, right - left
+            row, column = divmod(self.start + top * width + left, width)
+            inside = min(columns, width - column)
+            yield Box(row, row + rows, column, column + inside, at, self.run)
+            if inside < columns:  # the runs reach into the next row
+                row += 1
+                yield Box(row, row + rows, 0, columns - inside, at + inside, self.run)
+
+
+def _rows(begin: int, end: int, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Elements [begin, end) of a flattened matrix: a part of a row, whole rows, a part of a row, as
+    (top, bottom, left, right) each."""
+    (top, left), (bottom, right) = divmod(begin, width), divmod(end, width)
+    if top == bottom:
+        yield top, top + 1, left, right
+        return
+    if left > 0:
+        yield top, top + 1, left, width
+        top += 1
+    if top < bottom:
+        yield top, bottom, 0, width
+    if right > 0:
+        yield bottom, bottom + 1, 0, right
