@@ -27,7 +27,7 @@ from launcher.measure.memory import TracedMemory, memory_meter
 from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World, expand_segments, leave, start
 from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -60,6 +60,7 @@ def join(device: str, world_size: int) -> World:
     if device == "cpu":
         return start("cpu", timeout_s=300, needs_group=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    expand_segments()
     torch.cuda.set_device(0)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     return World(
@@ -99,7 +100,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         "predicted_held_bytes": predicted.held.device.states_bytes,
     }
     if world.device.type == "cuda":
-        found |= on_gpu(measured, predicted)
+        found |= on_gpu(measured, predicted, resolved.config.loop.expandable_segments)
     return found
 
 
@@ -108,9 +109,11 @@ def highest(phases: dict[str, int]) -> int:
     return max(size for name, size in phases.items() if not name.startswith("init"))
 
 
-def on_gpu(measured: dict[str, Any], predicted: Prediction) -> dict[str, int]:
+def on_gpu(
+    measured: dict[str, Any], predicted: Prediction, expandable_segments: bool
+) -> dict[str, int]:
     """What the allocator reserves, too."""
-    use = replay(predicted.events)
+    use = replay(predicted.events, expandable_segments=expandable_segments)
     return {
         "measured_reserved_bytes": measured["reserved_bytes"],
         "predicted_reserved_bytes": use.peak_reserved_bytes,

@@ -1,5 +1,5 @@
-"""Start and end of a process: no garbage collection during imports, the log level of libraries, and
-output whose reader may leave early.
+"""Start and end of a process: no garbage collection during imports, the log level of libraries,
+what the user has told torch's allocator, and output whose reader may leave early.
 
 Imports leave some 300,000 objects behind, which stay. Python's collector would look through them
 again and again as they come in, and now and then while training, on one rank with the others
@@ -12,6 +12,7 @@ import importlib.machinery
 import io
 import logging
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ import launcher
 from launcher.errors import UserError
 
 _PATIENCE_S = 5.0
+# In torch's order; the first that is set counts, an empty one too.
+_ALLOCATOR_VARIABLES = tuple(f"PYTORCH_{name}ALLOC_CONF" for name in ("CUDA_", "HIP_", ""))
 
 
 @contextlib.contextmanager
@@ -46,6 +49,24 @@ def libraries_say(level: str) -> None:
         os.environ.setdefault(variable, theirs)
     if level in ("warning", "error"):
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+
+def allocator_variable() -> tuple[str, str] | None:
+    """(name, value) of what the user has set for torch's CUDA allocator."""
+    return next(
+        ((name, os.environ[name]) for name in _ALLOCATOR_VARIABLES if name in os.environ), None
+    )
+
+
+def expands_segments(asked: bool) -> bool:
+    """Whether torch's CUDA allocator has expandable segments in a run that asks for them, or not:
+    where the user has set its variable, that decides."""
+    variable = allocator_variable()
+    if variable is None:
+        return asked
+    _, value = variable
+    found = re.findall(r"expandable_segments:(\w+)", re.sub(r"\s", "", value))
+    return found[-1:] == ["True"]
 
 
 @contextlib.contextmanager

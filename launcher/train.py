@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             config.loop.device,
             timeout_s=config.loop.collective_timeout_s,
             needs_group=strategy_of(config).needs_group,
+            expandable_segments=config.loop.expandable_segments,
         )
     except UserError as error:
         refuse(error, by_all=True)

@@ -30,6 +30,7 @@ from launcher.model.attention import Choice
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.optim.dtypes import dtypes
 from launcher.packages import how_to_install
+from launcher.startup import expands_segments
 
 DEFAULT_STEPS = 300
 RULES: Final = (*tensor.RULES, *sequence.RULES, *sharding.RULES, *compute.RULES)
@@ -163,6 +164,7 @@ def _filled(
     if strategy == "fsdp" and "cpu" in (sharding.offload_optimizer, sharding.offload_param):
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
+    segments = config.loop.expandable_segments
     return config.replace(
         strategy=strategy,
         seq_len=config.data.seq_len or default_seq_len(model),
@@ -171,6 +173,7 @@ def _filled(
         sequence_method=sequence_method(sharding, model),
         steps=steps,
         device=device_type,
+        expandable_segments=expands_segments(segments) if device_type == "cuda" else segments,
     )
 
 

@@ -127,6 +127,9 @@ class LoopChoice:
     """The same as --log-level warning."""
     compile: bool = False
     """Compile with torch.compile: the whole model (single, ddp), or each block (fsdp, zero)."""
+    expandable_segments: bool = True
+    """GPU: let the allocator's segments grow page by page, so that freed memory does not stay in
+    pieces too small to use. $PYTORCH_ALLOC_CONF and $PYTORCH_CUDA_ALLOC_CONF win where set."""
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
     max_skipped_steps: int = 20

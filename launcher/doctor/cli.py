@@ -50,6 +50,7 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
             "NVML": gpu.nvml,
             "communication": gpu.communication,
             "kernels": gpu.kernels,
+            "allocator": gpu.allocator,
         },
         "Machine": {
             "cores": host.cores,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome, openable_gpus
 from launcher.sizes import GIB, gib
+from launcher.startup import allocator_variable, expands_segments
 
 BUSY_BYTES = 2 * GIB
 # Feature -> lowest compute capability with hardware (and kernels in torch) for it.
@@ -87,6 +88,23 @@ def gpus() -> Finding:
         )
     near = f"--tensor-parallel and --sequence-parallel up to {len(names)} stay on this node"
     return ok(f"{found}; {near}" if len(names) > 1 else found)
+
+
+def allocator() -> Finding:
+    """Whether the user's own setting of torch's allocator keeps expandable segments away."""
+    if not torch.cuda.is_available():
+        return not_applicable("no GPU that torch can use")
+    variable = allocator_variable()
+    if variable is None:
+        return ok("expandable segments, unless a run has --no-expandable-segments")
+    name, value = variable
+    if expands_segments(asked=True):
+        return ok(f"expandable segments, by {name}={value}")
+    return warn(
+        f"{name}={value} leaves out expandable segments",
+        "freed memory may stay in pieces too small to use; plans count with that",
+        f"unset {name}, or put expandable_segments:True into it",
+    )
 
 
 def kernels() -> Finding:

@@ -49,7 +49,7 @@ class CachingAllocator:
     Args:
         limit_bytes: most it may reserve (`set_per_process_memory_fraction`, or what the device has
             left for it); None = no limit.
-        expandable_segments: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+        expandable_segments: `PYTORCH_ALLOC_CONF=expandable_segments:True`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from launcher.errors import UserError
 from launcher.flags import is_number
 from launcher.parallel.meeting import stay_on_this_node, store_of_ranks
-from launcher.startup import importing
+from launcher.startup import allocator_variable, importing
 
 OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
 
@@ -112,10 +112,14 @@ def choose_device(wanted: str, ranks_per_node: int) -> str:
     return "cuda"
 
 
-def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
+def start(
+    device_type: str, *, timeout_s: float, needs_group: bool, expandable_segments: bool = False
+) -> World:
     """Join the process group (NCCL for GPU tensors, gloo for host tensors).
 
-    `needs_group` starts one even for a single process, which FSDP and DeepSpeed require.
+    Args:
+        needs_group: start one even for a single process, which FSDP and DeepSpeed require.
+        expandable_segments: of a GPU's allocator, where the user's variable leaves that open.
 
     Raises:
         UserError: the environment does not say where ranks meet.
@@ -131,6 +135,8 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
     device = torch.device(device_type)
     if device_type == "cuda":
         device = torch.device("cuda", place.local_rank)
+        if expandable_segments:
+            expand_segments()
         torch.cuda.set_device(device)
     # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
     with importing():
@@ -157,6 +163,17 @@ def start(device_type: str, *, timeout_s: float, needs_group: bool) -> World:
             device_id=device if device_type == "cuda" else None,
         )
     return World(**dataclasses.asdict(place), device=device)
+
+
+def expand_segments() -> None:
+    """Have torch's CUDA allocator take expandable segments from now on, unless the user has set its
+    variable.
+
+    By a setter, as the variable is read when CUDA starts, and asking for a GPU's compute capability
+    has started it by now.
+    """
+    if allocator_variable() is None:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 _LAST_ACTS: list[Callable[[], None]] = []

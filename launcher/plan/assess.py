@@ -209,7 +209,12 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
         gpu, limit = place.machine.name, place.memory_bytes - place.fixed_bytes
         used = place.fixed_bytes + wanted_bytes(prediction, gpu)
         if used > CLEARLY_FITS * place.memory_bytes:
-            used = place.fixed_bytes + reserved_bytes(prediction, gpu, limit_bytes=limit)
+            used = place.fixed_bytes + reserved_bytes(
+                prediction,
+                gpu,
+                limit_bytes=limit,
+                expandable_segments=run.config.loop.expandable_segments,
+            )
     return Assessment(
         choice=choice,
         run=run,
@@ -228,9 +233,10 @@ def _replayed(a: Assessment, place: Place) -> Assessment:
     gpu = place.machine.name
     if place.machine.device == "cpu" or wanted_bytes(a.prediction, gpu) > limit:
         return a  # there is no allocator, or nothing that it could do
-    use = within = replayed(a.prediction, gpu, limit_bytes=limit)
+    segments = a.run.config.loop.expandable_segments
+    use = within = replayed(a.prediction, gpu, limit_bytes=limit, expandable_segments=segments)
     if within.retries:
-        use = replayed(a.prediction, gpu, limit_bytes=None)
+        use = replayed(a.prediction, gpu, limit_bytes=None, expandable_segments=segments)
     held = use if within.out_of_memory else within
     return dataclasses.replace(
         a,

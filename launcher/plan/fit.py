@@ -59,7 +59,12 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     around = 0
     if not room.capped:
         around = outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
-    return around + reserved_bytes(prediction, room.gpu, limit_bytes=room.size_bytes - around)
+    return around + reserved_bytes(
+        prediction,
+        room.gpu,
+        limit_bytes=room.size_bytes - around,
+        expandable_segments=resolved.config.loop.expandable_segments,
+    )
 
 
 def wanted_bytes(prediction: Prediction, gpu: str) -> int:
@@ -73,18 +78,28 @@ def workspace_bytes(gpu: str) -> int:
     return 0 if known is None else known.cublas_workspace_bytes
 
 
-def replayed(prediction: Prediction, gpu: str, *, limit_bytes: int | None) -> AllocatorUse:
+def replayed(
+    prediction: Prediction, gpu: str, *, limit_bytes: int | None, expandable_segments: bool
+) -> AllocatorUse:
     """What CUDA's caching allocator makes of the run."""
-    return replay([(-1, workspace_bytes(gpu)), *prediction.events], limit_bytes=limit_bytes)
+    return replay(
+        [(-1, workspace_bytes(gpu)), *prediction.events],
+        limit_bytes=limit_bytes,
+        expandable_segments=expandable_segments,
+    )
 
 
-def reserved_bytes(prediction: Prediction, gpu: str, *, limit_bytes: int) -> int:
+def reserved_bytes(
+    prediction: Prediction, gpu: str, *, limit_bytes: int, expandable_segments: bool
+) -> int:
     """What the allocator holds at the highest moment; more than the limit where that is not
     enough."""
     wanted = wanted_bytes(prediction, gpu)
     if wanted > limit_bytes:
         return wanted
-    use = replayed(prediction, gpu, limit_bytes=limit_bytes)
+    use = replayed(
+        prediction, gpu, limit_bytes=limit_bytes, expandable_segments=expandable_segments
+    )
     return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 

@@ -17,6 +17,7 @@ from launcher.data.cache import default_cache_dir
 from launcher.errors import UserError
 from launcher.files import replace_text
 from launcher.packages import version_of
+from launcher.startup import allocator_variable
 
 SCHEMA_VERSION: Final = 2
 SAME_MEMORY: Final = (0.99, 1.1)
@@ -73,6 +74,7 @@ class FoundSizes:
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
             "threads": os.environ.get("OMP_NUM_THREADS"),
+            "allocator": allocator_variable(),
             "packages": {name: version_of(name) for name in ("shardscale", "torch", "deepspeed")},
         }
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]

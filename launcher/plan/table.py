@@ -108,9 +108,12 @@ def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
     best = shown[0]
     kept = best.used_bytes - best.prediction.peak_bytes - place.fixed_bytes
     if kept > 0:
+        off = not best.run.config.loop.expandable_segments
         yield (
             f"predicted {gib(best.used_bytes)} = tensors {gib(best.prediction.peak_bytes)} + "
             f"{gib(place.fixed_bytes)} + what CUDA's allocator keeps beside them {gib(kept)}"
+            + " (without expandable segments)"
+            * off
         )
     squeezed = [a for a in shown if a.with_room_bytes > a.used_bytes]
     if squeezed:

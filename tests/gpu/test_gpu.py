@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,6 +75,50 @@ def test_the_ledger_adds_up_to_what_the_device_uses(corpus: Path, tmp_path: Path
         used = lines.pop("used_bytes")
         assert sum(lines.values()) == used
         assert min(lines[name] for name in lines if name != "unexplained_bytes") >= 0
+
+
+SEGMENTS = """
+import json, sys
+import torch
+from launcher import train
+
+def leave(code, **_):
+    print(json.dumps([segment["is_expandable"] for segment in torch.cuda.memory_snapshot()]))
+    sys.exit(code)
+
+train.leave = leave
+train.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "expandable"),
+    [
+        ([], None, True),
+        (["--no-expandable-segments"], None, False),
+        ([], "expandable_segments:False", False),
+        (["--no-expandable-segments"], "expandable_segments:True", True),
+    ],
+)
+def test_segments_are_expandable_by_the_flag_and_the_users_variable(
+    corpus: Path, tmp_path: Path, flags: list[str], variable: str | None, expandable: bool
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("ALLOC_CONF")}
+    if variable is not None:
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = variable
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", SEGMENTS, *TINY, "--data", str(corpus), "--out", str(out), *flags],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(json.loads(done.stdout.splitlines()[-1])) == {expandable}
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["expandable_segments"] is expandable
 
 
 def test_peaks_are_kept_apart_by_phase(corpus: Path, tmp_path: Path) -> None:

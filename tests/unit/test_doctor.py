@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from nvml_stub.stub import build_stub
 
 from launcher.cores import usable_cores
@@ -83,8 +84,21 @@ def test_text_is_readable_without_a_terminal(tmp_path: Path) -> None:
     for heading in ("Software", "Accelerators", "Machine"):
         assert heading in lines
     rows = [line for line in lines if line[:6].strip() in STATES]
-    assert len(rows) == 21
+    assert len(rows) == 22
     assert len({line.index(line.split(maxsplit=1)[1]) for line in rows}) == 1  # aligned
+
+
+def test_the_users_own_setting_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "PYTORCH_ALLOC_CONF"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", variable):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu.allocator().state == "ok"
+    monkeypatch.setenv(variable, "expandable_segments:True")
+    assert (gpu.allocator().state, variable in gpu.allocator().found) == ("ok", True)
+    monkeypatch.setenv(variable, "max_split_size_mb:64")
+    found = gpu.allocator()
+    assert (found.state, f"unset {variable}" in str(found.fix)) == ("warn", True)
 
 
 def test_bad_arguments_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

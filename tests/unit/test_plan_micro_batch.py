@@ -92,6 +92,9 @@ def test_a_found_size_is_remembered_for_what_matters(
         assert known(**changes) is None
     assert known(memory_limit="2GiB") is None
     assert known(ranks=4) is None
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+        assert known() is None
     assert known(memory_bytes=2**29) is None
     for path in (tmp_path / "micro-batch").iterdir():
         path.write_text(path.read_text()[:30])

@@ -37,6 +37,7 @@ SAYS_NOTHING = (
     *("compile", "collective_timeout_s", "max_skipped_steps", "log_every"),
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
+    "expandable_segments",
     *("sample_every", "sample_prompt", "sequence_parallel", "sequence_method"),
     "tensor_parallel",
 )

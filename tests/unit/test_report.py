@@ -284,6 +284,15 @@ def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str
     assert row["loss_note"] == f"differs from single in {next(iter(change))}"
 
 
+def test_runs_that_differ_in_their_allocator_are_compared_and_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "off", losses=LOSSES, strategy="ddp", expandable_segments=False)
+    write_run(tmp_path / "on", losses=LOSSES, strategy="ddp", expandable_segments=True)
+    report = report_of(tmp_path)
+    rows = rows_of(report)
+    assert (rows["on"]["differs"], rows["off"]["differs"]) == ("expandable_segments True", None)
+    assert len(report.data["settings"]) == 1
+
+
 def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "ddp", losses=LOSSES, sdpa_backend="math", attention="eager")
