@@ -33,6 +33,7 @@ STRATEGIES = {
     "fsdp": ["--strategy", "fsdp"],
     "zero2": ["--zero", "2"],
     "zero3": ["--zero", "3"],
+    "fsdp, cut sequences": ["--strategy", "fsdp", "--sequence-parallel", "2"],
 }
 MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--layers", "4"]
 MODEL += ["--d-model", "256", "--heads", "4", "--context", "32", "--micro-batch", "2"]
@@ -57,7 +58,8 @@ def main() -> None:
         corpus = Path(folder) / "corpus.txt"
         corpus.write_text(Path(argparse.__file__).read_text())
         for number, (name, flags) in enumerate(STRATEGIES.items()):
-            share = [options.kills // 4 + (i < options.kills % 4) for i in range(4)][number]
+            each, left = divmod(options.kills, len(STRATEGIES))
+            share = each + (number < left)
             command = [*flags, *MODEL, "--data", str(corpus)]
             results.append({"strategy": name, **disturbed(command, Path(folder), share, draw)})
             print(json.dumps(results[-1]), flush=True)
