@@ -66,6 +66,7 @@ DDP = ("--strategy=ddp",)
 ZERO1, ZERO2, ZERO3 = (("--zero=1",), ("--zero=2",), ("--zero=3",))
 ZERO3_OFFLOAD = (*ZERO3, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 SEQUENCE, RING = "--sequence-parallel=2", "--sequence-method=ring"
+TENSOR = "--tensor-parallel=2"
 UNTIED, BF16 = ("--tied=False",), ("--precision=bf16",)
 # The options of Llama, Qwen 2 and Qwen 3 in one model.
 ROPE = (
@@ -98,7 +99,18 @@ CASES: list[Case] = [
     ),
     *_cases("untied", ranks=2, more=UNTIED, ddp=DDP, fsdp=FSDP, zero2=ZERO2, zero3=ZERO3),
     *_cases("untied", ranks=2, more=UNTIED, ddp_sequence=(*DDP, SEQUENCE)),
-    *_cases("untied", ranks=4, more=UNTIED, zero3_ring=(*ZERO3, SEQUENCE, RING)),
+    *_cases("untied", ranks=2, more=UNTIED, tensor=("--strategy=single", TENSOR)),
+    *_cases(
+        "untied",
+        ranks=4,
+        more=UNTIED,
+        zero3_ring=(*ZERO3, SEQUENCE, RING),
+        fsdp_tensor=(*FSDP, TENSOR),
+        zero1_tensor=(*ZERO1, TENSOR),
+        zero2_tensor=(*ZERO2, TENSOR),
+        zero3_tensor=(*ZERO3, TENSOR),
+        tensor_sequence=("--strategy=ddp", TENSOR, SEQUENCE),
+    ),
     *_cases("bf16", ranks=1, more=BF16, single=("--strategy=single",)),
     *_cases(
         "bf16",
@@ -114,6 +126,7 @@ CASES: list[Case] = [
     ),
     *_cases("rope", ranks=1, more=ROPE, single=("--strategy=single",)),
     *_cases("rope", ranks=2, more=ROPE, fsdp=FSDP, zero2=ZERO2, zero3=ZERO3),
+    *_cases("rope", ranks=2, more=ROPE, tensor=("--strategy=single", TENSOR)),
     *_cases("rope", ranks=4, more=ROPE, hybrid=(*FSDP, "--replicate=2"), zero3=ZERO3),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -57,4 +57,7 @@ def release(engine: object) -> None:
     deepspeed_engine = getattr(engine, "_engine", None)
     if deepspeed_engine is not None:
         deepspeed_engine.destroy()
+        from deepspeed.utils import groups
+
+        groups.mpu = None  # which the next engine would ask, if it has none of its own
     gc.collect()

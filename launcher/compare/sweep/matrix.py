@@ -37,7 +37,7 @@ _ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
 # What makes Llama, Qwen and Mistral of the decoder, all at once.
 ROPE_DECODER: Final = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 96, "tied": False},
-    **{"kv_heads": 1, "head_dim": 48, "qk_norm": True},
+    **{"kv_heads": 2, "head_dim": 48, "qk_norm": True},
     **{"attention_bias": False, "qkv_bias": True, "mlp_bias": False},
 }
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.memory.materialize import fill_flat_slice
@@ -172,6 +173,7 @@ def _groups(recipe: Recipe) -> SimpleNamespace | None:
         "get_data_parallel_rank": shards.rank,
         "get_data_parallel_world_size": shards.size,
         "get_data_parallel_group": shards.group,
+        "get_data_parallel_group_ranks": dist.get_process_group_ranks(shards.group),
     }
     for kind in ("model", "tensor_model"):
         answers[f"get_{kind}_parallel_rank"] = peers.share.index
