@@ -82,11 +82,13 @@ class ModelConfig:
     """What backward recomputes: nothing, all but matmuls and attention, or whole blocks."""
     loss_chunk: int | None = None
     """Tokens per chunk of the loss; None chooses by size, 0 computes all logits at once."""
+    mlp_tile: int | None = None
+    """Tokens that the MLP works on at a time, recomputed in backward; None is all, kept."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
             _require_positive(field, getattr(self, field))
-        for field in ("kv_heads", "head_dim", "d_ff"):
+        for field in ("kv_heads", "head_dim", "d_ff", "mlp_tile"):
             if getattr(self, field) is not None:
                 _require_positive(field, getattr(self, field))
         if not 0.0 <= self.dropout < 1.0:

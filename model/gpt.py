@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from launcher.model.attention import kernel_for
 from launcher.model.config import Activation, ModelConfig
 from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
-from launcher.model.recompute import checkpointed
+from launcher.model.recompute import recomputing
 from launcher.model.rope import Rotation, rotate, rotation
 
 _INITIAL_STD = 0.02
@@ -149,14 +149,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
-        if self.training and torch.is_grad_enabled():
-            return checkpointed(self._forward, x, sequences, config=self.config)
-        return self._forward(x, sequences)
+        training = self.training and torch.is_grad_enabled()
+        return recomputing(self._attend, self._transform, x, sequences, self.config, training)
 
-    def _forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        x = x + self.attn(self.ln_1(x), sequences)
-        x = x + self.mlp(self.ln_2(x))
-        return x
+    def _attend(self, x: Tensor, sequences: Sequences) -> Tensor:
+        return x.add(self.attn(self.ln_1(x), sequences))
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return x.add(self.mlp(self.ln_2(x)))
 
 
 class LMHead(nn.Module):

@@ -1,4 +1,5 @@
-"""Activation checkpointing of a block: recompute all of it, or never a matmul or an attention.
+"""Activation checkpointing of a block: recompute all of it, never a matmul or an attention, or the
+MLP tile by tile.
 
 torch's own `create_selective_checkpoint_contexts` refuses any operator in the recomputation that
 it did not meet in the forward. Parameters that are gathered on demand (ZeRO-3) are fetched by
@@ -41,25 +42,72 @@ _BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.badd
 _Kept = defaultdict[Any, deque[Any]]
 
 
-def checkpointed(
-    function: Callable[[Tensor, Any], Tensor], x: Tensor, sequences: Any, *, config: ModelConfig
+def recomputing(
+    attend: Callable[[Tensor, Any], Tensor],
+    transform: Callable[[Tensor], Tensor],
+    x: Tensor,
+    sequences: Any,
+    config: ModelConfig,
+    training: bool,
 ) -> Tensor:
-    """`function(x, sequences)`, keeping for backward what the config says."""
-    mode = config.activation_checkpointing
-    if mode == "none":
-        return function(x, sequences)
+    """`transform(attend(x, sequences))`, the halves of a block, keeping for backward what the
+    config says where this is `training`."""
+    tiles = config.mlp_tile is not None
+    if tiles:
+        transform = partial(_tiled, transform, config=config, training=training)
+
+    def block(x: Tensor, sequences: Any) -> Tensor:
+        return transform(attend(x, sequences))
+
+    mode = config.activation_checkpointing if training else "none"
     out: Tensor
-    if mode == "full":
-        out = checkpoint(function, x, sequences, use_reentrant=False)
+    if mode == "none":
+        out = block(x, sequences)
+    elif mode == "full":
+        out = checkpoint(block, x, sequences, use_reentrant=False)
     elif mode == "offload":
         with offload_saved():  # x alone, and not what all blocks share
-            out = checkpoint(lambda x: function(x, sequences), x, use_reentrant=False)
+            out = checkpoint(lambda x: block(x, sequences), x, use_reentrant=False)
     else:
         contexts = _compiled_contexts if torch.compiler.is_compiling() else selective_contexts
         out = checkpoint(
-            function, x, sequences, use_reentrant=False, context_fn=partial(contexts, config)
+            attend if tiles else block,
+            x,
+            sequences,
+            use_reentrant=False,
+            context_fn=partial(contexts, config),
         )
+        if tiles:  # which keep no matmul, and would be recomputed once more inside
+            out = transform(out)
     return out
+
+
+def _tiled(
+    function: Callable[[Tensor], Tensor], x: Tensor, *, config: ModelConfig, training: bool
+) -> Tensor:
+    """`function(x)` for x [B, T, d], on at most `mlp_tile` of the B*T tokens at a time.
+
+    Backward recomputes one tile after the other, so that what is inside exists for one at a time.
+    """
+    if training:
+        function = partial(
+            checkpoint, function, use_reentrant=False, preserve_rng_state=config.dropout > 0.0
+        )
+    assert config.mlp_tile is not None
+    tiles = x.flatten(0, 1).unsqueeze(0).split(config.mlp_tile, dim=1)
+    with _fresh_casts(x.device.type):
+        return torch.cat([function(tile) for tile in tiles], dim=1).view_as(x)
+
+
+def _fresh_casts(device_type: str) -> torch.autocast:
+    """Autocast as it is, but each use of a weight casts it anew: one cast that tiles share would
+    sum their gradients in low precision, an error that grows with their number."""
+    return torch.autocast(
+        device_type,
+        dtype=torch.get_autocast_dtype(device_type),
+        enabled=torch.is_autocast_enabled(device_type),
+        cache_enabled=False,
+    )
 
 
 def as_one(compute: Callable[[], Tensor]) -> Tensor:

@@ -75,6 +75,9 @@ class ModelChoice:
     full keeps only each block's input, offload keeps that in host memory (GPUs)."""
     loss_chunk: int | None = None
     """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
+    mlp_tile: int | None = None
+    """Tokens that the MLP of a block works on at a time, each tile recomputed in the backward (all
+    of them, kept, when not given)."""
 
     @property
     def label(self) -> str:

@@ -23,7 +23,10 @@ MEMORY_KINDS = {
     "resident_set_bytes": "resident set",
 }
 # These change how the same numbers are computed, not which numbers they are.
-_SAME_MATHS = ("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "precision")
+_SAME_MATHS = (
+    *("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "mlp_tile"),
+    "precision",
+)
 _MODEL = [f.name for f in dataclasses.fields(ModelChoice) if f.name not in _SAME_MATHS]
 _SAME_LOSSES = [
     *_MODEL,

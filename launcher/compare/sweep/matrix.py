@@ -76,6 +76,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     {
         "--activation-checkpointing selective": {"activation_checkpointing": "selective"},
         "--activation-checkpointing full": {"activation_checkpointing": "full"},
+        "--mlp-tile N": {"mlp_tile": 24},
         "--global-batch (accumulation)": _ACCUMULATED,
         "--activation-checkpointing offload": {"activation_checkpointing": "offload"},
         "--reduce-each-micro-batch": {"reduce_each_micro_batch": True, **_ACCUMULATED},
