@@ -231,6 +231,24 @@ def _odd_sizes() -> list[Case]:
     ]
 
 
+def _tiled() -> list[Case]:
+    """Tiles of the MLP that do not divide a micro-batch: DDP's buckets, FSDP's blocks, and ZeRO-3,
+    which gathers parameters around each module that a tile calls."""
+    pairwise: list[tuple[str, dict[str, Any]]] = [
+        ("ddp", {"accumulation": 2, "checkpointing": "selective"}),
+        ("fsdp", {"family": "llama", "checkpointing": "full"}),
+        ("fsdp", {"accumulation": 2, "tied": False, "precision": "bf16"}),
+        ("zero2", {"family": "qwen3", "checkpointing": "selective"}),
+        ("zero3", {"accumulation": 2, "tied": False}),
+        ("zero3", {"family": "llama", "checkpointing": "full"}),
+        ("zero3", {"checkpointing": "selective", "precision": "bf16"}),
+    ]
+    return [
+        _case(f"{k}-tiled", (*STRATEGIES[k], "--mlp-tile=13"), ranks=2, **options)
+        for k, options in pairwise
+    ]
+
+
 def _four_processes() -> list[Case]:
     return [
         _case(k, v, ranks=4, accumulation=2, tied=False, checkpointing="selective")
@@ -329,5 +347,6 @@ CASES = [
     *_odd_sizes(),
     *_cut_sequences(),
     *_cut_matrices(),
+    *_tiled(),
     *_four_processes(),
 ]
