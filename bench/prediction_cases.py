@@ -89,6 +89,15 @@ TECHNIQUES = {
     "in-backward": (("fsdp", "fsdp-grad-op"), ("--optimizer-in-backward", "--clip=0")),
     "eager": (("ddp",), ("--attention=eager",)),
     "window": (("fsdp",), ("--window=16",)),
+    "mlp-tile": (("ddp", "fsdp", "zero2", "zero3"), ("--mlp-tile=24",)),
+    "mlp-tile-selective": (
+        ("fsdp", "zero3"),
+        ("--mlp-tile=24", "--activation-checkpointing=selective", "--precision=bf16"),
+    ),
+    "mlp-tile-full": (
+        ("ddp", "zero3"),
+        ("--mlp-tile=24", "--activation-checkpointing=full", "--precision=bf16"),
+    ),
 }
 
 

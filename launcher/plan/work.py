@@ -33,6 +33,8 @@ _NORM = Operators(1, 3, 7)
 _COMPOSED_NORM = Operators(7, 18, 17)  # RMSNorm on a CPU, which has no kernel for it
 _TURNED = Operators(16, 20, 16)
 _TABLE = Operators(9, -4, 0)  # in the place of an embedding of positions
+# The MLP's half of a block, in tiles: of one without norm and biases, and what puts them together.
+_TILE, _TOGETHER = Operators(8, 14, 20), Operators(5, 4, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +65,10 @@ def forward_work(resolved: Resolved) -> Work:
         matmul_flops=tokens * matmul,
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * (_block_bytes(resolved) + _loss_bytes(model)),
-        copied_bytes=_weight_cast_bytes(resolved),
-        operators=model.layers * block_operators(resolved).forward
+        copied_bytes=_weight_cast_bytes(resolved)
+        + max(0, _tiles(resolved) - 1) * _mlp_cast_bytes(resolved),
+        operators=model.layers
+        * (block_operators(resolved).forward + _tiles_operators(resolved).forward)
         + outer_operators(resolved).forward,
     )
 
@@ -75,7 +79,8 @@ def backward_work(resolved: Resolved) -> Work:
     A fused attention kernel recomputes its scores: 5 matmuls for the forward's 2
     (FlashAttention-2, arXiv:2307.08691, section 3.1.2). Full checkpointing recomputes the blocks,
     wherever their inputs have waited; selective checkpointing recomputes only what is between
-    matmuls and attention (model/recompute.py).
+    matmuls and attention (model/recompute.py). Tiles of the MLP are recomputed one by one, inside
+    recomputed blocks once more but for the last.
     """
     model, tokens = resolved.own_model, _tokens(resolved)
     documents = resolved.config.data.document_attention
@@ -91,14 +96,28 @@ def backward_work(resolved: Resolved) -> Work:
     if mode != "none":
         elementwise += _block_bytes(resolved)
         operators += model.layers * each.recomputed
-    if mode in ("full", "offload"):
+    copied = _weight_cast_bytes(resolved)
+    whole = mode in ("full", "offload")
+    if whole:
         matmul += blocks
         attention += forward
+        copied *= 2
+    if tiles := _tiles(resolved):
+        # Recomputing a block runs its tiles, but for the last.
+        share = 1 + (-1 / tiles if whole else 0)
+        matmul += share * 2 * _mlp_parameters(model)
+        elementwise += 0 if mode == "selective" else share * _tile_elements_bytes(resolved)
+        operators += model.layers * _tiles_operators(resolved).backward
+        if whole:
+            operators += model.layers * (tiles - 1) * _tile_operators(resolved).forward
+        elif mode == "none":
+            operators += model.layers * _tile_operators(resolved).recomputed
+        copied += (2 * tiles - 1 + (tiles - 2 if whole else 0)) * _mlp_cast_bytes(resolved)
     return Work(
         matmul_flops=tokens * matmul,
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * elementwise,
-        copied_bytes=_weight_cast_bytes(resolved) * (2 if mode in ("full", "offload") else 1),
+        copied_bytes=copied,
         operators=operators,
     )
 
@@ -112,6 +131,22 @@ def block_operators(resolved: Resolved) -> Operators:
     parts += [_TURNED] if model.position == "rope" else []
     parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
     return _sum(parts)
+
+
+def _tile_operators(resolved: Resolved) -> Operators:
+    """Of one tile of a block's MLP, with its norm and residual sum."""
+    model, device = resolved.model, resolved.config.loop.device
+    parts = [_TILE, _norm_operators(model.norm, device), _BIAS.times(2 * model.mlp_bias)]
+    return _sum([*parts, *([_SWIGLU] if model.activation == "swiglu" else [])])
+
+
+def _tiles_operators(resolved: Resolved) -> Operators:
+    """What tiles add to a block, each recomputed but for the first, which stands for the MLP."""
+    tiles, (forward, backward, recomputed) = _tiles(resolved), _tile_operators(resolved)
+    if not tiles:
+        return Operators(0, 0, 0)
+    further = Operators(forward, backward + recomputed, 0).times(tiles - 1)
+    return _sum([_TOGETHER, further])
 
 
 def outer_operators(resolved: Resolved) -> Operators:
@@ -148,6 +183,17 @@ def _norm_passes(norm: Norm, device_type: str) -> int:
 
 def _tokens(resolved: Resolved) -> int:
     return resolved.config.data.micro_batch * resolved.local_seq_len
+
+
+def _tiles(resolved: Resolved) -> int:
+    """Into how many the MLP cuts a micro-batch; 0 where it does not."""
+    rows = resolved.model.mlp_tile
+    return -(-_tokens(resolved) // rows) if rows else 0
+
+
+def _mlp_parameters(model: ModelConfig) -> int:
+    """Weights of the MLPs' matmuls."""
+    return model.layers * sum(inner * outer for inner, outer in model.linear_shapes[2:])
 
 
 def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> float:
@@ -189,14 +235,28 @@ def _block_bytes(resolved: Resolved) -> float:
     return model.layers * elements * _activation_bytes(resolved)
 
 
+def _tile_elements_bytes(resolved: Resolved) -> float:
+    """As `_block_bytes`, of the MLP's half."""
+    model, ranks = resolved.own_model, resolved.config.sharding.tensor_parallel
+    elements = (3 + _norm_passes(model.norm, resolved.config.loop.device)) * model.d_model // ranks
+    elements += _activation_passes(model) * model.ffn_dim
+    return model.layers * elements * _activation_bytes(resolved)
+
+
+def _activation_passes(model: ModelConfig) -> int:
+    return 5 if model.activation == "swiglu" else 2
+
+
 def block_elements(model: ModelConfig, device_type: str, ranks: int = 1) -> int:
     """That of one block, in elements: two norms (2 d each in one kernel), two residual sums (3 d
     each), the copy of the attention's output (2 of its width), and the activation (2 d_ff; swiglu's
-    silu and product 5 d_ff). Of queries and keys, a norm and the rotation (4 products, 2 sums and a
-    copy: 9 of their width). What is d wide, each of `ranks` has a part of."""
+    silu and product 5 d_ff), and what puts tiles together (2 d). Of queries and keys, a norm and
+    the rotation (4 products, 2 sums and a copy: 9 of their width). What is d wide, each of `ranks`
+    has a part of."""
     elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model // ranks
     elements += 2 * model.attention_dim
-    elements += (5 if model.activation == "swiglu" else 2) * model.ffn_dim
+    elements += _activation_passes(model) * model.ffn_dim
+    elements += 2 * model.d_model // ranks if model.mlp_tile else 0
     per_head = _norm_passes("rms", device_type) if model.qk_norm else 0
     per_head += 9 if model.position == "rope" else 0
     return elements + per_head * (model.heads + model.kv_head_count) * model.head_size
@@ -213,3 +273,9 @@ def _weight_cast_bytes(resolved: Resolved) -> float:
     for gradients in the backward."""
     autocast = _activation_bytes(resolved) == 3.0
     return 6.0 * resolved.own_model.matmul_parameter_count if autocast else 0.0
+
+
+def _mlp_cast_bytes(resolved: Resolved) -> float:
+    """The MLPs' part of it, which each tile has anew."""
+    share = _mlp_parameters(resolved.own_model) / resolved.own_model.matmul_parameter_count
+    return share * _weight_cast_bytes(resolved)

@@ -33,6 +33,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero2-llama-bf16": ("--zero=2", _BF16, "--activation-checkpointing=selective", *_LLAMA),
     "zero3-llama": ("--zero=3", "--qk-norm=True", *_LLAMA),
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
+    "fsdp-tiles-bf16": ("--strategy=fsdp", _BF16, "--mlp-tile=24"),
+    "zero3-tiles": ("--zero=3", "--activation-checkpointing=full", "--mlp-tile=24"),
+    "zero3-tiles-bucket": ("--zero=3", "--bucket=3000", "--mlp-tile=24"),
     "fsdp-sequence": ("--strategy=fsdp", "--sequence-parallel=4"),
     "zero2-llama-sequence": ("--zero=2", _BF16, "--sequence-parallel=2", *_LLAMA),
     "ddp-ring": ("--strategy=ddp", "--sequence-parallel=8"),  # 4 heads

@@ -44,7 +44,16 @@ def _losses(text: Path, *flags: str) -> tuple[list[float], list[str]]:
     return losses, sorted(engine.training_state().shapes)
 
 
-@pytest.mark.parametrize("more", [[], ["--document-attention"]], ids=["", "documents"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--document-attention"],
+        ["--mlp-tile=27"],
+        ["--mlp-tile=27", "--activation-checkpointing=full"],
+    ],
+    ids=["", "documents", "tiles", "tiles in blocks"],
+)
 def test_compiled_training_is_the_same_training(tmp_path: Path, more: list[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text() * 20)

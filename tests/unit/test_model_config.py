@@ -103,6 +103,7 @@ def test_flops_per_token_of_the_134m_model() -> None:
         ({"vocab_size": -1}, "vocab_size -1 is not positive"),
         ({"d_ff": 0}, "d_ff 0 is not positive"),
         ({"loss_chunk": -1}, "loss_chunk -1 is negative"),
+        ({"mlp_tile": 0}, "mlp_tile 0 is not positive"),
         ({"activation": "swish"}, "'swish' is unknown; choose one of gelu, relu"),
         ({"attention": "fast"}, "'fast' is unknown; choose one of auto, eager, sdpa"),
         ({"activation_checkpointing": "some"}, "choose one of none, selective, full"),

@@ -69,6 +69,9 @@ def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
         ("bf16", "none", 1, {}),
         ("fp32", "none", 2, {"document_attention": True}),
         ("bf16", "full", 1, {"document_attention": True, "attention": "eager"}),
+        ("fp32", "none", 2, {"mlp_tile": 24}),
+        ("bf16", "selective", 1, {"mlp_tile": 24}),
+        ("bf16", "full", 1, {"mlp_tile": 24, "dropout": 0.1}),
     ],
 )
 def test_one_process(
@@ -184,6 +187,24 @@ def test_half_of_a_long_sequence_takes_half_the_activations(
     whole = predicted(2, **changes)
     cut = predicted(2, **changes, sequence_parallel=2, sequence_method=method)
     assert live(cut) <= 0.55 * live(whole)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_tiles_keep_the_width_of_the_mlp_out_of_a_long_sequence(
+    precision: str, checkpointing: str
+) -> None:
+    changes: dict[str, Any] = {"context": 2048, "loss_chunk": 64, "strategy": "single"}
+    changes |= {"micro_batch": 1, "precision": precision, "vocab_size": 64}
+    changes |= {"activation_checkpointing": checkpointing}
+    whole, tiled, finer = (predicted(1, **changes, mlp_tile=rows) for rows in (None, 256, 32))
+    # Of the MLP at the highest moment a whole [T, ffn] is in the activation's backward alone.
+    element = 4 if precision == "fp32" else 2
+    widest = element * 2048 * 4 * 64
+    assert live(whole) - live(tiled) >= 2 * widest
+    assert live(tiled) <= 0.75 * live(whole)
+    # The rest is elsewhere than in a tile, however small one is.
+    assert live(tiled) - live(finer) <= widest / 2
 
 
 def live(prediction: Prediction) -> int:

@@ -146,6 +146,16 @@ def test_recomputation_adds_a_forward_of_the_blocks() -> None:
     assert full.elementwise_bytes == selective.elementwise_bytes
 
 
+def test_tiles_recompute_the_mlp_and_in_recomputed_blocks_all_but_the_last_twice() -> None:
+    def flops(mode: str, mlp_tile: int | None) -> float:
+        run = resolved(attention="eager", activation_checkpointing=mode, mlp_tile=mlp_tile)
+        return backward_work(run).matmul_flops
+
+    mlps = 48 * 2 * 2 * 8 * 8**2  # 48 tokens, 2 blocks of 8 d^2 weights
+    added = {mode: flops(mode, 12) - flops(mode, None) for mode in ("none", "selective", "full")}
+    assert added == {"none": mlps, "selective": mlps, "full": mlps * 3 / 4}
+
+
 def test_a_fused_kernel_skips_the_masked_half() -> None:
     run = resolved(attention="sdpa")
     whole = attention_flops(resolved(attention="eager").model, 16)

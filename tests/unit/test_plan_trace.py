@@ -126,6 +126,16 @@ def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
     assert levels(assembled) != levels(plain)
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("compute", ["autocast", "stage3"])
+def test_tiles_are_traced_at_the_batch_itself(
+    compute: str, checkpointing: ActivationCheckpointing
+) -> None:
+    model = model_of(checkpointing, mlp_tile=100)
+    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 5))
+
+
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_each_parameter_gets_one_gradient_of_its_size(compute: str) -> None:
     model = model_of("full", tied=False)

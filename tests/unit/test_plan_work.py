@@ -66,6 +66,15 @@ def test_recomputed_operators_are_nearly_so(model: str) -> None:
         assert backward_work(run).operators == pytest.approx(counted(run)[1], rel=0.04)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mlp_tile", [64, 16, 5])
+def test_operators_of_tiles_are_nearly_so(model: str, mlp_tile: int) -> None:
+    for mode in ("none", "selective", "full"):
+        run = run_of(**MODELS[model], activation_checkpointing=mode, mlp_tile=mlp_tile)
+        predicted = forward_work(run).operators, backward_work(run).operators
+        assert predicted == pytest.approx(counted(run), rel=0.1)
+
+
 def test_a_gpu_has_one_kernel_for_each_norm() -> None:
     gpu, cpu = run_of("cuda", norm="rms"), run_of(norm="rms")
     assert forward_work(gpu).operators == forward_work(run_of("cuda")).operators

@@ -118,12 +118,14 @@ def fp8(setting: Setting) -> Iterator[str]:
             "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "
             "newer), not a CPU: use --precision bf16"
         )
+    tile = FP8_MULTIPLE if model.mlp_tile is None else model.mlp_tile
     for what, size in (
         ("d_model", model.d_model),
         ("d_ff", model.ffn_dim),
         ("heads x head_dim", model.attention_dim),
         ("(heads + 2 kv_heads) x head_dim", model.qkv_dim),
         ("micro-batch x tokens", config.data.micro_batch * setting.local_seq_len),
+        ("mlp-tile", tile),
     ):
         if size % FP8_MULTIPLE:
             yield (

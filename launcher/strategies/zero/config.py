@@ -107,7 +107,9 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
         section["stage3_param_persistence_threshold"] = max(vectors)
         section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
-        section["stage3_max_reuse_distance"] = bucket
+        # The tiles of an MLP use its weights in turn, which would be gathered anew for each.
+        tiled = model.block_parameter_count if model.mlp_tile else 0
+        section["stage3_max_reuse_distance"] = max(bucket, tiled)
     pin = config.offload.pin_memory and config.loop.device == "cuda"
     if sharding.offload_optimizer != "none":
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
