@@ -97,15 +97,15 @@ def backward_work(resolved: Resolved) -> Work:
         elementwise += _block_bytes(resolved)
         operators += model.layers * each.recomputed
     copied = _weight_cast_bytes(resolved)
-    whole = mode in ("full", "offload")
+    whole, recomputed = mode in ("full", "offload"), 0.0
     if whole:
-        matmul += blocks
+        recomputed += blocks
         attention += forward
         copied *= 2
     if tiles := _tiles(resolved):
         # Recomputing a block runs its tiles, but for the last.
-        share = 1 + (-1 / tiles if whole else 0)
-        matmul += share * 2 * _mlp_parameters(model)
+        share = (tiles - 1) / tiles if whole else 1.0
+        recomputed += share * 2 * _recomputed_in_tiles(model)
         elementwise += 0 if mode == "selective" else share * _tile_elements_bytes(resolved)
         operators += model.layers * _tiles_operators(resolved).backward
         if whole:
@@ -114,7 +114,7 @@ def backward_work(resolved: Resolved) -> Work:
             operators += model.layers * _tile_operators(resolved).recomputed
         copied += (2 * tiles - 1 + (tiles - 2 if whole else 0)) * _mlp_cast_bytes(resolved)
     return Work(
-        matmul_flops=tokens * matmul,
+        matmul_flops=tokens * (matmul + recomputed),
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * elementwise,
         copied_bytes=copied,
@@ -188,12 +188,20 @@ def _tokens(resolved: Resolved) -> int:
 def _tiles(resolved: Resolved) -> int:
     """Into how many the MLP cuts a micro-batch; 0 where it does not."""
     rows = resolved.model.mlp_tile
-    return -(-_tokens(resolved) // rows) if rows else 0
+    own = _tokens(resolved) // resolved.config.sharding.tensor_parallel
+    return -(-own // rows) if rows else 0
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
     """Weights of the MLPs' matmuls."""
     return model.layers * sum(inner * outer for inner, outer in model.linear_shapes[2:])
+
+
+def _recomputed_in_tiles(model: ModelConfig) -> int:
+    """Weights of the matmuls that a tile's backward runs again: it asks for the last one's output
+    only where dropout comes after."""
+    first, last = (inner * outer for inner, outer in model.linear_shapes[2:])
+    return model.layers * (first + (last if model.dropout else 0))
 
 
 def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> float:
