@@ -97,6 +97,15 @@ def test_stage_3_keeps_vectors_whole_and_shards_matrices(name: str) -> None:
         assert most == 4 * run.model.d_model  # the bias of the MLP's first projection
 
 
+@pytest.mark.parametrize(("mlp_tile", "reuses"), [(None, False), (64, True)])
+def test_stage_3_gathers_an_mlp_once_for_all_its_tiles(mlp_tile: int | None, reuses: bool) -> None:
+    """Matrices further apart than the reuse distance are released between their uses."""
+    config = RunConfig().replace(zero=3, bucket=1000, mlp_tile=mlp_tile)
+    run = resolve(config, world_size=2, device_type="cpu")
+    distance = build_config(run, world_size=2)["zero_optimization"]["stage3_max_reuse_distance"]
+    assert (distance > run.model.d_model * run.model.ffn_dim) == reuses
+
+
 def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in changes.items()]
     config = parse_run_config([f"--deepspeed={path}", *flags], world_size=world_size)

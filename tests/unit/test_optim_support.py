@@ -122,7 +122,10 @@ def test_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("size", [{"d_model": 72, "heads": 2}, {"micro_batch": 1, "seq_len": 15}])
+@pytest.mark.parametrize(
+    "size",
+    [{"d_model": 72, "heads": 2}, {"micro_batch": 1, "seq_len": 15}, {"mlp_tile": 40}],
+)
 def test_fp8_needs_sizes_that_are_multiples_of_16(size: dict[str, int]) -> None:
     pytest.importorskip("torchao")
     wrong = setting("cuda", precision="fp8", strategy="single", **size)
