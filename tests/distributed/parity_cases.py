@@ -242,6 +242,7 @@ def _tiled() -> list[Case]:
         ("zero3", {"accumulation": 2, "tied": False}),
         ("zero3", {"family": "llama", "checkpointing": "full"}),
         ("zero3", {"checkpointing": "selective", "precision": "bf16"}),
+        ("fsdp", {"sequence": 2, "accumulation": 2, "tied": False}),
     ]
     return [
         _case(f"{k}-tiled", (*STRATEGIES[k], "--mlp-tile=13"), ranks=2, **options)

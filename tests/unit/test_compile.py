@@ -49,10 +49,9 @@ def _losses(text: Path, *flags: str) -> tuple[list[float], list[str]]:
     [
         [],
         ["--document-attention"],
-        ["--mlp-tile=27"],
         ["--mlp-tile=27", "--activation-checkpointing=full"],
     ],
-    ids=["", "documents", "tiles", "tiles in blocks"],
+    ids=["", "documents", "tiles in blocks"],
 )
 def test_compiled_training_is_the_same_training(tmp_path: Path, more: list[str]) -> None:
     text = tmp_path / "text.txt"
