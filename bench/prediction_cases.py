@@ -133,6 +133,18 @@ def cases_for(ranks: int, device: str) -> list[Case]:
             for s in ("ddp", "fsdp", "zero2", "zero3")
             for row in RING_ROWS
         ]
+        names = ("single",) if ranks == 2 else CUT
+        cases += [
+            _case(s, STRATEGIES[s], row, ranks, device, tensor=2)
+            for s in names
+            for row in SEQUENCE_ROWS
+        ]
+        cases += [
+            _case(s, STRATEGIES[s], row, ranks, device, sequence=2, tensor=2)
+            for s in ("ddp", "fsdp", "zero2", "zero3")
+            for row in SEQUENCE_ROWS[:2]
+            if ranks == 4
+        ]
     if ranks == 2:
         for technique, (strategies, flags) in TECHNIQUES.items():
             for strategy in strategies:
@@ -153,9 +165,11 @@ def _case(
     ranks: int,
     device: str,
     sequence: int = 1,
+    tensor: int = 1,
 ) -> Case:
     precision, checkpointing, accumulation, shape = row
     cut = f"-sequence{sequence}" if sequence > 1 else ""
+    cut += f"-tensor{tensor}" if tensor > 1 else ""
     return Case(
         name=f"{strategy}-{precision}-{checkpointing}-accumulate{accumulation}-{shape}{cut}",
         family=strategy.split("-")[0],
@@ -165,8 +179,9 @@ def _case(
             f"--precision={precision}",
             f"--activation-checkpointing={checkpointing}",
             f"--micro-batch={MICRO_BATCH}",
-            f"--global-batch={MICRO_BATCH * accumulation * ranks // sequence}",
+            f"--global-batch={MICRO_BATCH * accumulation * ranks // (sequence * tensor)}",
             f"--sequence-parallel={sequence}",
+            f"--tensor-parallel={tensor}",
             f"--device={device}",
         ),
     )

@@ -10,7 +10,7 @@ Compiled code has no dispatch modes; there torch's own contexts mark what the co
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ _FUSED_NAMESPACES = frozenset({"flash_attn"})
 _LINEAR_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
 _BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
 
+T = TypeVar("T")
 _Kept = defaultdict[Any, deque[Any]]
 
 
@@ -110,7 +111,7 @@ def _fresh_casts(device_type: str) -> torch.autocast:
     )
 
 
-def as_one(compute: Callable[[], Tensor]) -> Tensor:
+def as_one(compute: Callable[[], T]) -> T:
     """What `compute`, without autograd, returns: selective checkpointing keeps that, and none of
     what it is made of."""
     if torch.compiler.is_compiling():
@@ -152,7 +153,7 @@ class _Mode(TorchDispatchMode):
         self.config = config
         self.kept = kept
 
-    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
+    def as_one(self, compute: Callable[[], T]) -> T:
         raise NotImplementedError
 
 
@@ -161,11 +162,11 @@ class _Keep(_Mode):
 
     inside = False
 
-    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
+    def as_one(self, compute: Callable[[], T]) -> T:
         self.inside = True
         out = compute()
         self.inside = False
-        self.kept[as_one].append(out.detach())
+        self.kept[as_one].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,8 +179,8 @@ class _Keep(_Mode):
 class _Reuse(_Mode):
     """Hands the remembered outputs back in the same order, and recomputes the rest."""
 
-    def as_one(self, compute: Callable[[], Tensor]) -> Tensor:
-        out: Tensor = self.kept[as_one].popleft()
+    def as_one(self, compute: Callable[[], T]) -> T:
+        out: T = self.kept[as_one].popleft()
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

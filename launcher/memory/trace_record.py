@@ -98,7 +98,8 @@ def record_trace(
     """
     recorder = Recorder()
     neighbours = None if part is None else Neighbours(part=part, group=None)
-    peers = None if share is None else Peers(share=share, group=None)
+    on_cpu = compute.device_type == "cpu"
+    peers = None if share is None else Peers(share=share, group=None, copies=on_cpu)
     kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
     with FakeTensorMode(), kernels(model) as traced:
         with torch.device("meta"):

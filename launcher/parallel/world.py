@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -141,6 +142,8 @@ def start(
     # torch's optimizers need it: imported before memory is watched and zero.Init patches torch.
     with importing():
         importlib.import_module("torch._dynamo")
+    # torch 2.13 renames two collectives that 2.11, and DeepSpeed, have under the old names only.
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if place.size > 1 or needs_group:

@@ -16,8 +16,8 @@ from launcher.strategies.traffic import Collective
 SMALL = {"model": "nano", "heads": 4, "d_model": 64, "layers": 2, "precision": "bf16"}
 
 
-def cuts(*, ranks: int = 8, per_node: int = 8, **changes: Any) -> set[int]:
-    """The cuts among all choices."""
+def cuts(*, ranks: int = 8, per_node: int = 8, what: str = "sequence", **changes: Any) -> set[int]:
+    """Over how many ranks sequences or matrices are cut, of all choices that cut nothing else."""
     config = RunConfig().replace(**{**SMALL, "activation_checkpointing": "full", **changes})
     found = choices(
         config,
@@ -26,10 +26,15 @@ def cuts(*, ranks: int = 8, per_node: int = 8, **changes: Any) -> set[int]:
         ranks_per_node=per_node,
         device_type="cuda",
     )
+    numbers = {"sequence": set[int](), "tensor": set[int]()}
     for choice in found:
-        number = choice.runs[0].config.sharding.sequence_parallel
-        assert choice.label.endswith(f"-sequence{number}") == (number > 1)
-    return {choice.runs[0].config.sharding.sequence_parallel for choice in found}
+        sharding = choice.runs[0].config.sharding
+        cut = {"sequence": sharding.sequence_parallel, "tensor": sharding.tensor_parallel}
+        own = {name for name, number in cut.items() if number > 1} or set(cut)
+        for name in own:
+            numbers[name].add(cut[name])
+            assert choice.label.endswith(f"-{name}{cut[name]}") == (cut[name] > 1)
+    return numbers[what]
 
 
 def test_cuts_are_tried_for_long_sequences_within_a_node() -> None:
@@ -43,6 +48,15 @@ def test_cuts_are_tried_for_long_sequences_within_a_node() -> None:
 def test_cuts_are_tried_where_there_are_fewer_sequences_than_ranks() -> None:
     assert cuts(context=256, seq_len=256, global_batch=4) == {2, 4, 8}
     assert cuts(context=256, seq_len=256, global_batch=8) == {1}
+
+
+def test_matrices_are_cut_where_they_are_wide_and_heads_divide() -> None:
+    wide = {"d_model": 4096, "heads": 32, "what": "tensor"}
+    assert cuts(**wide) == {1, 2, 4, 8}
+    assert cuts(**wide, per_node=4) == {1, 2, 4}
+    assert cuts(**wide, kv_heads=4) == {1, 2, 4}
+    assert cuts(what="tensor") == {1}
+    assert cuts(what="tensor", context=256, seq_len=256, global_batch=4) == {2, 4}
 
 
 def test_the_command_has_the_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,7 @@ class Neighbours:
         def wait() -> Tensor:
             for work in works:
                 work.wait()
+            works.clear()  # they hold what was sent
             return received
 
         return wait

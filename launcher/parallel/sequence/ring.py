@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from launcher.model.attention import AttentionFunction
 from launcher.model.attention.dense import repeat_for
+from launcher.model.recompute import as_one
 from launcher.parallel.sequence.neighbours import Neighbours
 
 
@@ -41,17 +42,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, neighbours: Neighbours) -> Tensor:
-        batch, heads, tokens, head_size = q.shape
-        # In memory [B, t, H, e], which the output projection and some kernels' backward read.
-        # Tensors of our own and not the first step's: selective checkpointing keeps what a kernel
-        # returns, and would hand it to the recomputation with the other steps merged in.
-        out = q.new_zeros((batch, tokens, heads, head_size), dtype=torch.float32).transpose(1, 2)
-        lse = q.new_full((batch, heads, tokens), float("-inf"), dtype=torch.float32)
-        for source, (k_there, v_there) in _around(torch.stack((k, v)), neighbours):
-            queries, keys, causal = _visible(neighbours.part.index, source, tokens)
-            part = _attend(q[:, :, queries], k_there[:, :, keys], v_there[:, :, keys], causal)
-            _merge(out[:, :, queries], lse[:, :, queries], *part)
-        out = out.to(q.dtype)
+        out, lse = as_one(lambda: _merged(q, k, v, neighbours))
         ctx.neighbours = neighbours
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -84,6 +75,19 @@ class _Ring(torch.autograd.Function):
         assert arriving is not None
         dk, dv = arriving()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor, neighbours: Neighbours) -> tuple[Tensor, Tensor]:
+    """Output [B, H, t, e] and log-sum-exp [B, H, t] over the keys of all ranks."""
+    batch, heads, tokens, head_size = q.shape
+    # In memory [B, t, H, e], which the output projection and some kernels' backward read.
+    out = q.new_zeros((batch, tokens, heads, head_size), dtype=torch.float32).transpose(1, 2)
+    lse = q.new_full((batch, heads, tokens), float("-inf"), dtype=torch.float32)
+    for source, (k_there, v_there) in _around(torch.stack((k, v)), neighbours):
+        queries, keys, causal = _visible(neighbours.part.index, source, tokens)
+        part = _attend(q[:, :, queries], k_there[:, :, keys], v_there[:, :, keys], causal)
+        _merge(out[:, :, queries], lse[:, :, queries], *part)
+    return out.to(q.dtype), lse
 
 
 def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:

@@ -18,6 +18,8 @@ class Peers:
     """Of this rank."""
     group: dist.ProcessGroup | None
     """None for a prediction, where shapes are all there is and nobody is told anything."""
+    copies: bool = False
+    """For a prediction: whether the backend sums in memory of its own, as gloo does."""
     alike: dist.ProcessGroup | None = None
     """The ranks that have the same parts, which strategies shard over."""
 
@@ -33,6 +35,8 @@ class Peers:
         received = x.new_empty(x.size(0) // self.share.ranks, *x.shape[1:])
         if self.group is not None:
             dist.reduce_scatter_tensor(received, x, group=self.group)
+        elif self.copies:
+            x.clone()
         return received
 
     def sum(self, x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import logging
 import os
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,8 +134,6 @@ def import_deepspeed(device: torch.device) -> Any:
     """deepspeed, quiet, and compiling nothing on a CPU."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
-    # DeepSpeed calls deprecated torch.distributed functions, hundreds of times per run.
-    warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
     level = logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.ERROR
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", logging.getLevelName(level).lower())
     with importing():
