@@ -51,7 +51,7 @@ def test_cuts_are_tried_where_there_are_fewer_sequences_than_ranks() -> None:
 
 
 def test_matrices_are_cut_where_they_are_wide_and_heads_divide() -> None:
-    wide = {"d_model": 4096, "heads": 32, "what": "tensor"}
+    wide: dict[str, Any] = {"d_model": 4096, "heads": 32, "what": "tensor"}
     assert cuts(**wide) == {1, 2, 4, 8}
     assert cuts(**wide, per_node=4) == {1, 2, 4}
     assert cuts(**wide, kv_heads=4) == {1, 2, 4}
