@@ -33,16 +33,16 @@ class PartState:
 
     def __init__(self, inner: TrainingState, parts: Parts) -> None:
         self._inner = inner
-        self._parts = parts
+        self.parts = parts
         self.shapes = {name: parts.cuts[name].whole for name in inner.shapes}
         self.kinds = inner.kinds
         self.own_shapes: OwnShapes = {}  # of optimizers that are not elementwise: refused
 
     def saved(self) -> Iterator[Shard]:
         """This rank's share, and nobody else's."""
-        share = self._parts.peers.share
+        share = self.parts.peers.share
         for shard in self._inner.saved():
-            if self._parts.cuts[shard.name].is_whole:
+            if self.parts.cuts[shard.name].is_whole:
                 begin, end = even_part(shard.data.numel(), share.index, share.ranks)
                 yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
             else:
@@ -62,7 +62,7 @@ class PartState:
         self._inner.finish_load(counters)
 
     def _placed(self, shard: Shard) -> Iterator[Shard]:
-        for piece in self._parts.cuts[shard.name].pieces(shard.start, shard.stop):
+        for piece in self.parts.cuts[shard.name].pieces(shard.start, shard.stop):
             begin = piece.offset - shard.start
             yield replace(
                 shard,

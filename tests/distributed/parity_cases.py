@@ -142,17 +142,20 @@ def _masked(
     documents: bool,
     precision: str = "fp32",
     sequence: int = 1,
+    tensor: int = 1,
 ) -> Case:
     """Micro-batches whose means must not be averaged as they are."""
     suffix = "masked" + ("-documents" if documents else "")
     suffix += f"-sequence{sequence}" if sequence > 1 else ""
+    suffix += f"-tensor{tensor}" if tensor > 1 else ""
     return Case(
         name=f"{strategy}-x{ranks}-accumulate{accumulation}-{suffix}-{precision}",
         ranks=ranks,
         flags=(
             *flags,
             f"--sequence-parallel={sequence}",
-            f"--micro-batch={GLOBAL_BATCH * sequence // (ranks * accumulation)}",
+            f"--tensor-parallel={tensor}",
+            f"--micro-batch={GLOBAL_BATCH * sequence * tensor // (ranks * accumulation)}",
             "--clip=0.5",
             f"--precision={precision}",
             f"--activation-checkpointing={'none' if precision == 'fp32' else 'selective'}",
@@ -306,7 +309,10 @@ def _cut_matrices() -> list[Case]:
     single = ("--strategy=single",)
     cases = [_case("single", single, ranks=2, tensor=2, **options) for options in pairwise]
     cases += [_case("single", single, ranks=2, tensor=2, checkpointing=c) for c in ("full",)]
-    cases += [_case("single", single, ranks=2, tensor=2, precision="fp16", clip=0)]
+    cases += [
+        _case(k, v, ranks=r, tensor=2, precision="fp16", clip=0)
+        for k, v, r in (("single", single, 2), ("fsdp", STRATEGIES["fsdp"], 4))
+    ]
     cases += [
         _case(k, v, ranks=4, tensor=2, **pairwise[number % 4])
         for offset, (k, v) in enumerate(STRATEGIES.items())
@@ -321,8 +327,22 @@ def _cut_matrices() -> list[Case]:
         _case(k, (*STRATEGIES[k.removesuffix("-ring")], *method), ranks=4, tensor=2, sequence=2)
         for k, method in (("ddp", ()), ("fsdp-ring", ring), ("zero3", ()))
     ]
-    compiled = (*STRATEGIES["fsdp"], "--compile")
-    cases.append(_case("fsdp-compiled", compiled, ranks=4, tensor=2))
+    for name, ranks, flags in (
+        ("fsdp-compiled", 4, (*STRATEGIES["fsdp"], "--compile")),
+        ("single-compiled", 2, (*single, "--compile")),
+    ):
+        cases.append(_case(name, flags, ranks=ranks, tensor=2))
+    cases += [
+        _case(f"{name}-in-backward", (*flags, "--optimizer-in-backward"), ranks=r, tensor=2, clip=0)
+        for name, r, flags in (("single", 2, single), ("fsdp", 4, STRATEGIES["fsdp"]))
+    ]
+    cases += [
+        _case(k, STRATEGIES[k], ranks=4, tensor=2, precision="bf16") for k in ("zero1", "zero2")
+    ]
+    cases += [
+        _masked(k, v, ranks=r, accumulation=2, documents=True, tensor=2)
+        for k, v, r in (("single", single, 2), ("zero2", STRATEGIES["zero2"], 4))
+    ]
     cases += [
         Case(
             name=f"{name}-tensor2-odd-vocabulary",

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from harness import MODEL_FLAGS
 from parity_cases import CASES, Case, references
 from rank_loop import freeze_imports, release, steps
 
 from launcher.parallel.world import World, leave, ranks_from_environment, start
 from launcher.run.preflight import prepare
+from launcher.strategies.engine import Engine
+from launcher.strategies.part_shards import PartState
 from launcher.train import build_engine
 
 
@@ -54,8 +57,25 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
     engine = build_engine(resolved, world)
     losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, case.steps + 1))
     assert all(map(math.isfinite, norms))
+    if resolved.config.sharding.tensor_parallel > 1:
+        whole_parts_agree(engine)
     release(engine)
     return {"losses": losses, "norms": norms}
+
+
+def whole_parts_agree(engine: Engine) -> None:
+    """What every rank of a matrix has whole is the same there, bit by bit."""
+    state = engine.training_state()
+    assert isinstance(state, PartState)
+    sums = {
+        (shard.name, shard.kind, shard.start): shard.data.double().sum().item()
+        for shard in state.loaded()
+        if state.parts.cuts[shard.name].is_whole
+    }
+    peers = state.parts.peers
+    everybody: list[Any] = [None] * peers.share.ranks
+    dist.all_gather_object(everybody, sums, group=peers.group)
+    assert all(other == sums for other in everybody), sums
 
 
 if __name__ == "__main__":

@@ -190,6 +190,16 @@ def test_half_of_a_long_sequence_takes_half_the_activations(
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_half_of_the_matrices_takes_half_the_activations_and_states(checkpointing: str) -> None:
+    changes: dict[str, Any] = {"context": 2048, "seq_len": 2048, "layers": 8, "loss_chunk": 64}
+    changes |= {"strategy": "single", "micro_batch": 1, "activation_checkpointing": checkpointing}
+    whole, cut = predicted(1, **changes), predicted(2, **changes, tensor_parallel=2)
+    assert live(cut) <= 0.55 * live(whole)
+    states = [each.held.device.states_bytes for each in (whole, cut)]
+    assert states[1] == pytest.approx(states[0] / 2, rel=0.01)  # norms and some biases are whole
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_tiles_keep_the_width_of_the_mlp_out_of_a_long_sequence(
     precision: str, checkpointing: str

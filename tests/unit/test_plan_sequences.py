@@ -38,7 +38,7 @@ def cuts(*, ranks: int = 8, per_node: int = 8, what: str = "sequence", **changes
 
 
 def test_cuts_are_tried_for_long_sequences_within_a_node() -> None:
-    long = {"context": 16384, "seq_len": 16384}
+    long: dict[str, Any] = {"context": 16384, "seq_len": 16384}
     assert cuts(**long) == {1, 2, 4, 8}
     assert cuts(**long, per_node=4) == {1, 2, 4}
     assert cuts(**long, window=64) == {1, 2, 4}  # 8 ranks would be a ring, which knows no window

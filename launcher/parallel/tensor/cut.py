@@ -73,13 +73,10 @@ class Cut:
         assert self.columns is not None
         pitch, (left, right) = self.whole[1], self.columns
         run = right - left
-        edges = [
-            first,
-            *(e for e in (-(-first // run) * run, last // run * run) if e > first),
-            last,
-        ]
+        begin = min(-(-first // run) * run, last)  # of the first whole row
+        edges = (first, begin, max(begin, last // run * run), last)
         for low, high in itertools.pairwise(edges):
-            if low >= high:
+            if low == high:
                 continue
             row, column = divmod(low, run)
             start = row * pitch + left + column
