@@ -61,6 +61,7 @@ def evaluate(
             break
     if world.size > 1:
         dist.all_reduce(sums)
+        sums /= mesh.shape[2]  # ranks that share matrices have all read the same
     loss_sum, tokens_read = sums.tolist()
     mean = loss_sum / tokens_read
     return EvalRecord(

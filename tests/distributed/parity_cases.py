@@ -311,7 +311,7 @@ def _cut_matrices() -> list[Case]:
     cases += [_case("single", single, ranks=2, tensor=2, checkpointing=c) for c in ("full",)]
     cases += [
         _case(k, v, ranks=r, tensor=2, precision="fp16", clip=0)
-        for k, v, r in (("single", single, 2), ("fsdp", STRATEGIES["fsdp"], 4))
+        for k, v, r in (("single", single, 2), ("ddp", STRATEGIES["ddp"], 4))
     ]
     cases += [
         _case(k, v, ranks=4, tensor=2, **pairwise[number % 4])

@@ -14,6 +14,7 @@ FAMILIES = {
     "ddp": ("--strategy", "ddp"),
     "fsdp": ("--strategy", "fsdp"),
     "zero2": ("--zero", "2"),
+    "single": ("--tensor-parallel", "2"),
 }
 
 
@@ -62,7 +63,8 @@ def values(folder: Path, name: str, *, rank: int = 0) -> list[Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = torchrun(2, "-m", "launcher.train", *FAMILIES[family], *flags(text), f"--out={out}")
+    flags_ = flags(text, micro_batch=4 if family == "single" else 2)  # accumulated twice
+    done = torchrun(2, "-m", "launcher.train", *FAMILIES[family], *flags_, f"--out={out}")
     assert done.returncode == 0, done.stderr
     check_folder(out, family)
     check_steps(out, single)
