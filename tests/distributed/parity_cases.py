@@ -87,7 +87,8 @@ def _case(
     words += [] if precision == "fp32" else [precision]
     words += [] if clip else ["unclipped"]
     low = precision == "bf16"
-    again = sequence * tensor == ranks > 1 and checkpointing != "none"  # after a cut without
+    again = sequence == ranks > 1 and checkpointing != "none"  # after a cut without
+    again |= tensor > 1 and accumulation == 1
     return Case(
         name="-".join(words),
         ranks=ranks,
@@ -324,8 +325,12 @@ def _cut_matrices() -> list[Case]:
     ]
     ring = ("--sequence-method=ring",)
     cases += [
-        _case(k, (*STRATEGIES[k.removesuffix("-ring")], *method), ranks=4, tensor=2, sequence=2)
-        for k, method in (("ddp", ()), ("fsdp-ring", ring), ("zero3", ()))
+        _case(k, (*flags, *method), ranks=4, tensor=2, sequence=2, accumulation=a)
+        for k, flags, method, a in (
+            ("ddp", STRATEGIES["ddp"], (), 2),
+            ("fsdp-ring", STRATEGIES["fsdp"], ring, 1),
+            ("zero3", STRATEGIES["zero3"], (), 1),
+        )
     ]
     for name, ranks, flags in (
         ("fsdp-compiled", 4, (*STRATEGIES["fsdp"], "--compile")),
