@@ -1,9 +1,13 @@
 """What ranks that share sequences or matrices send each other in a micro-batch."""
 
+from collections.abc import Iterator
+
 from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.optim.dtypes import dtypes
+from launcher.plan.work import mlp_tiles
+from launcher.strategies import strategy_of
 from launcher.strategies.traffic import Collective, Transfer
 
 
@@ -48,50 +52,85 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
 
     Rows are gathered before the first matrices of attention and MLP, and sums scattered behind the
     second ones; backwards the other way round, and rows once more, for the weights' gradients
-    (arXiv:2205.05198, section 4.2.2). Full checkpointing repeats all but a block's last. The loss
-    gathers and scatters chunk by chunk. Gradients of norms and of biases that are added to a sum
-    are summed one by one. Nothing hides any of it.
+    (arXiv:2205.05198, section 4.2.2). The loss gathers and scatters chunk by chunk, the MLP tile by
+    tile. Gradients of norms and of biases that are added to a sum are summed one by one. Nothing
+    hides any of it.
     """
     config, model, ranks = resolved.config, resolved.model, resolved.config.sharding.tensor_parallel
     if ranks == 1:
         return {}
     rows = config.data.micro_batch * resolved.local_seq_len
-    element = dtypes(config.optim).computed.itemsize
-    chunk = model.loss_chunk
-    if chunk is None:
-        chunk = automatic_chunk_rows(rows, -(-model.vocab_size // ranks), model.d_model)
-    chunks = -(-rows // (chunk or rows))
+    types = strategy_of(config).dtypes(config)
+    # Under autocast tables are looked up in what is stored, and nothing casts what is found.
+    tables = types.parameters.itemsize / types.computed.itemsize
 
-    def moved(kind: Collective, times: int, pieces: int) -> Transfer:
+    def moved(kind: Collective, times: float, pieces: int) -> Transfer:
         """Rows, so many times."""
-        size_bytes = times * element * rows * model.d_model
+        size_bytes = times * types.computed.itemsize * rows * model.d_model
         return Transfer(kind=kind, size_bytes=size_bytes, pieces=pieces, hideable=False)
 
     def summed(elements: float, pieces: int) -> Transfer:
         return Transfer(kind="all_reduce", size_bytes=4 * elements, pieces=pieces, hideable=False)
 
-    layers, vectors = model.layers, _whole_vectors(model)
-    in_blocks = 2 * layers
+    chunks, tiles = _loss_chunks(resolved, rows), mlp_tiles(resolved)
+    twice, in_blocks = 2 * model.layers, model.layers * (1 + (tiles or 1))
+    vectors = _whole_vectors(model, tiles or 1)
     forward = [
-        moved("all_gather", in_blocks + 1, in_blocks + chunks),
-        moved("reduce_scatter", in_blocks + 2, in_blocks + 1 + chunks),
+        moved("all_gather", twice + 1, in_blocks + chunks),
+        moved("reduce_scatter", twice + 1 + tables, in_blocks + 1 + chunks),
         summed(3 * rows, 2 * chunks),
     ]
     backward = [
-        moved("all_gather", 2 * in_blocks + 1, 2 * in_blocks + 1),
-        moved("reduce_scatter", in_blocks, in_blocks),
-        summed(layers * sum(vectors), layers * len(vectors)),
+        moved("all_gather", 2 * twice + tables, 2 * in_blocks + 1),
+        moved("reduce_scatter", twice, in_blocks),
+        summed(sum(vectors), len(vectors)),
     ]
-    if model.activation_checkpointing in ("full", "offload"):
-        backward += [
-            moved("all_gather", in_blocks, in_blocks),
-            moved("reduce_scatter", layers, layers),
-        ]
+    backward += [
+        moved(kind, model.layers * times, model.layers * pieces)
+        for kind, times, pieces in _repeated(model, tiles, rows // ranks)
+    ]
     return {"forward": forward, "backward": backward}
 
 
-def _whole_vectors(model: ModelConfig) -> list[int]:
-    """Elements of a block's parameters that are whole on every rank."""
+def _loss_chunks(resolved: Resolved, rows: int) -> int:
+    """How many the loss takes one after the other; each rank has as many rows of each."""
+    model, ranks = resolved.model, resolved.config.sharding.tensor_parallel
+    chunk = model.loss_chunk
+    if chunk is None:
+        chunk = automatic_chunk_rows(rows, -(-model.vocab_size // ranks), model.d_model)
+    return -(-(rows // ranks) // -(-(chunk or rows) // ranks))
+
+
+def _repeated(model: ModelConfig, tiles: int, rows: int) -> Iterator[tuple[Collective, float, int]]:
+    """What recomputing a block sends again: a kind, how often all rows, and in how many pieces.
+
+    Selective checkpointing keeps the results of collectives. Where something is recomputed, the
+    block's last sum is not, unless dropout behind it has to draw its mask again. A block that is
+    recomputed has its tiles in it, of all but the last whole, and each is recomputed by itself.
+
+    Args:
+        tiles: of the MLP; 0 where it is whole.
+        rows: that a rank has.
+    """
+    mode = model.activation_checkpointing
+    whole_block = mode in ("full", "offload")
+    if whole_block:
+        yield "all_gather", 1, 1
+        yield "reduce_scatter", 1, 1
+    if whole_block and model.mlp_tile and tiles > 1:
+        share = (tiles - 1) * model.mlp_tile / rows
+        yield "all_gather", share, tiles - 1
+        yield "reduce_scatter", share, tiles - 1
+    if whole_block or tiles:
+        yield "all_gather", 1, tiles or 1
+    if model.dropout and (tiles or mode != "none"):
+        yield "reduce_scatter", 1, tiles or 1
+
+
+def _whole_vectors(model: ModelConfig, tiles: int) -> list[int]:
+    """Elements of the parameters that are whole on every rank, as often as they are used."""
     norm = (2 if model.norm == "layer" else 1) * [model.d_model]
-    biases = [model.d_model] * (model.attention_bias + model.mlp_bias)
-    return [*norm, *norm, *biases, *(2 * [model.head_size] if model.qk_norm else [])]
+    attention = [*norm, *model.attention_bias * [model.d_model]]
+    attention += 2 * [model.head_size] if model.qk_norm else []
+    mlp = [*norm, *model.mlp_bias * [model.d_model]]
+    return [*model.layers * (attention + tiles * mlp), *norm]

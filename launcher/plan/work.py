@@ -66,7 +66,7 @@ def forward_work(resolved: Resolved) -> Work:
         attention_flops=tokens * attention,
         elementwise_bytes=tokens * (_block_bytes(resolved) + _loss_bytes(model)),
         copied_bytes=_weight_cast_bytes(resolved)
-        + max(0, _tiles(resolved) - 1) * _mlp_cast_bytes(resolved),
+        + max(0, mlp_tiles(resolved) - 1) * _mlp_cast_bytes(resolved),
         operators=model.layers
         * (block_operators(resolved).forward + _tiles_operators(resolved).forward)
         + outer_operators(resolved).forward,
@@ -102,7 +102,7 @@ def backward_work(resolved: Resolved) -> Work:
         recomputed += blocks
         attention += forward
         copied *= 2
-    if tiles := _tiles(resolved):
+    if tiles := mlp_tiles(resolved):
         # Recomputing a block runs its tiles, but for the last.
         share = (tiles - 1) / tiles if whole else 1.0
         recomputed += share * 2 * _recomputed_in_tiles(model)
@@ -142,7 +142,7 @@ def _tile_operators(resolved: Resolved) -> Operators:
 
 def _tiles_operators(resolved: Resolved) -> Operators:
     """What tiles add to a block, each recomputed but for the first, which stands for the MLP."""
-    tiles, (forward, backward, recomputed) = _tiles(resolved), _tile_operators(resolved)
+    tiles, (forward, backward, recomputed) = mlp_tiles(resolved), _tile_operators(resolved)
     if not tiles:
         return Operators(0, 0, 0)
     further = Operators(forward, backward + recomputed, 0).times(tiles - 1)
@@ -185,7 +185,7 @@ def _tokens(resolved: Resolved) -> int:
     return resolved.config.data.micro_batch * resolved.local_seq_len
 
 
-def _tiles(resolved: Resolved) -> int:
+def mlp_tiles(resolved: Resolved) -> int:
     """Into how many the MLP cuts a micro-batch; 0 where it does not."""
     rows = resolved.model.mlp_tile
     own = _tokens(resolved) // resolved.config.sharding.tensor_parallel

@@ -1,0 +1,115 @@
+"""What the planner says that ranks of a matrix send, held against what their decoder sends."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+from launcher.parallel.decoder import decoder
+from launcher.parallel.mesh import Share
+from launcher.parallel.tensor.peers import Peers
+from launcher.plan.dimensions import tensor_transfers
+from launcher.strategies import strategy_of
+
+SMALL: dict[str, Any] = {
+    **{"heads": 4, "d_model": 64, "layers": 2, "context": 16, "seq_len": 16, "micro_batch": 3},
+    **{"vocab_size": 300, "tensor_parallel": 2, "device": "cpu"},
+}
+LLAMA: dict[str, Any] = {
+    **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "qk_norm": True},
+    **{"attention_bias": False, "mlp_bias": False},
+}
+KINDS = {"gather": "all_gather", "scatter": "reduce_scatter"}
+KINDS |= dict.fromkeys(("sum", "max"), "all_reduce")
+Sent = Counter[tuple[str, str, str]]
+
+
+@contextmanager
+def counted(found: Sent, part: str) -> Iterator[None]:
+    """Bytes and number of collectives by kind, of what the ranks of a matrix call meanwhile."""
+
+    def counting(name: str, kind: str) -> Any:
+        original = getattr(Peers, name)
+
+        def call(peers: Peers, x: torch.Tensor) -> torch.Tensor:
+            times = peers.share.ranks if kind == "all_gather" else 1
+            found[part, kind, "bytes"] += times * x.nbytes
+            found[part, kind, "pieces"] += 1
+            return cast(torch.Tensor, original(peers, x))
+
+        return mock.patch.object(Peers, name, call)
+
+    with ExitStack() as stack:
+        for name, kind in KINDS.items():
+            stack.enter_context(counting(name, kind))
+        yield
+
+
+def sent_in_a_step(run: Resolved) -> Sent:
+    """Forward and backward of a rank whose peers are not there: their values are anything."""
+    types = strategy_of(run.config).dtypes(run.config)
+    peers = Peers(share=Share(ranks=run.config.sharding.tensor_parallel, index=0), group=None)
+    model = decoder(run.model, None, peers).to(types.parameters)
+    tokens = torch.zeros(run.config.data.micro_batch, run.seq_len, dtype=torch.int64)
+    found: Sent = Counter()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=types.autocast is not None)
+    with counted(found, "forward"), autocast:
+        loss = model(tokens, tokens)
+    with counted(found, "backward"):
+        loss.backward()
+    return found
+
+
+def planned(run: Resolved) -> Sent:
+    found: Sent = Counter()
+    for part, transfers in tensor_transfers(run).items():
+        for transfer in transfers:
+            found[part, transfer.kind, "bytes"] += round(transfer.size_bytes)
+            found[part, transfer.kind, "pieces"] += round(transfer.pieces)
+    return found
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("mlp_tile", [None, 10])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},
+        {"precision": "bf16", "strategy": "fsdp"},
+        {**LLAMA, "tensor_parallel": 2, "loss_chunk": 20},
+        {"tensor_parallel": 4, "loss_chunk": 33},
+    ],
+    ids=["fp32", "autocast", "bf16", "llama", "4 ranks"],
+)
+def test_what_a_step_sends(
+    changes: dict[str, Any], mlp_tile: int | None, dropout: float, checkpointing: str
+) -> None:
+    config = RunConfig().replace(
+        **{**SMALL, **changes},
+        mlp_tile=mlp_tile,
+        dropout=dropout,
+        activation_checkpointing=checkpointing,
+    )
+    ranks = config.sharding.tensor_parallel
+    # Without other ranks of the same parts there is nothing to shard over.
+    run = resolve(
+        config, world_size=2 * ranks if "strategy" in changes else ranks, device_type="cpu"
+    )
+    assert sent_in_a_step(run) == planned(run)
+
+
+def test_selective_checkpointing_repeats_nothing() -> None:
+    def total(checkpointing: str) -> int:
+        config = RunConfig().replace(**SMALL, activation_checkpointing=checkpointing)
+        sent = planned(resolve(config, world_size=2, device_type="cpu"))
+        return sum(size for (_, _, what), size in sent.items() if what == "bytes")
+
+    assert total("none") == total("selective") < total("full")
