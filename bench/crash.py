@@ -1,6 +1,6 @@
 """kill -9 of a random rank at a random moment, again and again, with torchrun restarting the run.
 
-    python bench/crash.py [--kills 200] [--output bench/results/crash.json]
+    python bench/crash.py [--kills 200] [--only NAME...] [--output bench/results/crash.json]
 
 A third of the kills wait until a checkpoint is being written, a third until training has gone on,
 and a third come while the ranks start. After each kill every checkpoint that is there is read
@@ -34,6 +34,7 @@ STRATEGIES = {
     "zero2": ["--zero", "2"],
     "zero3": ["--zero", "3"],
     "fsdp, cut sequences": ["--strategy", "fsdp", "--sequence-parallel", "2"],
+    "single, cut matrices": ["--strategy", "single", "--tensor-parallel", "2"],
 }
 MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--layers", "4"]
 MODEL += ["--d-model", "256", "--heads", "4", "--context", "32", "--micro-batch", "2"]
@@ -48,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     if options.output is not None and options.output.exists():
@@ -57,10 +59,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "corpus.txt"
         corpus.write_text(Path(argparse.__file__).read_text())
-        for number, (name, flags) in enumerate(STRATEGIES.items()):
-            each, left = divmod(options.kills, len(STRATEGIES))
+        for number, name in enumerate(options.only):
+            each, left = divmod(options.kills, len(options.only))
             share = each + (number < left)
-            command = [*flags, *MODEL, "--data", str(corpus)]
+            command = [*STRATEGIES[name], *MODEL, "--data", str(corpus)]
             results.append({"strategy": name, **disturbed(command, Path(folder), share, draw)})
             print(json.dumps(results[-1]), flush=True)
     total = {
