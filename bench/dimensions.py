@@ -1,6 +1,6 @@
-"""What cutting sequences over ranks saves and costs, on 4 processes of a CPU.
+"""What cutting sequences or matrices over ranks saves and costs, on 4 processes of a CPU.
 
-    python bench/dimensions.py [--rounds 3] [--long] [--output FOLDER]
+    python bench/dimensions.py [--rounds 3] [--long | --tensor] [--output FOLDER]
 
 Each layout reads the same global batch of long sequences. One run follows every live tensor
 (`--memory-trace`): its highest moment on the worst rank, its activations there, and what `plan`
@@ -8,7 +8,11 @@ says of them. Then each round runs all layouts one after the other without that,
 tokens/s is one of neighbours (the median counts). Sent: what a rank tells the others of its
 sequences in a step, by the planner's arithmetic. Processes of one machine share its cores: no
 layout can be faster here than they allow. Writes dimensions.json and .md. `--long` trains on 65,536
-tokens over 4 processes and on 20,000 in one instead, into dimensions_long.json and .md.
+tokens over 4 processes and on 20,000 in one instead, into dimensions_long.json and .md. `--tensor`
+cuts matrices, with the loss in chunks, in one process group for all layouts: what a rank sends the
+others of its matrices is counted in a step, call by call, beside what the planner says, and what it
+holds between steps is parameters, gradients and optimizer states; into dimensions_tensor.json and
+.md.
 """
 
 import argparse
@@ -18,12 +22,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from runs import Run, refuse_existing, table, train, write_stdlib
+from runs import Run, refuse_existing, run_ranks, table, train, write_stdlib
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.plan.collectives import sent_bytes
-from launcher.plan.dimensions import sequence_transfers
+from launcher.plan.dimensions import sequence_transfers, tensor_transfers
 from launcher.strategies.traffic import Collective
 
 RANKS = 4
@@ -48,6 +52,31 @@ SHAPE = (
     *("--vocab-size=260", "--micro-batch=1", f"--global-batch={RANKS}", "--device=cpu"),
     "--test-batches=0",
 )
+# What each is held against: the same without the cut, or without recomputing.
+TENSOR: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ddp": ("ddp", ("--strategy=ddp",)),
+    "ddp, tensor 2": ("ddp", ("--strategy=ddp", "--tensor-parallel=2")),
+    "fsdp": ("fsdp", ("--strategy=fsdp",)),
+    "fsdp, tensor 2": ("fsdp", ("--strategy=fsdp", "--tensor-parallel=2")),
+    "zero3": ("zero3", ("--zero=3",)),
+    "zero3, tensor 2": ("zero3", ("--zero=3", "--tensor-parallel=2")),
+    "single, tensor 4": ("ddp", ("--strategy=single", "--tensor-parallel=4")),
+    "ddp, tensor 2, sequence 2": (
+        "ddp",
+        ("--strategy=ddp", "--tensor-parallel=2", "--sequence-parallel=2"),
+    ),
+    **{
+        f"ddp, tensor 2, {checkpointing} checkpointing": (
+            "ddp, tensor 2",
+            (
+                *("--strategy=ddp", "--tensor-parallel=2"),
+                f"--activation-checkpointing={checkpointing}",
+            ),
+        )
+        for checkpointing in ("selective", "full")
+    },
+}
+CHUNKED = (*SHAPE, "--loss-chunk=512")
 NARROW = (
     *("--layers=1", "--d-model=256", "--heads=4", "--context=65536", "--tokenizer=byte"),
     *("--vocab-size=260", "--micro-batch=1", "--global-batch=1", "--device=cpu", "--steps=1"),
@@ -65,22 +94,29 @@ LONG = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--long", action="store_true", help="only the two long runs")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--long", action="store_true", help="only the two long runs")
+    part.add_argument("--tensor", action="store_true", help="only matrices that are cut")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    stem = options.output / ("dimensions_long" if options.long else "dimensions")
+    name = "_long" if options.long else "_tensor" if options.tensor else ""
+    stem = options.output / f"dimensions{name}"
     refuse_existing(stem.with_suffix(".json"))
-    shape = NARROW if options.long else SHAPE
+    shape = NARROW if options.long else CHUNKED if options.tensor else SHAPE
     with tempfile.TemporaryDirectory() as folder:
         flags = [*shape, f"--data={write_stdlib(Path(folder) / 'text.txt', 2_000_000)}"]
         if options.long:
             rows = long_runs(flags, Path(folder))
+            shown = long_markdown(rows)
+        elif options.tensor:
+            rows = tensor_layouts(flags, Path(folder), options.rounds)
+            shown = tensor_markdown(rows)
         else:
             rows = layouts(flags, Path(folder), options.rounds)
+            shown = markdown(rows)
     options.output.mkdir(parents=True, exist_ok=True)
     result = {"rounds": options.rounds, "shape": shape, "rows": rows}
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    shown = long_markdown(rows) if options.long else markdown(rows)
     lines = f"# Dimensions, {RANKS} processes on a CPU\n\n`{' '.join(shape)}`\n\n{shown}\n"
     stem.with_suffix(".md").write_text(lines)
     print(lines)
@@ -108,7 +144,7 @@ def layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str, Any]]
                 "activations_ratio": plan["measured"]["activations"]
                 / other["measured"]["activations"],
                 "predicted_bytes": plan["predicted"]["peak"],
-                "sent_bytes": sent(flags),
+                "sent_bytes": sent(flags, "sequence"),
                 "tokens_per_s": [run.tokens_per_s() for run in timed[name]],
                 "ratio": statistics.median(a.tokens_per_s() / b.tokens_per_s() for a, b in pairs),
             }
@@ -124,14 +160,41 @@ def one(name: str, flags: list[str], out: Path, ranks: int = RANKS) -> Run:
     return run
 
 
-def sent(flags: tuple[str, ...]) -> float:
-    """Bytes that a rank sends its neighbours in a step."""
+def sent(flags: tuple[str, ...], dimension: str) -> float:
+    """Bytes that a rank sends those of its `sequence`, or of its `tensor`, in a step. Chunks of the
+    loss change how often it sends, not how much."""
     config = parse_run_config([*SHAPE, *flags], world_size=RANKS)
     run = resolve(config, world_size=RANKS, device_type="cpu")
-    ranks, total = run.config.sharding.sequence_parallel, 0.0
-    for transfers in sequence_transfers(run).values():
+    transfers_of = sequence_transfers if dimension == "sequence" else tensor_transfers
+    ranks, total = getattr(run.config.sharding, f"{dimension}_parallel"), 0.0
+    for transfers in transfers_of(run).values():
         total += sum(sent_bytes(cast(Collective, t.kind), t.size_bytes, ranks) for t in transfers)
     return run.accumulation * total
+
+
+def tensor_layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each layout of TENSOR, from one process group (dimensions_rank.py)."""
+    results = folder / "results.json"
+    flags = json.dumps({name: [*shape, *more] for name, (_, more) in TENSOR.items()})
+    worker = [str(Path(__file__).with_name("dimensions_rank.py")), str(results), str(rounds)]
+    run_ranks([*worker, flags], ranks=RANKS)
+    found = json.loads(results.read_text(encoding="utf-8"))
+    rows = []
+    for name, (against, more) in TENSOR.items():
+        mine, other = found[name], found[against]
+        pairs = list(zip(mine["tokens_per_s"], other["tokens_per_s"], strict=True))
+        rows.append(
+            {
+                "name": name,
+                "against": against,
+                **mine,
+                "planned_sent_bytes": sent(more, "tensor"),
+                "activations_ratio": mine["activations_bytes"] / other["activations_bytes"],
+                "states_ratio": mine["states_bytes"] / other["states_bytes"],
+                "ratio": statistics.median(a / b for a, b in pairs),
+            }
+        )
+    return rows
 
 
 def long_runs(shape: list[str], folder: Path) -> list[dict[str, Any]]:
@@ -166,6 +229,25 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     return table([*head, "tokens/s, of those without"], lines)
+
+
+def tensor_markdown(rows: list[dict[str, Any]]) -> str:
+    head = ["layout", "held against", "live peak MiB", "planned", "activations MiB", "of those"]
+    head += ["states MiB", "of those", "sent MiB", "planned", "tokens/s, of those"]
+    lines = [
+        [
+            row["name"],
+            row["against"],
+            *(f"{row[f'{n}_bytes'] / MIB:.1f}" for n in ("peak", "predicted", "activations")),
+            f"{row['activations_ratio']:.2f}",
+            f"{row['states_bytes'] / MIB:.1f}",
+            f"{row['states_ratio']:.2f}",
+            *(f"{row[f'{n}_bytes'] / MIB:.3f}" for n in ("sent", "planned_sent")),
+            f"{row['ratio']:.2f}",
+        ]
+        for row in rows
+    ]
+    return table(head, lines)
 
 
 def long_markdown(rows: list[dict[str, Any]]) -> str:

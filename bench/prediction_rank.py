@@ -152,19 +152,26 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
 
 def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> None:
     """The loop of launcher/train.py on made-up tokens."""
-    data = resolved.config.data
-    positions = Mesh.of(world, resolved.config.sharding).positions(resolved.seq_len)
-    rows = resolved.accumulation * data.micro_batch
     generator = np.random.default_rng(world.rank)
     for step in range(1, STEPS + 1):
         memory.period("first_step" if step == 1 else "steady")
         memory.begin_step(step)
         with memory.phase("data"):
-            tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
-            micro_batches = to_device(Sequences(tokens), data.micro_batch, world.device, positions)
+            micro_batches = made_up(resolved, world, generator)
         lr = learning_rate(step, resolved.config.optim, STEPS)
         train_step(engine, micro_batches, lr, phase=memory.phase)
         memory.end_step(step)
+
+
+def made_up(
+    resolved: Resolved, world: World, generator: np.random.Generator
+) -> list[tuple[torch.Tensor, ...]]:
+    """Bytes that nobody wrote, as this rank's micro-batches of a step."""
+    data = resolved.config.data
+    positions = Mesh.of(world, resolved.config.sharding).positions(resolved.seq_len)
+    rows = resolved.accumulation * data.micro_batch
+    tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
+    return to_device(Sequences(tokens), data.micro_batch, world.device, positions)
 
 
 def complete_reductions(engine: Any, world: World) -> None:

@@ -85,6 +85,12 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
     return Run(folder=out, state=status["state"], reason=status.get("reason"))
 
 
+def run_ranks(command: Sequence[str], *, ranks: int) -> None:
+    """A script on so many processes, which must end well."""
+    start = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
+    subprocess.run([*start, *command], cwd=ROOT, env=_environment(), check=True)
+
+
 def sweep(
     base: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], *, out: Path
 ) -> dict[str, Run]:

@@ -1,0 +1,148 @@
+"""One rank of `bench/dimensions.py --tensor`: all layouts one after the other, on made-up tokens.
+
+    torchrun --nproc N dimensions_rank.py RESULTS ROUNDS LAYOUTS
+
+LAYOUTS is JSON, name -> flags. Rank 0 writes what was measured to RESULTS, name -> figures.
+"""
+
+import contextlib
+import gc
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from prediction_rank import gathered, join, made_up, release
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
+from launcher.measure.memory import LEDGER_STEPS, MemoryMeter, TracedMemory
+from launcher.optim.schedule import learning_rate
+from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.world import World, leave
+from launcher.plan.collectives import sent_bytes
+from launcher.plan.predict import predict
+from launcher.strategies.engine import Engine, train_step
+from launcher.strategies.traffic import Collective
+from launcher.train import build_engine
+
+STEPS = LEDGER_STEPS[-1]
+CALLS: dict[str, Collective] = {
+    "gather": "all_gather",
+    "scatter": "reduce_scatter",
+    "sum": "all_reduce",
+    "max": "all_reduce",
+}
+
+
+class Meter:
+    """Bytes that this rank sends the others of its matrices, by phase of a step."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+        self._phase = ""
+        for name, kind in CALLS.items():
+            self._listen(name, kind)
+
+    def _listen(self, name: str, kind: Collective) -> None:
+        call = getattr(Peers, name)
+
+        def counted(peers: Peers, x: torch.Tensor) -> Any:
+            ranks = peers.share.ranks
+            size_bytes = x.nbytes * (ranks if kind == "all_gather" else 1)
+            self.sent[self._phase] += int(sent_bytes(kind, size_bytes, ranks))
+            return call(peers, x)
+
+        setattr(Peers, name, counted)
+
+    @contextlib.contextmanager
+    def phase(self, memory: MemoryMeter, name: str) -> Iterator[None]:
+        self._phase = name
+        with memory.phase(name):
+            yield
+
+
+def main() -> None:
+    results, rounds, layouts = sys.argv[1:]
+    world, meter = join("cpu", 0), Meter()
+    found: dict[str, dict[str, Any]] = {}
+    runs = {
+        name: resolve(parse_run_config(flags), world_size=world.size, device_type="cpu")
+        for name, flags in json.loads(layouts).items()
+    }
+    for name, run in runs.items():
+        ranks = gathered(traced(run, world, meter), world)
+        gc.collect()  # engines are held in cycles
+        found[name] = {**max(ranks, key=lambda rank: int(rank["peak_bytes"])), "tokens_per_s": []}
+        say(world, name)
+    for number in range(int(rounds)):
+        for name, run in runs.items():
+            found[name]["tokens_per_s"].append(tokens_per_s(run, world))
+            gc.collect()
+            say(world, f"{name}, round {number + 1}")
+    if world.is_main:
+        Path(results).write_text(json.dumps(found), encoding="utf-8")
+    leave(0, together=True)
+
+
+def say(world: World, what: str) -> None:
+    if world.is_main:
+        print(what, flush=True)
+
+
+def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
+    """The highest moment of a rank's step, what it holds between steps, and what it sends."""
+    memory = TracedMemory(world.device)
+    with memory.trace:
+        engine = build_engine(run, world)
+        memory.watch(engine)
+        ledger = None
+        for step in range(1, STEPS + 1):
+            meter.sent.clear()
+            memory.begin_step(step)
+            take_step(step, engine, run, world, lambda name: meter.phase(memory, name))
+            ledger = memory.end_step(step) or ledger
+        assert ledger is not None
+        held = engine.count_states().ledger(world.device).device
+    release(engine)
+    plan = predict(run, world_size=world.size, device_type="cpu", rank=world.rank)
+    return {
+        "peak_bytes": ledger.device.used_bytes,
+        "activations_bytes": ledger.device.activations_bytes,
+        "states_bytes": held.states_bytes - held.buffers_bytes,
+        "predicted_bytes": max(
+            size for (period, _), size in plan.peaks.items() if period == "steady"
+        ),
+        "predicted_activations_bytes": plan.peak.device.activations_bytes,
+        "sent_bytes": meter.sent["forward"] + meter.sent["backward"],
+        "sent_in_step_bytes": meter.sent["step"],
+    }
+
+
+def tokens_per_s(run: Resolved, world: World) -> float:
+    """Of all ranks, in the median step of those after the first."""
+    engine = build_engine(run, world)
+    seconds = []
+    for step in range(1, STEPS + 1):
+        begun_s = time.perf_counter()
+        take_step(step, engine, run, world, lambda name: contextlib.nullcontext())
+        seconds.append(time.perf_counter() - begun_s)
+    release(engine)
+    return run.global_batch * run.seq_len / statistics.median(seconds[1:])
+
+
+def take_step(step: int, engine: Engine, run: Resolved, world: World, phase: Any) -> None:
+    micro_batches = made_up(run, world, np.random.default_rng((step, world.rank)))
+    lr = learning_rate(step, run.config.optim, STEPS)
+    loss, _ = train_step(engine, micro_batches, lr, phase=phase)
+    loss.item()
+
+
+if __name__ == "__main__":
+    main()
