@@ -9,10 +9,10 @@ tokens/s is one of neighbours (the median counts). Sent: what a rank tells the o
 sequences in a step, by the planner's arithmetic. Processes of one machine share its cores: no
 layout can be faster here than they allow. Writes dimensions.json and .md. `--long` trains on 65,536
 tokens over 4 processes and on 20,000 in one instead, into dimensions_long.json and .md. `--tensor`
-cuts matrices, with the loss in chunks, in one process group for all layouts: what a rank sends the
-others of its matrices is counted in a step, call by call, beside what the planner says, and what it
-holds between steps is parameters, gradients and optimizer states; into dimensions_tensor.json and
-.md.
+cuts matrices, with the loss in chunks and on made-up tokens, all layouts in one process group for
+bytes and in one for each round: what a rank sends the others of its matrices is counted call by
+call in a step, beside what the planner says. States are parameters, gradients and optimizer states
+of the rank with the highest peak. Into dimensions_tensor.json and .md.
 """
 
 import argparse
@@ -173,16 +173,12 @@ def sent(flags: tuple[str, ...], dimension: str) -> float:
 
 
 def tensor_layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """A row for each layout of TENSOR, from one process group (dimensions_rank.py)."""
-    results = folder / "results.json"
-    flags = json.dumps({name: [*shape, *more] for name, (_, more) in TENSOR.items()})
-    worker = [str(Path(__file__).with_name("dimensions_rank.py")), str(results), str(rounds)]
-    run_ranks([*worker, flags], ranks=RANKS)
-    found = json.loads(results.read_text(encoding="utf-8"))
+    """A row for each layout of TENSOR; all bytes, and each round, from one process group."""
+    found = in_one_group("bytes", shape, folder)
+    speeds = [in_one_group("speed", shape, folder) for _ in range(rounds)]
     rows = []
     for name, (against, more) in TENSOR.items():
         mine, other = found[name], found[against]
-        pairs = list(zip(mine["tokens_per_s"], other["tokens_per_s"], strict=True))
         rows.append(
             {
                 "name": name,
@@ -191,10 +187,23 @@ def tensor_layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str
                 "planned_sent_bytes": sent(more, "tensor"),
                 "activations_ratio": mine["activations_bytes"] / other["activations_bytes"],
                 "states_ratio": mine["states_bytes"] / other["states_bytes"],
-                "ratio": statistics.median(a / b for a, b in pairs),
+                "tokens_per_s": [speed[name]["tokens_per_s"] for speed in speeds],
+                "ratio": statistics.median(
+                    speed[name]["tokens_per_s"] / speed[against]["tokens_per_s"] for speed in speeds
+                ),
             }
         )
     return rows
+
+
+def in_one_group(what: str, shape: list[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """What dimensions_rank.py finds of each layout of TENSOR."""
+    results = folder / "results.json"
+    flags = json.dumps({name: [*shape, *more] for name, (_, more) in TENSOR.items()})
+    worker = str(Path(__file__).with_name("dimensions_rank.py"))
+    run_ranks([worker, str(results), what, flags], ranks=RANKS)
+    found: dict[str, dict[str, Any]] = json.loads(results.read_text(encoding="utf-8"))
+    return found
 
 
 def long_runs(shape: list[str], folder: Path) -> list[dict[str, Any]]:

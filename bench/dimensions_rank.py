@@ -1,8 +1,10 @@
 """One rank of `bench/dimensions.py --tensor`: all layouts one after the other, on made-up tokens.
 
-    torchrun --nproc N dimensions_rank.py RESULTS ROUNDS LAYOUTS
+    torchrun --nproc N dimensions_rank.py RESULTS bytes|speed LAYOUTS
 
-LAYOUTS is JSON, name -> flags. Rank 0 writes what was measured to RESULTS, name -> figures.
+LAYOUTS is JSON, name -> flags; of DeepSpeed's those without a cut come first, since a process of it
+that has known ranks of a matrix wants them for ever. Rank 0 writes what was measured to RESULTS,
+name -> figures.
 """
 
 import contextlib
@@ -69,31 +71,22 @@ class Meter:
 
 
 def main() -> None:
-    results, rounds, layouts = sys.argv[1:]
+    results, what, layouts = sys.argv[1:]
     world, meter = join("cpu", 0), Meter()
-    found: dict[str, dict[str, Any]] = {}
-    runs = {
-        name: resolve(parse_run_config(flags), world_size=world.size, device_type="cpu")
-        for name, flags in json.loads(layouts).items()
-    }
-    for name, run in runs.items():
-        ranks = gathered(traced(run, world, meter), world)
+    found: dict[str, Any] = {}
+    for name, flags in json.loads(layouts).items():
+        run = resolve(parse_run_config(flags), world_size=world.size, device_type="cpu")
+        if what == "bytes":
+            ranks = gathered(traced(run, world, meter), world)
+            found[name] = max(ranks, key=lambda rank: int(rank["peak_bytes"]))
+        else:
+            found[name] = {"tokens_per_s": tokens_per_s(run, world)}
         gc.collect()  # engines are held in cycles
-        found[name] = {**max(ranks, key=lambda rank: int(rank["peak_bytes"])), "tokens_per_s": []}
-        say(world, name)
-    for number in range(int(rounds)):
-        for name, run in runs.items():
-            found[name]["tokens_per_s"].append(tokens_per_s(run, world))
-            gc.collect()
-            say(world, f"{name}, round {number + 1}")
+        if world.is_main:
+            print(f"{name}: {found[name]}", flush=True)
     if world.is_main:
         Path(results).write_text(json.dumps(found), encoding="utf-8")
     leave(0, together=True)
-
-
-def say(world: World, what: str) -> None:
-    if world.is_main:
-        print(what, flush=True)
 
 
 def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
