@@ -20,6 +20,7 @@ STRATEGIES = {
     "zero1": ("--zero=1",),
     "zero2": ("--zero=2",),
     "zero3": ("--zero=3",),
+    "tensor": ("--strategy=single", "--tensor-parallel=2"),
 }
 NATIVE = ("ddp", "fsdp")
 SHARDED = (*NATIVE, "zero2", "zero3")
@@ -51,7 +52,7 @@ KINDS = {
         Kind(
             name="sgd-plain",
             flags=("--optimizer=sgd", "--lr=0.1", "--momentum=0"),
-            strategies=("fsdp", "zero2"),
+            strategies=("fsdp", "zero2", "tensor"),
         ),
         Kind(
             name="adafactor",
@@ -66,15 +67,19 @@ KINDS = {
         Kind(
             name="adamw8bit",
             flags=("--optimizer=adamw8bit",),
-            strategies=(*SHARDED, "zero0", "zero1"),
+            strategies=(*SHARDED, "zero0", "zero1", "tensor"),
             parity=1e-3,
             resumed=1e-3,
         ),
-        Kind(name="bf16-moments", flags=("--moments-dtype=bf16",), strategies=("fsdp", "zero2")),
+        Kind(
+            name="bf16-moments",
+            flags=("--moments-dtype=bf16",),
+            strategies=("fsdp", "zero2", "tensor"),
+        ),
         Kind(
             name="bf16-pure",
             flags=("--precision=bf16-pure",),
-            strategies=(*SHARDED, "zero1"),
+            strategies=(*SHARDED, "zero1", "tensor"),
             parity=1e-3,
             resumed=1e-3,
         ),
@@ -86,7 +91,11 @@ KINDS = {
             resumed=1e-3,
         ),
         Kind(
-            name="fp16", flags=("--precision=fp16",), strategies=NATIVE, parity=2e-3, resumed=2e-3
+            name="fp16",
+            flags=("--precision=fp16",),
+            strategies=(*NATIVE, "tensor"),
+            parity=2e-3,
+            resumed=2e-3,
         ),
         Kind(
             name="fp8",

@@ -309,11 +309,6 @@ def _cut_matrices() -> list[Case]:
     ]
     single = ("--strategy=single",)
     cases = [_case("single", single, ranks=2, tensor=2, **options) for options in pairwise]
-    cases += [_case("single", single, ranks=2, tensor=2, checkpointing=c) for c in ("full",)]
-    cases += [
-        _case(k, v, ranks=r, tensor=2, precision="fp16", clip=0)
-        for k, v, r in (("single", single, 2), ("ddp", STRATEGIES["ddp"], 4))
-    ]
     cases += [
         _case(k, v, ranks=4, tensor=2, **pairwise[number % 4])
         for offset, (k, v) in enumerate(STRATEGIES.items())
