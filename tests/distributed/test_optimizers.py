@@ -123,7 +123,7 @@ def test_states_take_what_the_table_says(kind: Kind, strategy: str, results: Res
     expected = states_bytes(kind, 2 if sharded else 1, results.text)
     if strategy in ("ddp", "fsdp", "zero0"):
         assert got == expected
-    elif "8bit" not in kind.name:
+    elif "8bit" not in kind.name or strategy == "tensor":
         # Flat partitions: fewer counters, less padding. With cut matrices norms are whole.
         assert got == pytest.approx(expected, rel=1e-2)
     else:
