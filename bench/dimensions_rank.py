@@ -103,6 +103,7 @@ def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
             ledger = memory.end_step(step) or ledger
         assert ledger is not None
         held = engine.count_states().ledger(world.device).device
+    sent = meter.sent.copy()  # a prediction makes the same calls, to nobody
     release(engine)
     plan = predict(run, world_size=world.size, device_type="cpu", rank=world.rank)
     return {
@@ -113,8 +114,8 @@ def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
             size for (period, _), size in plan.peaks.items() if period == "steady"
         ),
         "predicted_activations_bytes": plan.peak.device.activations_bytes,
-        "sent_bytes": meter.sent["forward"] + meter.sent["backward"],
-        "sent_in_step_bytes": meter.sent["step"],
+        "sent_bytes": sent["forward"] + sent["backward"],
+        "sent_in_step_bytes": sent["step"],
     }
 
 
