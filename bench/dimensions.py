@@ -11,8 +11,9 @@ layout can be faster here than they allow. Writes dimensions.json and .md. `--lo
 tokens over 4 processes and on 20,000 in one instead, into dimensions_long.json and .md. `--tensor`
 cuts matrices, with the loss in chunks and on made-up tokens, all layouts in one process group for
 bytes and in one for each round: what a rank sends the others of its matrices is counted call by
-call in a step, beside what the planner says. States are parameters, gradients and optimizer states
-of the rank with the highest peak. Into dimensions_tensor.json and .md.
+call in forward and backward of a step, beside what the planner says. States are what the rank with
+the highest peak has between steps: parameters, optimizer states, and gradients where they stay.
+Into dimensions_tensor.json and .md.
 """
 
 import argparse
@@ -93,7 +94,7 @@ LONG = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of speed; --tensor knows 0")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--long", action="store_true", help="only the two long runs")
     part.add_argument("--tensor", action="store_true", help="only matrices that are cut")
@@ -188,9 +189,7 @@ def tensor_layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str
                 "activations_ratio": mine["activations_bytes"] / other["activations_bytes"],
                 "states_ratio": mine["states_bytes"] / other["states_bytes"],
                 "tokens_per_s": [speed[name]["tokens_per_s"] for speed in speeds],
-                "ratio": statistics.median(
-                    speed[name]["tokens_per_s"] / speed[against]["tokens_per_s"] for speed in speeds
-                ),
+                "ratios": [s[name]["tokens_per_s"] / s[against]["tokens_per_s"] for s in speeds],
             }
         )
     return rows
@@ -252,7 +251,7 @@ def tensor_markdown(rows: list[dict[str, Any]]) -> str:
             f"{row['states_bytes'] / MIB:.1f}",
             f"{row['states_ratio']:.2f}",
             *(f"{row[f'{n}_bytes'] / MIB:.3f}" for n in ("sent", "planned_sent")),
-            f"{row['ratio']:.2f}",
+            f"{statistics.median(row['ratios']):.2f}" if row["ratios"] else "-",
         ]
         for row in rows
     ]
