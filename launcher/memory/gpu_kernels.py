@@ -4,7 +4,9 @@ RMSNorm is one kernel on a GPU, which saves its input and one fp32 number per ro
 aten/src/ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu); a CPU composes it of operators
 that each save what they need. Key heads that queries share are repeated for the kernels that do
 not take them (`launcher.model.attention.dense`). Attention that a CPU does not have stands for
-torch's fused one: all of them save queries, keys, values, the output and a number per row.
+torch's fused one: all of them save queries, keys, values, the output and a number per row. They
+drop attention weights without a mask of them, which they draw again in backward; a CPU's fused one
+cannot drop any, and torch would hold all T x T scores.
 """
 
 import contextlib
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
@@ -45,11 +48,20 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     backend = BACKENDS.get(model.sdpa_backend)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, **how: Any) -> Tensor:
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        **how: Any,
+    ) -> Tensor:
         shared = own_kernel or takes_groups("cuda", q.dtype, attn_mask, backend)
         if q.size(1) > k.size(1) and not shared:
             k, v = repeat_for(q, k, v)
-        out: Tensor = attention(q, k, v, attn_mask=attn_mask, **how)
+        dropped = dropout_p if backend is SDPBackend.MATH else 0.0
+        out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
         return out
 
     def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:

@@ -113,9 +113,36 @@ def test_on_a_gpu_key_heads_are_repeated_where_no_kernel_takes_fewer() -> None:
     assert saved_bytes(replace(half, documents=True), **flex) == as_on_cpu
 
 
-@pytest.mark.parametrize("change", [{"sdpa_backend": "efficient"}, {"attention": "flash"}])
+_ON_GPUS_ONLY: list[dict[str, Any]] = [
+    *({"sdpa_backend": "efficient"}, {"sdpa_backend": "cudnn"}),
+    *({"attention": "flash"}, {"attention": "flex"}, {"attention": "flash", "window": 8}),
+]
+
+
+@pytest.mark.parametrize("change", _ON_GPUS_ONLY)
 def test_attention_that_a_cpu_does_not_have_is_traced(change: dict[str, Any]) -> None:
     assert saved_bytes(COMPUTES["gpu"], **change) == saved_bytes(COMPUTES["gpu"])
+
+
+def born_in_forward(**changes: Any) -> set[int]:
+    """Sizes of what a GPU's forward makes for one sequence; fp32, dropout 0.1."""
+    model = model_of("none", dropout=0.1, **changes)
+    traced = trace_micro_batch(model, COMPUTES["gpu"], micro_batch=1, seq_len=SEQ_LEN)
+    events = [event for _, segment in traced.forward for event in segment]
+    return {event.size_bytes for event in events if isinstance(event, Born)}
+
+
+@pytest.mark.parametrize("change", [{}, {"sdpa_backend": "flash"}, {"attention": "flash"}])
+def test_on_a_gpu_fused_attention_drops_weights_without_a_mask_of_them(
+    change: dict[str, Any],
+) -> None:
+    scores = 4 * SEQ_LEN * SEQ_LEN  # of all heads
+    assert not {scores, 4 * scores} & born_in_forward(**change)
+
+
+def test_on_a_gpu_the_composed_attention_keeps_what_it_drops() -> None:
+    scores = 4 * SEQ_LEN * SEQ_LEN
+    assert {scores, 4 * scores} & born_in_forward(sdpa_backend="math")
 
 
 def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
