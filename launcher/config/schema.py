@@ -126,7 +126,7 @@ class LoopChoice:
     quiet: bool = False
     """The same as --log-level warning."""
     compile: bool = False
-    """Compile with torch.compile: the whole model (single, ddp), or each block (fsdp, zero)."""
+    """Compile each block with torch.compile."""
     expandable_segments: bool = True
     """GPU: let the allocator's segments grow page by page, so that freed memory does not stay in
     pieces too small to use. $PYTORCH_ALLOC_CONF and $PYTORCH_CUDA_ALLOC_CONF win where set."""

@@ -1,4 +1,4 @@
-"""`--compile`: torch.compile over the whole model or block by block, and where it cannot be.
+"""`--compile`: torch.compile block by block, and where it cannot be.
 
 Compiling is in place (`nn.Module.compile`), so parameters keep their names in checkpoints.
 """
@@ -15,7 +15,8 @@ from launcher.errors import UserError
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """One graph that all blocks share: what happens between them stays where it is."""
+    """One graph that all blocks share: what happens between them stays where it is. One graph of
+    the whole model would unroll layers and the chunks of the loss, and take longer to compile."""
     for block in model.get_submodule("blocks").children():
         block.compile()
 

@@ -9,6 +9,7 @@ from launcher.memory.timeline import Timeline
 from launcher.memory.trace_events import Key
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.buffers import Buffers, Whole
+from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.native import native_engine
 from launcher.strategies.rank import Rank
@@ -90,7 +91,7 @@ class Ddp(Strategy):
         autocast."""
         device, module = recipe.world.device, recipe.whole_module()
         if recipe.config.loop.compile:
-            module.compile()  # one graph from tokens to loss, at the first forward
+            compile_blocks(module)
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,

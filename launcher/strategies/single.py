@@ -3,6 +3,7 @@
 from launcher.memory.timeline import Timeline
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.buffers import Buffers, Whole
+from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.native import native_engine
 from launcher.strategies.rank import Rank
@@ -23,7 +24,7 @@ class Single(Strategy):
         """Mixed precision computes under autocast."""
         module = recipe.whole_module()
         if recipe.config.loop.compile:
-            module.compile()  # one graph from tokens to loss, at the first forward
+            compile_blocks(module)
         return native_engine(recipe, module)
 
     def memory(self, rank: Rank, timeline: Timeline) -> Buffers:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch._dynamo.utils import counters
 
+from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
@@ -63,6 +66,22 @@ def test_compiled_training_is_the_same_training(tmp_path: Path, more: list[str])
     assert compiled_names == names
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_blocks_are_compiled_one_by_one(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model in one graph holds more, and takes minutes to compile."""
+    compiled: list[str] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(type(module).__name__))
+    flags = [*FLAGS.split(), "--layers=2", "--compile", f"--strategy={strategy}"]
+    config = parse_run_config(flags, world_size=1)
+    world = start("cpu", timeout_s=60, needs_group=strategy == "ddp")
+    try:
+        build_engine(resolve(config, world_size=1, device_type="cpu"), world)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert compiled == ["Block", "Block"]
 
 
 @pytest.mark.parametrize(
