@@ -11,7 +11,7 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.host_memory import available_host_bytes
-from launcher.plan.fit import Room, needed_bytes, verdict
+from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.found_sizes import FoundSizes, free_on_gpus
 from launcher.plan.trials import Trials
 from launcher.sizes import MIB, gib, parse_bytes
@@ -94,6 +94,29 @@ def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> in
     return low
 
 
+def estimate(sizes: Sequence[int], room_bytes: int, needed: Callable[[int], int]) -> int:
+    """The largest of the growing `sizes` that should fit, by a straight line.
+
+    It goes through the first size, by doubling, that takes more than half of what the smallest
+    leaves, and the one before. A trace takes as long as its loss has chunks: far beyond what fits,
+    minutes.
+    """
+    size, size_bytes = sizes[0], needed(sizes[0])
+    half = (room_bytes + size_bytes) // 2
+    if size_bytes > room_bytes:
+        return size
+    while size_bytes <= half:
+        before, before_bytes = size, size_bytes
+        larger = bisect.bisect_left(sizes, 2 * size)
+        if larger == len(sizes):
+            return sizes[-1]
+        size = sizes[larger]
+        size_bytes = needed(size)
+    slope = (size_bytes - before_bytes) / (size - before)
+    wanted = before + (room_bytes - before_bytes) / slope
+    return sizes[bisect.bisect_right(sizes, wanted) - 1]
+
+
 def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
     """What the micro-batch can be: anything, or what divides a rank's share of the global batch."""
     total = asked.data.global_batch
@@ -143,19 +166,17 @@ def _next_size(
 def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> int:
     """The plan's largest; the smallest where it has none."""
 
-    def does_not_fit(size: int) -> bool:
+    def needed(size: int) -> int:
         run = resolve(
             asked.replace(micro_batch=size), world_size=ranks, device_type=room.device_type
         )
-        needed = needed_bytes(run, room, world_size=ranks)
-        return verdict(needed, room.size_bytes) == "does not fit"
+        return needed_bytes(run, room, world_size=ranks)
 
     try:
-        fitting = bisect.bisect_left(sizes, True, key=does_not_fit)
+        start = estimate(sizes, room.size_bytes, needed)
     except Exception as error:  # only a place to start from: real steps decide
         _say(f"micro-batch: the plan has no estimate ({type(error).__name__}: {error})")
         return sizes[0]
-    start = sizes[max(0, fitting - 1)]
     _say(
         f"micro-batch: the plan's largest for {gib(room.size_bytes)} is {start}: trying from there"
     )

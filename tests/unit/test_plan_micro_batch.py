@@ -17,7 +17,7 @@ from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.found_sizes import FoundSizes
-from launcher.plan.micro_batch import largest, sizes_of
+from launcher.plan.micro_batch import estimate, largest, sizes_of
 
 
 @pytest.mark.parametrize("true_largest", [1, 2, 7, 33, 100, 1000, 54_321])
@@ -43,6 +43,21 @@ def test_among_divisors_the_exact_largest_is_found(room: int, found: int) -> Non
     assert list(divisors) == [1, 2, 3, 4, 6, 8, 12, 24]
     for start in (1, 5, 24):
         assert largest(divisors, start, lambda size: size <= room) == found
+
+
+@pytest.mark.parametrize("room", [50, 101, 2_000, 10_000, 10**9])
+def test_what_should_fit_is_estimated_without_tracing_far_beyond_it(room: int) -> None:
+    """A trace at 131,072 sequences would take minutes."""
+    sizes, tried = range(1, 2**17 + 1), []
+
+    def needed(size: int) -> int:
+        tried.append(size)
+        return 90 + max(3 * size, 10)  # the optimizer's step is the peak of the smallest
+
+    expected = max([n for n in sizes if needed(n) <= room], default=1)
+    tried.clear()
+    assert estimate(sizes, room, needed) == expected
+    assert max(tried) <= 4 * expected
 
 
 def test_nothing_fits() -> None:
