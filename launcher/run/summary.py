@@ -130,4 +130,5 @@ def _tokens_per_joule(tokens_per_s: float | None, ranks: list[RankSummary]) -> f
     lost = any(rank.samples and rank.samples.gpu_lost for rank in ranks)
     if tokens_per_s is None or lost or len(powers_w) < len(ranks):
         return None
-    return tokens_per_s / sum(powers_w)
+    # A counter that has not moved between its two readings says no watts: too short to tell.
+    return tokens_per_s / total_w if (total_w := sum(powers_w)) > 0 else None

@@ -1,5 +1,6 @@
 """The sampler never drifts, never blocks, and says what it could not read."""
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -12,9 +13,10 @@ from nvml_stub.stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, r
 
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
-from launcher.measure.records import GpuRecord
+from launcher.measure.records import GpuRecord, RankSummary
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
 from launcher.record import Record
+from launcher.run.summary import _tokens_per_joule
 
 A = UUIDS[0]
 MS = 10**6
@@ -74,6 +76,19 @@ def test_joules_need_two_readings() -> None:
     assert mean_power_w(first, last) == 350.0
     assert mean_power_w(None, last) is None
     assert mean_power_w(last, last) is None
+
+
+def test_a_counter_that_has_not_moved_is_no_energy_per_token() -> None:
+    rank = RankSummary(
+        rank=0,
+        peak_bytes=1,
+        traced_peak_bytes=1,
+        tokens_per_s=100.0,
+        training_power_w=50.0,
+        samples=None,
+    )
+    assert _tokens_per_joule(100.0, [rank]) == 2.0
+    assert _tokens_per_joule(100.0, [dataclasses.replace(rank, training_power_w=0.0)]) is None
 
 
 def test_without_a_gpu_the_process_is_sampled() -> None:
