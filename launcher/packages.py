@@ -18,6 +18,14 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def files_of(package: str) -> list[Path]:
+    """What was installed with it; none where it is not."""
+    try:
+        return [Path(str(file.locate())) for file in metadata.files(package) or []]
+    except metadata.PackageNotFoundError:
+        return []
+
+
 def own_version() -> str:
     """What the sources say of themselves, else what was installed from them."""
     try:

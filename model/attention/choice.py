@@ -87,7 +87,7 @@ def choose(
     missing = KERNELS[kind].missing(setting)
     if missing is not None:
         raise NotInstalled(missing)
-    backend = flash.implementation(capability, dropout) if kind == "flash" else None
+    backend = flash.implementation(capability, dropout, window) if kind == "flash" else None
     choice = Choice(
         kind=kind, backend=backend, reason=reason, setting=setting, sdpa_backend=sdpa_backend
     )
@@ -121,7 +121,7 @@ def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
         why = "the fused attention of this device"
         return "sdpa", why + (f", with {what} as a mask" if masks else "")
     able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
-    newest = flash.implementation(setting.capability, setting.dropout)
+    newest = flash.implementation(setting.capability, setting.dropout, setting.window)
     if "flash" in able and newest in ("FA3", "FA4"):
         return "flash", f"{newest} is installed for this GPU"
     if not masks:

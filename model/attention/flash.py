@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 
 import torch
 
 from launcher.model.attention.kernel import FIX, Setting
-from launcher.packages import version_of
+from launcher.packages import files_of, version_of
 
 LARGEST_HEAD = 256
+_UNPACKED_BY_TORCH = 2
 _INSTALL = "pip install flash-attn --no-build-isolation"
 
 
-def implementation(capability: tuple[int, int] | None, dropout: float) -> str | None:
+def implementation(
+    capability: tuple[int, int] | None, dropout: float, window: int | None
+) -> str | None:
     """FA3, FA4, `flash-attn VERSION`, `torch's FA2`, or None when there is none."""
     major = 0 if capability is None else capability[0]
     if dropout == 0.0:  # the newer two have none
         if major == 9 and importlib.util.find_spec("flash_attn_interface") is not None:
             return "FA3"
-        if major in (9, 10) and version_of("flash-attn-4") is not None:
+        # The backward of FA4 refuses a window.
+        if major in (9, 10) and window is None and fa4_fits_torch():
             return "FA4"
     version = version_of("flash-attn")
     if version is not None:
         return f"flash-attn {version}"
     return "torch's FA2" if torch.backends.cuda.is_flash_attention_available() else None
+
+
+@functools.cache
+def fa4_fits_torch() -> bool:
+    """Whether the forward of flash-attn-4 says that it returns the two tensors that torch's
+    wrapper (torch.nn.attention._fa4) unpacks. Read and not imported, which would need a GPU."""
+    return _returned_by_fa4() == _UNPACKED_BY_TORCH
+
+
+def _returned_by_fa4() -> int | None:
+    files = files_of("flash-attn-4")
+    source = next((f for f in files if f.as_posix().endswith("flash_attn/cute/interface.py")), None)
+    if source is None:
+        return None
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name == "_flash_attn_fwd":
+            match node.returns:
+                case ast.Subscript(slice=ast.Tuple(elts=elements)):
+                    return len(elements)
+    return None
 
 
 def obstacle(setting: Setting) -> str | None:
@@ -48,6 +74,11 @@ def obstacle(setting: Setting) -> str | None:
 
 def missing(setting: Setting) -> str | None:
     """What to install where there is no FlashAttention for a setting."""
-    if implementation(setting.capability, setting.dropout) is not None:
+    if implementation(setting.capability, setting.dropout, setting.window) is not None:
         return None
+    if (version := version_of("flash-attn-4")) is not None:
+        return (
+            f"attention flash: flash-attn-4 {version} cannot be used here (no window, no dropout, "
+            f"and what this torch calls), and there is no other: {_INSTALL}, or {FIX}."
+        )
     return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {FIX}."

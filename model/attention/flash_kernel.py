@@ -22,7 +22,7 @@ def flash(
     """The newest implementation that is installed for this GPU."""
     # [B, T, H, head_dim], the layout that the projection leaves: no copy on the way.
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    if _uses_package(q.device, dropout):
+    if _uses_package(q.device, dropout, window):
         out = _package(q, k, v, window=window, dropout=dropout)
     else:
         out = through_torch(q, k, v, window=window, dropout=dropout)
@@ -60,9 +60,9 @@ def _package(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: fl
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's
 @functools.cache
-def _uses_package(device: torch.device, dropout: float) -> bool:
+def _uses_package(device: torch.device, dropout: float, window: int | None) -> bool:
     """Whether the flash-attn package (FA2) does it; puts FA3 or FA4 behind torch's operator."""
-    name = implementation(torch.cuda.get_device_capability(device), dropout)
+    name = implementation(torch.cuda.get_device_capability(device), dropout, window)
     assert name is not None
     if name in ("FA3", "FA4"):
         torch.nn.attention.activate_flash_attention_impl(name)

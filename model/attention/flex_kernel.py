@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
+MOST_KERNELS = 64
 
 
 def flex(
@@ -94,4 +95,10 @@ def _rule(window: int | None) -> _Rule:
 
 @functools.cache
 def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+    # Beyond dynamo's limit of 8 kernels (other shapes, with and without gradients) it would go on
+    # with the unfused form, which holds T x T scores, and only warn.
+    limited = torch._dynamo.config.patch(
+        recompile_limit=MOST_KERNELS, fail_on_recompile_limit_hit=True
+    )
+    compiled: Callable[..., Any] = limited(torch.compile(flex_attention))
+    return compiled

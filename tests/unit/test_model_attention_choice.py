@@ -2,15 +2,18 @@
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
-from launcher.model.attention import Choice, choose, flash, kernel_for
+from launcher.model.attention import Choice, choose, flash, flex_kernel, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
@@ -38,6 +41,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         lambda name: (name if has[name] else None) if name in has else find(name),
     )
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: has["torch"])
+    monkeypatch.setattr(flash, "fa4_fits_torch", lambda: has.get("flash-attn-4", False))
     monkeypatch.setattr(
         flash, "version_of", lambda name: "2.8.3" if has.get(name) else versions.get(name)
     )
@@ -132,6 +136,7 @@ def test_on_a_gpu_auto_takes_the_fastest_that_is_able(installed: dict[str, bool]
     assert on_gpu("auto").kind == "sdpa"  # not on this GPU
     assert str(on_gpu("auto", capability=HOPPER)) == "flash (FA4)"
     assert str(on_gpu("auto", capability=(10, 0))) == "flash (FA4)"
+    assert str(on_gpu("flash", capability=HOPPER, window=64)) == "flash (flash-attn 2.8.3)"
     installed["flash_attn_interface"] = True
     assert str(on_gpu("auto", capability=HOPPER)) == "flash (FA3)"
     assert on_gpu("auto", capability=HOPPER, dropout=0.1).kind == "sdpa"
@@ -169,3 +174,51 @@ def test_flex_and_outputs_that_are_kept_go_together_only_compiled(
 def test_an_unresolved_model_runs_anywhere() -> None:
     config = ModelConfig(vocab_size=8, context=8, layers=1, heads=1, d_model=8)
     assert kernel_for(config) == kernel_for(replace(config, attention="sdpa"))
+
+
+@pytest.mark.parametrize(
+    ("returns", "fits"),
+    [
+        ("Tuple[torch.Tensor, torch.Tensor]", True),
+        ("Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]", False),
+        ("tuple", False),
+    ],
+)
+def test_flash_attn_4_is_taken_only_where_torch_unpacks_what_it_returns(
+    returns: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "flash_attn" / "cute" / "interface.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(f"def _flash_attn_fwd(q, k, v) -> {returns}:\n    ...\n")
+    monkeypatch.setattr(flash, "files_of", lambda package: [source])
+    flash.fa4_fits_torch.cache_clear()
+    assert flash.fa4_fits_torch() == fits
+    flash.fa4_fits_torch.cache_clear()
+
+
+def test_a_flash_attn_4_that_cannot_be_used_is_named(
+    installed: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed["torch"], installed["flash-attn-4"] = False, True
+    monkeypatch.setattr(flash, "fa4_fits_torch", lambda: False)
+    with pytest.raises(ValueError, match=r"flash-attn-4 2.8.3 cannot be used here.*use attention"):
+        on_gpu("flash", capability=HOPPER)
+
+
+def test_flex_never_goes_on_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dynamo compiles a function so many times, then calls it as it is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(flex_kernel, "MOST_KERNELS", 2)
+    flex_kernel._compiled.cache_clear()
+
+    def attend(dtype: torch.dtype) -> None:
+        q = torch.zeros(1, 1, 16, 16, dtype=dtype)
+        mask = flex_kernel.block_mask(16, None, q.device)
+        flex_kernel.flex(q, q, q, mask=mask, window=None, dropout=0.0)
+
+    attend(torch.float32)
+    attend(torch.bfloat16)
+    with pytest.raises(FailOnRecompileLimitHit):
+        attend(torch.float16)
+    flex_kernel._compiled.cache_clear()
+    torch._dynamo.reset()
