@@ -10,7 +10,6 @@ micro_batch.json and .md.
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import QUIET, ROOT, refuse_existing, table, train, write_stdlib
+from runs import QUIET, environment, refuse_existing, table, train, write_stdlib
 
 from launcher.plan.trials import WORKER
 
@@ -93,9 +92,10 @@ def search(flags: list[str], ranks: int, folder: Path) -> tuple[int, int, int]:
     """(micro-batch, trials, seconds) that a real `--micro-batch auto` run says it took."""
     command = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks), "-m"]
     command += ["launcher.train", *QUIET, *flags, "--micro-batch=auto", f"--out={folder / 'auto'}"]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
-    environment |= {"SHARDSCALE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    own = {"SHARDSCALE_CACHE": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    done = subprocess.run(
+        command, env=environment() | own, capture_output=True, text=True, check=False
+    )
     said = FOUND.search(done.stderr)
     if done.returncode or said is None:
         sys.exit(done.stderr)

@@ -11,13 +11,14 @@ out of memory ask); what really happened is the exit code in the run's status.js
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from runs import environment
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
@@ -112,8 +113,8 @@ def run(flags: list[str], ranks: int, corpus: Path, out: Path) -> tuple[int, str
     """(exit code, why) of its status: torchrun's own code would be 1 whatever failed."""
     start = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
     command = [*start, "-m", "launcher.train", *flags, f"--data={corpus}", f"--out={out}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    single_threaded = {**environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=single_threaded, capture_output=True, text=True, check=False)
     status = out / "status.json"
     if not status.exists():
         sys.exit(done.stderr)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from peer_loops import PEERS
-from runs import refuse_existing, table, write_stdlib
+from runs import environment, refuse_existing, table, write_stdlib
 
 MIB = 2**20
 SHAPE = ("--tokenizer", "byte", "--dropout", "0")
@@ -210,7 +210,7 @@ def measured(
         if launch.processes > 1:
             command += ["-m", "launcher.torchrun", "--nproc", str(launch.processes)]
         command += [str(Path(__file__).with_name("peers_rank.py")), json.dumps(task)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        done = subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=False)
         if done.returncode:
             return {"error": f"ended with exit code {done.returncode}"}
         found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())

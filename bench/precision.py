@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from runs import ROOT, Run, refuse_existing, table, train, write_stdlib
+from runs import ROOT, Run, environment, refuse_existing, table, train, write_stdlib
 
 from launcher.run.preflight import prepare
 
@@ -92,7 +92,7 @@ def main() -> None:
 
 def emulated(flags: list[str], out: Path) -> Run:
     command = [sys.executable, __file__, "--emulate-fp8", *flags, f"--out={out}"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.DEVNULL)
     return Run(folder=out, state="completed", reason=None)
 
 

@@ -11,7 +11,6 @@ prediction.md and prediction.png.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prediction_cases import Case, cases_for
+from runs import environment
 
 TORCHRUN = (sys.executable, "-m", "launcher.torchrun")
 ROOT = Path(__file__).parents[1]
@@ -72,8 +72,8 @@ def run_size(
     worker = [str(Path(__file__).with_name("prediction_rank.py")), str(results), device]
     real = ranks if device == "cpu" else 1
     command = [*TORCHRUN, "--nproc", str(real), *worker, str(ranks), *(c.name for c in cases)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    single_threaded = {**environment(), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=single_threaded, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = 0
     while process.poll() is None:

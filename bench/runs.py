@@ -12,9 +12,11 @@ from typing import Any
 
 import yaml
 
-from launcher.data.sources import Stdlib
-
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # a script of bench/ has only its own folder, where nothing is installed
+
+from launcher.data.sources import Stdlib  # noqa: E402
+
 PHASES = ("forward", "backward", "step")
 WARMUP_STEPS = 2
 # What costs time or memory and is not asked about here.
@@ -74,7 +76,7 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
     command = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
     command += ["-m", "launcher.train", *QUIET, *flags, f"--out={out}"]
     done = subprocess.run(
-        command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=timeout_s
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout_s
     )
     try:
         status = json.loads((out / "status.json").read_text())
@@ -99,7 +101,7 @@ def sweep(
     grid.write_text(yaml.safe_dump({"base": dict(base), "cells": [dict(cell) for cell in cells]}))
     command = [sys.executable, "-m", "launcher", "sweep", "--nproc", "1", "--no-tensorboard"]
     command += ["--grid-file", str(grid), "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, env=_environment(), check=True)
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     found = json.loads((out / "sweep.json").read_text())["cells"]
     return {
         row["name"]: Run(folder=out / row["folder"], state=row["state"], reason=row["reason"])
@@ -130,6 +132,8 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """For processes that import `launcher` from here, and what the caller's path adds."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     # One thread per process, unless told otherwise: what is compared shall not share cores.
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": str(ROOT)}
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
