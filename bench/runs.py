@@ -90,7 +90,7 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
 def run_ranks(command: Sequence[str], *, ranks: int) -> None:
     """A script on so many processes, which must end well."""
     start = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
-    subprocess.run([*start, *command], cwd=ROOT, env=_environment(), check=True)
+    subprocess.run([*start, *command], cwd=ROOT, env=environment(), check=True)
 
 
 def sweep(

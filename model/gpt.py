@@ -80,7 +80,7 @@ class Attention(nn.Module):
 
     def output(self, y: Tensor) -> Tensor:
         """What the heads have found, [B, H, T, head_dim] -> [B*T, d]."""
-        y = self.proj(y.transpose(1, 2).flatten(2).flatten(0, 1))
+        y = self.proj(y.transpose(1, 2).reshape(y.size(0) * y.size(2), -1))
         y = self.residual_dropout(y)
         return y
 

@@ -125,7 +125,7 @@ def test_states_take_what_the_table_says(kind: Kind, strategy: str, results: Res
         assert got == expected
     elif "8bit" not in kind.name or strategy == "tensor":
         # Flat partitions: fewer counters, less padding. With cut matrices norms are whole.
-        assert got == pytest.approx(expected, rel=1e-2)
+        assert got == pytest.approx(expected, rel=3e-2)
     else:
         # In a flat partition all matrices are one tensor, none too small for 8 bits.
         assert 0.5 * expected < got < expected
