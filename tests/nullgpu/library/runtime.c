@@ -1,0 +1,396 @@
+/* libcudart: memory, copies, streams, events and launches that are done before they begin.
+ *
+ * A kernel's results are never there, so nothing that is on the device is: a copy to the host
+ * brings zeros, but for a single byte, a check's answer, which is "true".
+ */
+#include "device.h"
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SUCCEEDS(name, ...) \
+    cudaError_t name(__VA_ARGS__) { return cudaSuccess; }
+/* A function that answers with one value. */
+#define ANSWERS(name, value, type, ...) \
+    cudaError_t name(type *out __VA_OPT__(, ) __VA_ARGS__) { \
+        *out = value; \
+        return cudaSuccess; \
+    }
+
+static __thread cudaError_t last_error;
+
+static cudaError_t failed(cudaError_t error) { return last_error = error; }
+
+cudaError_t cudaGetLastError(void) {
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+
+/* The device. */
+ANSWERS(cudaGetDeviceCount, 1, int)
+ANSWERS(cudaGetDevice, 0, int)
+ANSWERS(cudaDriverGetVersion, VERSION_OF_CUDA, int)
+ANSWERS(cudaRuntimeGetVersion, VERSION_OF_CUDA, int)
+ANSWERS(cudaDeviceGetAttribute, device_attribute(number), int, enum cudaDeviceAttr number, int)
+ANSWERS(cudaDeviceCanAccessPeer, 0, int, int, int)
+SUCCEEDS(cudaSetDevice, int)
+SUCCEEDS(cudaInitDevice, int, unsigned, unsigned)
+SUCCEEDS(cudaProfilerStart, void)
+SUCCEEDS(cudaProfilerStop, void)
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
+#define ATTRIBUTE(name) device_attribute(cudaDevAttr##name)
+    (void)device;
+    *out = (struct cudaDeviceProp){
+        .name = GPU_NAME,
+        .totalGlobalMem = device_total(),
+        .major = MAJOR,
+        .minor = MINOR,
+        .multiProcessorCount = ATTRIBUTE(MultiProcessorCount),
+        .warpSize = ATTRIBUTE(WarpSize),
+        .maxThreadsPerBlock = ATTRIBUTE(MaxThreadsPerBlock),
+        .maxThreadsPerMultiProcessor = ATTRIBUTE(MaxThreadsPerMultiProcessor),
+        .maxBlocksPerMultiProcessor = ATTRIBUTE(MaxBlocksPerMultiprocessor),
+        .maxThreadsDim = {1024, 1024, 64},
+        .maxGridSize = {2147483647, 65535, 65535},
+        .sharedMemPerBlock = ATTRIBUTE(MaxSharedMemoryPerBlock),
+        .sharedMemPerBlockOptin = ATTRIBUTE(MaxSharedMemoryPerBlockOptin),
+        .sharedMemPerMultiprocessor = ATTRIBUTE(MaxSharedMemoryPerMultiprocessor),
+        .reservedSharedMemPerBlock = ATTRIBUTE(ReservedSharedMemoryPerBlock),
+        .regsPerBlock = ATTRIBUTE(MaxRegistersPerBlock),
+        .regsPerMultiprocessor = ATTRIBUTE(MaxRegistersPerMultiprocessor),
+        .l2CacheSize = ATTRIBUTE(L2CacheSize),
+        .totalConstMem = ATTRIBUTE(TotalConstantMemory),
+        .textureAlignment = ATTRIBUTE(TextureAlignment),
+        .memoryBusWidth = ATTRIBUTE(GlobalMemoryBusWidth),
+        .unifiedAddressing = 1,
+        .concurrentKernels = 1,
+        .asyncEngineCount = ATTRIBUTE(AsyncEngineCount),
+    }; /* and a UUID of zeros, as the stand-in for NVML has it */
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int device) {
+    snprintf(out, bytes, "0000:%02x:00.0", device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+/* Memory. */
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *free_bytes = device_free_bytes();
+    *total = device_total();
+    return cudaSuccess;
+}
+
+enum { MOST_BLOCKS = 1 << 16 };
+static struct {
+    void *address;
+    size_t bytes;
+} blocks[MOST_BLOCKS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* The entry of `address`; that of NULL is a free one. */
+static int entry_of(const void *address) {
+    for (int number = 0; number < MOST_BLOCKS; number++)
+        if (blocks[number].address == address)
+            return number;
+    fprintf(stderr, "nullgpu: %p was never allocated, or one block too many\n", address);
+    abort();
+}
+
+cudaError_t cudaMalloc(void **out, size_t bytes) {
+    if (!device_take(bytes))
+        return failed(cudaErrorMemoryAllocation);
+    pthread_mutex_lock(&mutex);
+    int number = entry_of(NULL);
+    blocks[number].address = *out = device_addresses(bytes);
+    blocks[number].bytes = bytes;
+    pthread_mutex_unlock(&mutex);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *address) {
+    if (!address)
+        return cudaSuccess;
+    pthread_mutex_lock(&mutex);
+    int number = entry_of(address);
+    device_give_back(blocks[number].bytes);
+    blocks[number].address = NULL;
+    pthread_mutex_unlock(&mutex);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
+    (void)flags;
+    if (posix_memalign(out, 4096, bytes))
+        return failed(cudaErrorMemoryAllocation);
+    pin(*out, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *address) {
+    unpin(address);
+    free(address);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *address, size_t bytes, unsigned flags) {
+    (void)flags;
+    pin(address, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *address) {
+    unpin(address);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *address, unsigned flags) {
+    (void)flags;
+    *out = address;
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
+    *out = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered};
+    if (on_device(address))
+        out->type = cudaMemoryTypeDevice;
+    else if (is_pinned(address))
+        out->type = cudaMemoryTypeHost;
+    else
+        return cudaSuccess;
+    out->devicePointer = (void *)address;
+    out->hostPointer = on_device(address) ? NULL : (void *)address;
+    return cudaSuccess;
+}
+
+/* Copies. */
+static cudaError_t copy(void *to, const void *from, size_t bytes) {
+    if (on_device(to))
+        return cudaSuccess;
+    if (!on_device(from)) {
+        memcpy(to, from, bytes);
+        return cudaSuccess;
+    }
+    note("copy_to_host", bytes);
+    memset(to, bytes == 1, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    (void)kind;
+    note("blocking_copy", bytes);
+    return copy(to, from, bytes);
+}
+
+cudaError_t cudaMemcpyAsync(
+    void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)kind, (void)stream;
+    return copy(to, from, bytes);
+}
+
+cudaError_t cudaMemcpy2DAsync(
+    void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+    enum cudaMemcpyKind kind, cudaStream_t stream) {
+    (void)kind, (void)stream;
+    for (size_t row = 0; row < height; row++)
+        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *address, int value, size_t bytes) {
+    if (!on_device(address))
+        memset(address, value, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    return cudaMemset(address, value, bytes);
+}
+
+SUCCEEDS(cudaMemcpyPeerAsync, void *, int, const void *, int, size_t, cudaStream_t)
+SUCCEEDS(cudaMemcpyToSymbol, const void *, const void *, size_t, size_t, enum cudaMemcpyKind)
+ANSWERS(cudaGetSymbolAddress, device_addresses(1), void *, const void *)
+
+/* Streams. Whatever is put into one has happened. */
+ANSWERS(cudaStreamCreate, malloc(1), cudaStream_t)
+ANSWERS(cudaStreamCreateWithFlags, malloc(1), cudaStream_t, unsigned)
+ANSWERS(cudaStreamCreateWithPriority, malloc(1), cudaStream_t, unsigned, int)
+SUCCEEDS(cudaStreamDestroy, cudaStream_t)
+SUCCEEDS(cudaStreamQuery, cudaStream_t)
+SUCCEEDS(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
+SUCCEEDS(cudaThreadExchangeStreamCaptureMode, enum cudaStreamCaptureMode *)
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *out) {
+    (void)stream;
+    *out = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out) {
+    (void)stream;
+    *out = cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus *out, unsigned long long *id, cudaGraph_t *,
+    const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
+    if (id)
+        *id = 0;
+    return cudaStreamIsCapturing(stream, out);
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *argument) {
+    (void)stream;
+    function(argument);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamAddCallback(
+    cudaStream_t stream, cudaStreamCallback_t function, void *argument, unsigned flags) {
+    (void)flags;
+    function(stream, cudaSuccess, argument);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    (void)stream;
+    note("stream_synchronize", 0);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    note("device_synchronize", 0);
+    return cudaSuccess;
+}
+
+/* Events: when the host got there. */
+typedef struct {
+    double recorded_ms; /* 0: never */
+    bool timed;
+} Event;
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
+    Event *event = malloc(sizeof *event);
+    *event = (Event){0, !(flags & cudaEventDisableTiming)};
+    *out = (cudaEvent_t)event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    struct timespec now;
+    (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    ((Event *)event)->recorded_ms = now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    (void)flags;
+    return cudaEventRecord(event, stream);
+}
+
+SUCCEEDS(cudaEventQuery, cudaEvent_t)
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    (void)event;
+    note("event_synchronize", 0);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *out_ms, cudaEvent_t first, cudaEvent_t last) {
+    Event *from = (Event *)first, *to = (Event *)last;
+    if (!from->timed || !to->timed || !from->recorded_ms || !to->recorded_ms)
+        return failed(cudaErrorInvalidResourceHandle);
+    *out_ms = (float)(to->recorded_ms - from->recorded_ms);
+    return cudaSuccess;
+}
+
+/* Kernels. What nvcc generates for `kernel<<<...>>>` pushes the launch's shape and pops it. */
+static __thread struct {
+    dim3 grid, block;
+    size_t shared;
+    void *stream;
+} launch;
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void *stream) {
+    launch.grid = grid;
+    launch.block = block;
+    launch.shared = shared;
+    launch.stream = stream;
+    return 0;
+}
+
+cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
+    *grid = launch.grid;
+    *block = launch.block;
+    *shared = launch.shared;
+    *(void **)stream = launch.stream;
+    return cudaSuccess;
+}
+
+ANSWERS(__cudaGetKernel, (void *)function, void *, const void *function)
+SUCCEEDS(__cudaLaunchKernel, void *, dim3, dim3, void **, size_t, cudaStream_t)
+SUCCEEDS(cudaLaunchKernel, const void *, dim3, dim3, void **, size_t, cudaStream_t)
+SUCCEEDS(cudaLaunchKernelExC, const cudaLaunchConfig_t *, const void *, void **)
+SUCCEEDS(cudaFuncSetAttribute, const void *, enum cudaFuncAttribute, int)
+ANSWERS(cudaOccupancyMaxActiveBlocksPerMultiprocessor, 2, int, const void *, int, size_t)
+ANSWERS(
+    cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 2, int, const void *, int, size_t,
+    unsigned)
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function) {
+    (void)function;
+    *out = (struct cudaFuncAttributes){
+        .maxThreadsPerBlock = 1024,
+        .numRegs = 32,
+        .ptxVersion = 90,
+        .binaryVersion = 90,
+        .maxDynamicSharedSizeBytes = 232448,
+    };
+    return cudaSuccess;
+}
+
+char __cudaInitModule(void **handle) {
+    (void)handle;
+    return 1;
+}
+
+/* torch asks for the driver's functions by name: see driver.c. */
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char *name, void **out, unsigned version, unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult *found) {
+    char newer[128];
+    (void)version, (void)flags;
+    snprintf(newer, sizeof newer, "%s_v2", name);
+    *out = dlsym(RTLD_DEFAULT, newer);
+    if (!*out)
+        *out = dlsym(RTLD_DEFAULT, name);
+    if (found)
+        *found = *out ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    if (!*out)
+        note(name, 0);
+    return cudaSuccess;
+}
