@@ -22,6 +22,9 @@ void device_give_back(size_t bytes);
 void *device_addresses(size_t bytes);
 bool on_device(const void *address);
 
+/* A kernel may have written anywhere on the device. */
+void device_writes(void);
+
 /* Page-locked host memory. */
 void pin(void *address, size_t bytes);
 void unpin(void *address);

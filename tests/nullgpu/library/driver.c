@@ -72,11 +72,17 @@ CUresult cuFuncGetAttribute(int *out, CUfunction_attribute number, CUfunction fu
     return CUDA_SUCCESS;
 }
 
-SUCCEEDS(
+#define LAUNCHES(name, ...) \
+    CUresult name(__VA_ARGS__) { \
+        device_writes(); \
+        return CUDA_SUCCESS; \
+    }
+
+LAUNCHES(
     cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
     unsigned, CUstream, void **, void **)
-SUCCEEDS(cuLaunchKernelEx, const CUlaunchConfig *, CUfunction, void **, void **)
-SUCCEEDS(
+LAUNCHES(cuLaunchKernelEx, const CUlaunchConfig *, CUfunction, void **, void **)
+LAUNCHES(
     cuLaunchCooperativeKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
     unsigned, unsigned, CUstream, void **)
 
