@@ -1,4 +1,5 @@
-/* What torch asks of libnvidia-ml, beside what tests/nvml_stub has for the launcher itself. */
+/* What torch and `doctor` ask of libnvidia-ml, beside what tests/nvml_stub has. */
+#include <stdio.h>
 
 typedef struct Device Device;
 int nvmlInitWithFlags(unsigned flags);
@@ -20,6 +21,11 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }
 int nvmlDeviceGetComputeRunningProcesses(Device *device, unsigned *count, void *processes) {
     (void)device, (void)processes;
     *count = 0;
+    return SUCCESS;
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned bytes) {
+    snprintf(out, bytes, "580.00");
     return SUCCESS;
 }
 

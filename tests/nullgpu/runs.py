@@ -1,0 +1,80 @@
+"""Runs the launcher on the stand-in GPU, each command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvml_stub.stub import script
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+TOTAL_BYTES = 143771 * MIB  # what the stand-in says that the device has
+
+# Losses are 0 and so are gradients, which nothing here minds.
+TINY = (
+    *("--device", "cuda", "--data", str(ROOT / "README.md"), "--tokenizer", "byte"),
+    *("--layers", "2", "--d-model", "128", "--heads", "2", "--context", "64", "--steps", "4"),
+    *("--micro-batch", "4", "--no-tensorboard", "--max-skipped-steps", "1000"),
+    *("--test-batches", "2", "--sample-every-s", "0"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """How a command ended, and where its records are."""
+
+    code: int
+    output: str
+    folder: Path
+
+    def json(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / name).read_text())
+        return content
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "rank0.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """In which torch finds the stand-ins for CUDA's libraries."""
+    folder.mkdir(exist_ok=True)
+    libraries = os.environ["NULLGPU_LIBRARIES"]
+    nvml = folder / "nvml.txt"
+    nvml.write_text(script({"total": str(TOTAL_BYTES)}))
+    return {
+        **os.environ,
+        "LD_PRELOAD": f"{libraries}/libcuda.so.1",
+        "LD_LIBRARY_PATH": libraries,
+        "TRITON_LIBCUDA_PATH": libraries,
+        "NVML_STUB_SCRIPT": str(nvml),
+        # What a run teaches the planner stays in the test.
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        **(more or {}),
+    }
+
+
+def command(folder: Path, *words: str, more: Mapping[str, str] | None = None) -> Run:
+    """`python -m` with the words; a run's folder is `folder`/run."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env=environment(folder, more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    return Run(code=done.returncode, output=done.stdout, folder=folder / "run")
+
+
+def train(folder: Path, *flags: str, more: Mapping[str, str] | None = None) -> Run:
+    """Train the tiny model; the last of two equal flags counts."""
+    return command(
+        folder, "launcher.train", *TINY, "--out", str(folder / "run"), *flags, more=more
+    )

@@ -1,0 +1,86 @@
+"""The launcher's CUDA path from the first line to the summary, over what a run can choose."""
+
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import MIB, Run, train
+
+# torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread. The
+# plan counts neither among a run's tensors.
+WORKSPACES_BYTES = 2 * 32 * MIB
+# Of what was predicted. The allocator rounds up every tensor to 512 bytes, and of this small a
+# model many are smaller.
+BOUND = 0.02
+
+PURE = ("--betas", "0.9", "0.99")  # which bf16 moments need
+CHECKPOINTING = ("none", "selective", "full", "offload")
+CASES = {
+    f"{precision}, {kept}": (
+        *("--strategy", "single", "--precision", precision, "--activation-checkpointing", kept),
+        *(PURE if precision == "bf16-pure" else ()),
+    )
+    for precision in ("fp32", "bf16", "bf16-pure", "fp16")
+    for kept in CHECKPOINTING
+} | {
+    "ddp": ("--strategy", "ddp", "--precision", "bf16"),
+    "fsdp": ("--strategy", "fsdp", "--precision", "bf16"),
+    "fsdp-grad-op": ("--strategy", "fsdp", "--precision", "bf16", "--no-reshard-after-forward"),
+    "zero1": ("--zero", "1", "--precision", "bf16"),
+    "zero2": ("--zero", "2", "--precision", "bf16"),
+    "zero3": ("--zero", "3", "--precision", "bf16"),
+}
+
+
+def assert_trained(run: Run) -> None:
+    """It has come to its end, and its records hold what a GPU's do."""
+    assert run.code == 0, run.output[-4000:]
+    assert run.json("status.json")["state"] == "completed"
+    (record,) = run.records("run")
+    assert (record["device"], record["device_name"]) == ("cuda:0", "NVIDIA H200")
+    steps = run.records("step")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    for step in steps:
+        assert step["applied"]
+        assert 0 < step["allocated_peak_bytes"] <= step["reserved_peak_bytes"]
+        assert step["reserved_peak_bytes"] < step["device_used_bytes"]
+    summary = run.json("summary.json")
+    assert summary["peak_kind"] == "allocated on the GPU"
+    assert summary["peak_bytes"] >= max(step["allocated_peak_bytes"] for step in steps)
+
+
+def assert_as_predicted(run: Run) -> None:
+    plan = run.json("summary.json")["plan"]
+    assert "reason" not in plan, plan
+    tensors = plan["measured"]["peak"] - WORKSPACES_BYTES
+    assert tensors == pytest.approx(plan["predicted"]["peak"], rel=BOUND), plan
+
+
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
+def test_a_run_trains_and_takes_what_was_predicted(flags: tuple[str, ...], tmp_path: Path) -> None:
+    run = train(tmp_path, *flags)
+    assert_trained(run)
+    assert_as_predicted(run)
+
+
+# What torch itself takes on this GPU, and what has no other way.
+KERNELS = {
+    ("auto", None): "sdpa (cudnn)",
+    ("sdpa", None): "sdpa (cudnn)",
+    ("eager", None): "eager",
+    ("auto", "16"): None,
+    ("sdpa", "16"): None,
+    ("eager", "16"): "eager",
+}
+
+
+@pytest.mark.parametrize(("attention", "window"), KERNELS)
+def test_attention_is_the_one_that_is_recorded(
+    attention: str, window: str | None, tmp_path: Path
+) -> None:
+    more = () if window is None else ("--window", window)
+    run = train(tmp_path, "--precision", "bf16", "--attention", attention, *more)
+    assert_trained(run)
+    assert_as_predicted(run)
+    (record,) = run.records("run")
+    expected = KERNELS[attention, window]
+    assert expected is None or record["attention"] == expected
