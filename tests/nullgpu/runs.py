@@ -75,6 +75,4 @@ def command(folder: Path, *words: str, more: Mapping[str, str] | None = None) ->
 
 def train(folder: Path, *flags: str, more: Mapping[str, str] | None = None) -> Run:
     """Train the tiny model; the last of two equal flags counts."""
-    return command(
-        folder, "launcher.train", *TINY, "--out", str(folder / "run"), *flags, more=more
-    )
+    return command(folder, "launcher.train", *TINY, "--out", str(folder / "run"), *flags, more=more)
