@@ -60,7 +60,6 @@ SUCCEEDS(ncclCommDeregister)
 SUCCEEDS(ncclGroupStart)
 SUCCEEDS(ncclGroupEnd)
 SUCCEEDS(ncclAllReduce)
-SUCCEEDS(ncclAllGather)
 SUCCEEDS(ncclReduceScatter)
 SUCCEEDS(ncclBroadcast)
 SUCCEEDS(ncclBcast)
@@ -68,6 +67,13 @@ SUCCEEDS(ncclReduce)
 SUCCEEDS(ncclSend)
 SUCCEEDS(ncclRecv)
 SUCCEEDS(ncclRedOpDestroy)
+
+int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream);
+
+/* DDP compares how many parameters each rank has, in numbers of 8 bytes. */
+int ncclAllGather(const void *from, void *to, size_t count, int type) {
+    return cudaMemcpyAsync(to, from, count * (type == 4 || type == 5 ? 8 : 1), 0, NULL);
+}
 
 int ncclRedOpCreatePreMulSum(int *out) {
     *out = 7;
