@@ -1,9 +1,8 @@
 /* libcudart: memory, copies, streams, events and launches that are done before they begin.
  *
- * A kernel's results are never there, so a copy to the host brings zeros, but for a single
- * byte, a check's answer, which is "true". Only what the host has sent
- * last comes back as it was, until the next kernel may have written over it: DeepSpeed compares
- * the lists of ranks on the device.
+ * A kernel's results are never there, so a copy to the host brings zeros, but for a single byte, a
+ * check's answer, which is "true". Only what the host has sent last comes back as it was, until the
+ * next kernel may have written over it: DeepSpeed compares the lists of ranks on the device.
  */
 #include "device.h"
 #include <cuda_runtime_api.h>
