@@ -56,7 +56,7 @@ class Case:
 
     @property
     def alone(self) -> bool:
-        return self.strategy == "single"
+        return self.strategy == "single" and "tensor_parallel" not in self.changes
 
     @property
     def tolerance(self) -> float:

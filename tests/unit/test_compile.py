@@ -1,7 +1,9 @@
 """`--compile`: the same losses, the same names, one graph; and what is refused."""
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -75,12 +77,13 @@ def test_blocks_are_compiled_one_by_one(strategy: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(type(module).__name__))
     flags = [*FLAGS.split(), "--layers=2", "--compile", f"--strategy={strategy}"]
     config = parse_run_config(flags, world_size=1)
-    world = start("cpu", timeout_s=60, needs_group=strategy == "ddp")
-    try:
-        build_engine(resolve(config, world_size=1, device_type="cpu"), world)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    with mock.patch.dict(os.environ):  # a group of one process says so in there
+        world = start("cpu", timeout_s=60, needs_group=strategy == "ddp")
+        try:
+            build_engine(resolve(config, world_size=1, device_type="cpu"), world)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
     assert compiled == ["Block", "Block"]
 
 
