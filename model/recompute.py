@@ -116,7 +116,8 @@ def as_one(compute: Callable[[], T]) -> T:
     what it is made of."""
     if torch.compiler.is_compiling():
         return compute()
-    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Mode)]
+    stack = _get_current_dispatch_mode_stack()
+    modes = [mode for mode in stack if isinstance(mode, _Keep | _Reuse)]
     return modes[-1].as_one(compute) if modes else compute()
 
 
@@ -152,9 +153,6 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self.config = config
         self.kept = kept
-
-    def as_one(self, compute: Callable[[], T]) -> T:
-        raise NotImplementedError
 
 
 class _Keep(_Mode):

@@ -261,18 +261,20 @@ def _four_processes() -> list[Case]:
     ]
 
 
+# Of what is cut: every pair of tying or family, accumulation, checkpointing and precision.
+_PAIRWISE: list[dict[str, Any]] = [
+    {"accumulation": 2, "tied": False},
+    {"checkpointing": "selective"},
+    {"accumulation": 2, "family": "llama", "checkpointing": "full"},
+    {"family": "qwen3", "precision": "bf16", "checkpointing": "selective"},
+]
+
+
 def _cut_sequences() -> list[Case]:
     """Over 2 ranks alone, and beside 2 data ranks."""
-    # Every pair of tying or family, accumulation, checkpointing and precision.
-    pairwise: list[dict[str, Any]] = [
-        {"accumulation": 2, "tied": False},
-        {"checkpointing": "selective"},
-        {"accumulation": 2, "family": "llama", "checkpointing": "full"},
-        {"family": "qwen3", "precision": "bf16", "checkpointing": "selective"},
-    ]
     cases = [
         _case(k, v, ranks=ranks, sequence=2, **options)
-        for (k, v), (number, options) in product(STRATEGIES.items(), enumerate(pairwise))
+        for (k, v), (number, options) in product(STRATEGIES.items(), enumerate(_PAIRWISE))
         for ranks in ((2, 4) if number == 0 else (2,))
         if k not in ("zero0", "fsdp-hybrid-grad-op")
     ]
@@ -280,13 +282,13 @@ def _cut_sequences() -> list[Case]:
     cases += [
         _case(f"{k}-ring", (*STRATEGIES[k], *ring), ranks=r, sequence=s, **options)
         for k, r, s, options in (
-            ("ddp", 4, 4, pairwise[0]),
-            ("fsdp", 4, 2, pairwise[1]),
-            ("zero1", 4, 2, pairwise[0]),
-            ("zero2", 4, 2, pairwise[1]),
-            ("zero3", 4, 2, pairwise[2]),
-            ("ddp", 2, 2, pairwise[3]),
-            ("fsdp", 2, 2, pairwise[2]),
+            ("ddp", 4, 4, _PAIRWISE[0]),
+            ("fsdp", 4, 2, _PAIRWISE[1]),
+            ("zero1", 4, 2, _PAIRWISE[0]),
+            ("zero2", 4, 2, _PAIRWISE[1]),
+            ("zero3", 4, 2, _PAIRWISE[2]),
+            ("ddp", 2, 2, _PAIRWISE[3]),
+            ("fsdp", 2, 2, _PAIRWISE[2]),
         )
     ]
     compiled = (*STRATEGIES["fsdp"], "--compile")
@@ -300,18 +302,11 @@ def _cut_sequences() -> list[Case]:
 
 def _cut_matrices() -> list[Case]:
     """Over 2 ranks alone, beside 2 data ranks, and beside 2 ranks of a sequence."""
-    # Every pair of tying or family, accumulation, checkpointing and precision.
-    pairwise: list[dict[str, Any]] = [
-        {"accumulation": 2, "tied": False},
-        {"checkpointing": "selective"},
-        {"accumulation": 2, "family": "llama", "checkpointing": "full"},
-        {"family": "qwen3", "precision": "bf16", "checkpointing": "selective"},
-    ]
     single = ("--strategy=single",)
-    cases = [_case("single", single, ranks=2, tensor=2, **options) for options in pairwise]
+    cases = [_case("single", single, ranks=2, tensor=2, **options) for options in _PAIRWISE]
     rare = ("zero0", "fsdp-hybrid", "fsdp-hybrid-grad-op")
     cases += [
-        _case(k, v, ranks=4, tensor=2, **pairwise[number])
+        _case(k, v, ranks=4, tensor=2, **_PAIRWISE[number])
         for offset, (k, v) in enumerate(STRATEGIES.items())
         for number in ({1 + offset % 3} if k in rare else {0, 1 + offset % 3})
     ]
