@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from launcher.model import fused_loss
+from launcher.model.activations import ACTIVATIONS
 from launcher.model.attention import kernel_for
-from launcher.model.config import Activation, ModelConfig
+from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
-from launcher.model.recompute import recomputing
+from launcher.model.norms import head_norm, norm
+from launcher.model.recompute import keeping, recomputing
 from launcher.model.rope import Rotation, rotate, rotation
 
 _INITIAL_STD = 0.02
@@ -55,8 +57,8 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         self.sizes = [config.attention_dim, *2 * [config.kv_head_count * config.head_size]]
         self.qkv = nn.Linear(config.d_model, config.qkv_dim, bias=config.has_qkv_bias)
-        self.q_norm = _qk_norm(config)
-        self.k_norm = _qk_norm(config)
+        self.q_norm = head_norm(config)
+        self.k_norm = head_norm(config)
         self.proj = nn.Linear(config.attention_dim, config.d_model, bias=config.attention_bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
@@ -93,44 +95,17 @@ class MLP(nn.Module):
         super().__init__()
         self.fc = nn.Linear(config.d_model, config.up_dim, bias=config.mlp_bias)
         self.out = nn.Linear(config.ffn_dim, config.d_model, bias=config.mlp_bias)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
+        self.keeping = keeping(config)
         self.residual_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.out(self.activation(self.fc(x.flatten(0, 1))))
+        hidden = self.fc(x.flatten(0, 1))
+        active = self.activation(hidden)
+        with self.keeping(active, self.activation, hidden):
+            y: Tensor = self.out(active)
         y = self.residual_dropout(y)
         return y.view_as(x)
-
-
-def _swiglu(x: Tensor) -> Tensor:
-    gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
-
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "swiglu": _swiglu,
-}
-
-
-def _norm(config: ModelConfig) -> nn.Module:
-    kind = nn.LayerNorm if config.norm == "layer" else nn.RMSNorm
-    return kind(config.d_model, eps=config.norm_eps)
-
-
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head; under autocast heads are low precision, and its weight is not."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., head_dim], in the weight's type meanwhile."""
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
-
-
-def _qk_norm(config: ModelConfig) -> nn.Module:
-    if not config.qk_norm:
-        return nn.Identity()
-    return HeadNorm(config.head_size, eps=config.norm_eps)
 
 
 class Block(nn.Module):
@@ -142,9 +117,9 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.ln_1 = _norm(config)
+        self.ln_1 = norm(config)
         self.attn = Attention(config)
-        self.ln_2 = _norm(config)
+        self.ln_2 = norm(config)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
@@ -181,7 +156,8 @@ class LMHead(nn.Module):
         hidden = hidden.flatten(0, -2)
         chunk_rows = self.loss_chunk
         if chunk_rows is None:
-            chunk_rows = automatic_chunk_rows(hidden.size(0), *self.weight.shape)
+            fused = fused_loss.fuses(hidden.device.type)
+            chunk_rows = automatic_chunk_rows(hidden.size(0), *self.weight.shape, fused=fused)
         return linear_cross_entropy(hidden, self.weight, targets.flatten(), chunk_rows=chunk_rows)
 
 
@@ -201,7 +177,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.context, config.d_model) if learned else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.ln_f = _norm(config)
+        self.ln_f = norm(config)
         self.head = LMHead(config, self.wte.weight if config.tied else None)
 
     def forward(
@@ -236,7 +212,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(positions)
         x = self.drop(x)
-        return x
+        return x.to(compute_dtype(x))  # which the residual stream keeps through all blocks
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         """What turns queries and keys at positions [T]; None where positions are learned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,12 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from launcher.model import fused_loss
+
 IGNORE_INDEX = -100
 
 _CHUNK_BYTES = 64 * 2**20
+_MOST_FUSED_ROWS = 4096
 
 
-def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int) -> int:
+def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: bool) -> int:
     """Rows of [B*T] per chunk that save memory, or 0 where the plain loss is the smaller one.
 
     A chunk's fp32 logits take 64 MiB, or as much as the weight gradient if that is more (then
@@ -23,9 +27,15 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int) -> int:
     Chunking holds that gradient in fp32 besides one chunk, so it is on only when the full fp32
     logits are larger than both together. Chunks are then evened out: 4096 rows at 768 become six
     of 683 and not five of 768 and one of 256.
+
+    Where the kernel is fused, logits are all that a chunk holds, in the compute type. An eighth of
+    the rows then is small beside what blocks keep of all of them, and each sum into the weight
+    gradient is worth its traffic; beyond 4096 rows it costs nothing already.
     """
     chunk_rows = max(_CHUNK_BYTES // (4 * vocab_size), d_model)
-    if rows <= chunk_rows + d_model:
+    if fused:
+        chunk_rows = max(chunk_rows, min(rows // 8, _MOST_FUSED_ROWS))
+    elif rows <= chunk_rows + d_model:
         return 0
     chunks = -(-rows // chunk_rows)
     return -(-rows // chunks)
@@ -72,17 +82,22 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int, training: bool
     ) -> Tensor:
-        dtype = compute_dtype(weight)
+        dtype, fused = compute_dtype(weight), fused_loss.fuses(weight.device.type)
+        vocab_size = weight.size(0)
+        width = fused_loss.padded_size(vocab_size, dtype) if fused else vocab_size
         count = _valid_count(targets)
         wants_hidden, wants_weight = (training and wanted for wanted in ctx.needs_input_grad[:2])
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_hidden = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
+        grad_weight = None
+        if wants_weight:
+            grad_weight = weight.new_zeros(width, weight.size(1), dtype=torch.float32)
         row_loss = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight = weight.to(dtype)
+            cast_weight = fused_loss.padded(weight, dtype) if fused else weight.to(dtype)
+            chunk = partial(_fused_chunk, vocab_size=vocab_size) if fused else _chunk
             for start in range(0, hidden.size(0), chunk_rows):
                 rows = slice(start, start + chunk_rows)
-                row_loss[rows] = _chunk(
+                row_loss[rows] = chunk(
                     hidden[rows].to(dtype),
                     cast_weight,
                     targets[rows],
@@ -90,7 +105,8 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_weight=grad_weight,
                 )
         ctx.save_for_backward(grad_hidden, grad_weight, count)
-        ctx.weight_dtype = weight.dtype
+        ctx.hidden_dtype, ctx.weight_dtype = hidden.dtype, weight.dtype
+        ctx.vocab_size, ctx.fused = vocab_size, fused
         return row_loss.sum() / count
 
     @staticmethod
@@ -101,11 +117,15 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_hidden, grad_weight, count = ctx.saved_tensors
         scale = grad_output.float() / count
         if grad_hidden is not None:
-            # Through fp32: a bf16 tensor times a scalar would round the scalar itself to bf16.
-            grad_hidden = (grad_hidden.float() * scale).to(grad_hidden.dtype)
+            # Through fp32: a bf16 tensor times a scalar would round the scalar to bf16. A GPU
+            # multiplies by one of fp32 in place, where a CPU would make both copies unseen.
+            if ctx.fused:
+                grad_hidden = grad_hidden.mul_(scale[None]).to(ctx.hidden_dtype)
+            else:
+                grad_hidden = (grad_hidden.float() * scale).to(ctx.hidden_dtype)
         if grad_weight is not None:
             # In place, so the largest buffer is not held twice; autograd refuses a second backward.
-            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
+            grad_weight = grad_weight.mul_(scale)[: ctx.vocab_size].to(ctx.weight_dtype)
         return grad_hidden, grad_weight, None, None, None
 
 
@@ -136,3 +156,25 @@ def _chunk(
             else:
                 grad_weight.add_(grad_logits.t() @ hidden)
     return -target_log_p.squeeze(1).masked_fill(ignored, 0.0)
+
+
+def _fused_chunk(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    vocab_size: int,
+) -> Tensor:
+    """As `_chunk`, of a padded weight; the logits turn into their gradients."""
+    training = grad_hidden is not None or grad_weight is not None
+    logits = F.linear(hidden, weight)
+    losses: Tensor = fused_loss.softmax_gradient_(
+        logits, targets, vocab_size, IGNORE_INDEX, training
+    )
+    if grad_hidden is not None:
+        torch.mm(logits, weight, out=grad_hidden)
+    if grad_weight is not None:
+        fused_loss.add_product_(grad_weight, logits.t(), hidden)
+    return losses

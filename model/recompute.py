@@ -1,5 +1,5 @@
 """Activation checkpointing of a block: recompute all of it, never a matmul or an attention, or the
-MLP tile by tile.
+MLP tile by tile; and without it the activation between the MLP's projections alone.
 
 torch's own `create_selective_checkpoint_contexts` refuses any operator in the recomputation that
 it did not meet in the forward. Parameters that are gathered on demand (ZeRO-3) are fetched by
@@ -7,6 +7,7 @@ other operators the second time, so the two modes here look only at the operator
 Compiled code has no dispatch modes; there torch's own contexts mark what the compiler keeps.
 """
 
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import (
@@ -22,6 +24,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from launcher.model.activations import KEEP_THEIR_INPUT
 from launcher.model.config import ModelConfig
 from launcher.model.offload import offload_saved
 
@@ -109,6 +112,37 @@ def _fresh_casts(device_type: str) -> torch.autocast:
         enabled=torch.is_autocast_enabled(device_type),
         cache_enabled=False,
     )
+
+
+def keeping(
+    config: ModelConfig,
+) -> Callable[[Tensor, Callable[[Tensor], Tensor], Tensor], contextlib.AbstractContextManager[Any]]:
+    """(result, compute, source) -> a context in which backward is left `source`, where it would be
+    the `result`, compute(source): the widest tensor of a block, for one kernel more in backward.
+
+    Without effect where checkpointing decides what is kept, where the activation does not keep its
+    source anyway, and in compiled blocks, whose compiler recomputes by itself.
+    """
+    checkpointed = config.activation_checkpointing != "none" or config.mlp_tile is not None
+    if checkpointed or config.activation not in KEEP_THEIR_INPUT:
+        return lambda *_: contextlib.nullcontext()
+    return _keeping_source
+
+
+def _keeping_source(
+    result: Tensor, compute: Callable[[Tensor], Tensor], source: Tensor
+) -> contextlib.AbstractContextManager[Any]:
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    storage = result.untyped_storage()._cdata
+
+    def pack(saved: Tensor) -> Tensor | None:
+        return None if saved.untyped_storage()._cdata == storage else saved
+
+    def unpack(kept: Tensor | None) -> Tensor:
+        return compute(source) if kept is None else kept
+
+    return saved_tensors_hooks(pack, unpack)
 
 
 def as_one(compute: Callable[[], T]) -> T:

@@ -6,19 +6,20 @@ that each save what they need. Key heads that queries share are repeated for the
 not take them (`launcher.model.attention.dense`). Attention that a CPU does not have stands for
 torch's fused one: all of them save queries, keys, values, the output and a number per row. They
 drop attention weights without a mask of them, which they draw again in backward; a CPU's fused one
-cannot drop any, and torch would hold all T x T scores.
+cannot drop any, and torch would hold all T x T scores. The loss is fused.
 """
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from launcher.model import fused_loss
 from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
 from launcher.model.config import ModelConfig
@@ -39,11 +40,16 @@ class _RMSNorm(torch.autograd.Function):
         return torch.empty_like(whole), torch.empty_like(weight)
 
 
+def _in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """A product that goes where its sum is."""
+
+
 @contextlib.contextmanager
 def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     """Have norms and attention allocate as on a GPU; gives the model to trace in the place of
     `model`."""
-    functional: Any = F  # whose functions have no place to be assigned to, to a type checker
+    # Functions of modules have no place to be assigned to, to a type checker.
+    functional, of_loss = cast(Any, F), cast(Any, fused_loss)
     attention, norm = functional.scaled_dot_product_attention, functional.rms_norm
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     backend = BACKENDS.get(model.sdpa_backend)
@@ -68,12 +74,15 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
         normed: Tensor = _RMSNorm.apply(x, weight)
         return normed
 
+    fuses, add_product = of_loss.fuses, of_loss.add_product_
     if own_kernel:
         model = replace(model, attention="auto", window=None)
     elif model.sdpa_backend in ON_GPUS_ONLY:
         model = replace(model, sdpa_backend="auto")
     functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
+    of_loss.fuses, of_loss.add_product_ = lambda device_type: True, _in_place
     try:
         yield model
     finally:
         functional.scaled_dot_product_attention, functional.rms_norm = attention, norm
+        of_loss.fuses, of_loss.add_product_ = fuses, add_product

@@ -97,7 +97,8 @@ def _loss_chunks(resolved: Resolved, rows: int) -> int:
     model, ranks = resolved.model, resolved.config.sharding.tensor_parallel
     chunk = model.loss_chunk
     if chunk is None:
-        chunk = automatic_chunk_rows(rows, -(-model.vocab_size // ranks), model.d_model)
+        part = -(-model.vocab_size // ranks)
+        chunk = automatic_chunk_rows(rows, part, model.d_model, fused=False)
     return -(-(rows // ranks) // -(-(chunk or rows) // ranks))
 
 

@@ -28,7 +28,8 @@ class Operators(NamedTuple):
 # Counted with a TorchDispatchMode around model.gpt. A block without norms and biases, and what is
 # outside the blocks without the last norm: embeddings, head and loss.
 _BLOCK, _OUTER = Operators(26, 46, 46), Operators(15, 19, 0)
-_BIAS, _SWIGLU = Operators(0, 3, 0), Operators(2, 3, 6)
+_BIAS, _SWIGLU = Operators(0, 3, 0), Operators(2, 6, 3)
+_REBUILT = {"gelu": Operators(0, 3, 0), "swiglu": Operators(0, 5, 0)}  # kept by its source
 _NORM = Operators(1, 3, 7)
 _COMPOSED_NORM = Operators(7, 18, 17)  # RMSNorm on a CPU, which has no kernel for it
 _TURNED = Operators(16, 20, 16)
@@ -64,7 +65,7 @@ def forward_work(resolved: Resolved) -> Work:
     return Work(
         matmul_flops=tokens * matmul,
         attention_flops=tokens * attention,
-        elementwise_bytes=tokens * (_block_bytes(resolved) + _loss_bytes(model)),
+        elementwise_bytes=tokens * (_block_bytes(resolved) + _loss_bytes(resolved)),
         copied_bytes=_weight_cast_bytes(resolved)
         + max(0, mlp_tiles(resolved) - 1) * _mlp_cast_bytes(resolved),
         operators=model.layers
@@ -130,6 +131,8 @@ def block_operators(resolved: Resolved) -> Operators:
     parts += [_SWIGLU] if model.activation == "swiglu" else []
     parts += [_TURNED] if model.position == "rope" else []
     parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
+    rebuilt = model.activation_checkpointing == "none" and model.mlp_tile is None
+    parts += [_REBUILT[model.activation]] if rebuilt and model.activation in _REBUILT else []
     return _sum(parts)
 
 
@@ -219,21 +222,26 @@ def _chunked(resolved: Resolved) -> bool:
     model, rows = resolved.own_model, _tokens(resolved)
     if model.loss_chunk is not None:
         return model.loss_chunk > 0
-    return automatic_chunk_rows(rows, model.vocab_size, model.d_model) > 0
+    fused = _fused_loss(resolved)
+    return automatic_chunk_rows(rows, model.vocab_size, model.d_model, fused=fused) > 0
+
+
+def _fused_loss(resolved: Resolved) -> bool:
+    """Whole matrices have it on a GPU."""
+    config = resolved.config
+    return config.loop.device != "cpu" and config.sharding.tensor_parallel == 1
 
 
 def _activation_bytes(resolved: Resolved) -> float:
-    """Per element. Under autocast the residual stream and norms are fp32, the rest is not."""
+    """Per element."""
     config = resolved.config
-    types = strategy_of(config).dtypes(config)
-    return 3.0 if types.autocast else float(types.computed.itemsize)
+    return float(strategy_of(config).dtypes(config).computed.itemsize)
 
 
 def block_input_bytes(resolved: Resolved) -> float:
-    """What a checkpointed block keeps of a micro-batch: the residual stream (see above)."""
-    element = 2.0 if _activation_bytes(resolved) == 2.0 else 4.0
+    """What a checkpointed block keeps of a micro-batch: the residual stream."""
     rows = _tokens(resolved) / resolved.config.sharding.tensor_parallel
-    return element * rows * resolved.model.d_model
+    return _activation_bytes(resolved) * rows * resolved.model.d_model
 
 
 def _block_bytes(resolved: Resolved) -> float:
@@ -270,16 +278,19 @@ def block_elements(model: ModelConfig, device_type: str, ranks: int = 1) -> int:
     return elements + per_head * (model.heads + model.kv_head_count) * model.head_size
 
 
-def _loss_bytes(model: ModelConfig) -> float:
+def _loss_bytes(resolved: Resolved) -> float:
     """fp32 logits per token: written, read and written by log_softmax, and once more by the
-    gradient (forward and backward together; the chunked loss has both in the forward)."""
-    return 5 * 4 * model.vocab_size
+    gradient (forward and backward together; the chunked loss has both in the forward). Fused they
+    are read twice and written once, as they are computed."""
+    passes = 3 * _activation_bytes(resolved) if _fused_loss(resolved) else 5 * 4
+    return passes * resolved.own_model.vocab_size
 
 
 def _weight_cast_bytes(resolved: Resolved) -> float:
     """autocast reads fp32 weights and writes low-precision ones in every forward, and the reverse
     for gradients in the backward."""
-    autocast = _activation_bytes(resolved) == 3.0
+    config = resolved.config
+    autocast = strategy_of(config).dtypes(config).autocast is not None
     return 6.0 * resolved.own_model.matmul_parameter_count if autocast else 0.0
 
 

@@ -153,10 +153,10 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 
 
 def test_the_automatic_chunk_is_on_only_where_it_saves_memory() -> None:
-    assert automatic_chunk_rows(512, 4096, 192) == 0
-    assert automatic_chunk_rows(32_000, 32_000, 768) == 762
-    assert automatic_chunk_rows(4096, 32_000, 768) == 683
+    assert automatic_chunk_rows(512, 4096, 192, fused=False) == 0
+    assert automatic_chunk_rows(32_000, 32_000, 768, fused=False) == 762
+    assert automatic_chunk_rows(4096, 32_000, 768, fused=False) == 683
     for rows in (1, 100, 1000, 1536, 1537, 4096, 99_999):
-        chunk_rows = automatic_chunk_rows(rows, 50257, 768)
+        chunk_rows = automatic_chunk_rows(rows, 50257, 768, fused=False)
         assert (chunk_rows == 0) == (rows <= 2 * 768)
         assert chunk_rows <= 768

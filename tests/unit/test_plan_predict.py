@@ -118,7 +118,7 @@ def test_the_peaks_place_is_named() -> None:
 
 
 def test_optimizer_states_are_born_in_the_first_step() -> None:
-    prediction = predicted(1, strategy="single")
+    prediction = predicted(1, strategy="single", micro_batch=16)
     assert prediction.first_step.device.optimizer_bytes == 0
     assert prediction.peak.device.optimizer_bytes >= 8 * resolved_of(1).model.parameter_count
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from launcher.model.gpt import HeadNorm
 from launcher.model.loss import compute_dtype
+from launcher.model.norms import normalized
 from launcher.model.recompute import as_one
 from launcher.parallel.tensor.peers import Peers
 
@@ -146,17 +146,12 @@ class RowNorm(nn.Module):
         self.bias: Tensor | None = getattr(norm, "bias", None)
         assert norm.eps is not None  # _norm gives one
         self.eps = norm.eps
-        self.of_heads = isinstance(norm, HeadNorm)
         self.peers = peers
 
     def forward(self, x: Tensor) -> Tensor:
         """As the norm that it stands for."""
-        weight = summed(self.weight, self.peers)
-        if self.bias is not None:
-            return F.layer_norm(x, self.shape, weight, summed(self.bias, self.peers), self.eps)
-        if self.of_heads:
-            return F.rms_norm(x.to(weight.dtype), self.shape, weight, self.eps).to(x.dtype)
-        return F.rms_norm(x, self.shape, weight, self.eps)
+        bias = None if self.bias is None else summed(self.bias, self.peers)
+        return normalized(x, self.shape, summed(self.weight, self.peers), bias, self.eps)
 
 
 def summed(parameter: Tensor, peers: Peers) -> Tensor:

@@ -37,7 +37,7 @@ class CutHead(nn.Module):
         chunk_rows = self.loss_chunk
         if chunk_rows is None:
             most = -(-self.vocab_size // ranks)  # the same on all ranks, which go chunk by chunk
-            chunk_rows = automatic_chunk_rows(rows, most, self.weight.size(1))
+            chunk_rows = automatic_chunk_rows(rows, most, self.weight.size(1), fused=False)
         loss: Tensor = _CutLoss.apply(
             hidden.flatten(0, -2),
             self.weight,

@@ -1,0 +1,74 @@
+"""One Triton kernel turns logits into the gradients of their loss, in their own memory.
+
+Imported where a GPU's logits are at hand; anywhere else triton may be absent.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+_WARPS = 8
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def _softmax_gradient(  # type: ignore[no-untyped-def]
+    logits,
+    targets,
+    losses,
+    row_stride,
+    vocab_size,
+    width,
+    IGNORED: tl.constexpr,
+    WRITES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for a row. The maximum and the sum are found in one pass (Milakov and Gimelshein,
+    arXiv:1805.02867), a second one writes."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    target = tl.load(targets + row)
+    counts = target != IGNORED
+    # Before the first barrier, and so before any thread writes.
+    of_target = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
+    top = -float("inf")
+    total = 0.0
+    for start in range(0, vocab_size, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + index, mask=index < vocab_size, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(x, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), axis=0)
+        top = higher
+    log_sum = top + tl.log(total)
+    tl.store(losses + row, tl.where(counts, log_sum - of_target, 0.0))
+    if WRITES:
+        for start in range(0, width, BLOCK):
+            index = start + tl.arange(0, BLOCK)
+            x = tl.load(logits + index, mask=index < vocab_size, other=-float("inf"))
+            gradient = tl.exp(x.to(tl.float32) - log_sum) - tl.where(index == target, 1.0, 0.0)
+            gradient = tl.where(counts, gradient, 0.0)
+            tl.store(logits + index, gradient.to(x.dtype), mask=index < width)
+
+
+def launch(
+    logits: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, writes: bool
+) -> Tensor:
+    """What `launcher.model.fused_loss.softmax_gradient_` says, of contiguous rows."""
+    losses = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
+    rows, width = logits.shape
+    _softmax_gradient[(rows,)](
+        logits,
+        targets,
+        losses,
+        logits.stride(0),
+        vocab_size,
+        width,
+        IGNORED=ignore_index,
+        WRITES=writes,
+        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+        num_warps=_WARPS,
+    )
+    return losses
