@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from launcher.model.fused_loss import padded, padded_size
 from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 
 
@@ -160,3 +161,22 @@ def test_the_automatic_chunk_is_on_only_where_it_saves_memory() -> None:
         chunk_rows = automatic_chunk_rows(rows, 50257, 768, fused=False)
         assert (chunk_rows == 0) == (rows <= 2 * 768)
         assert chunk_rows <= 768
+
+
+def test_fused_chunks_are_an_eighth_of_the_rows_and_at_most_4096() -> None:
+    assert automatic_chunk_rows(512, 4096, 192, fused=True) == 512
+    assert automatic_chunk_rows(32_000, 32_000, 768, fused=True) == 4000
+    assert automatic_chunk_rows(896_000, 32_000, 768, fused=True) == 4092
+    assert automatic_chunk_rows(4096, 32_000, 768, fused=True) == 683
+
+
+def test_a_fused_products_vocabulary_is_aligned() -> None:
+    assert padded_size(50257, torch.float32) == 50257
+    assert padded_size(50257, torch.bfloat16) == 50304
+    assert padded_size(32_000, torch.float16) == 32_000
+    assert padded_size(1000, torch.bfloat16) == 1000
+    weight = torch.randn(97, 8)
+    larger = padded(weight, torch.bfloat16)
+    assert larger.shape == (128, 8)
+    assert torch.equal(larger[:97], weight.bfloat16())
+    assert not larger[97:].any()

@@ -1,0 +1,62 @@
+"""The kernel of the fused loss against torch's own cross-entropy in fp32.
+
+`python tests/loss_kernel_cases.py`, with TRITON_INTERPRET=1, has Triton's interpreter run it on the
+CPU, and prints a line of JSON per case. On a GPU, `compared` is called as it is.
+"""
+
+import json
+
+import torch
+import torch.nn.functional as F
+
+from launcher.model.fused_loss import padded_size, softmax_gradient_
+from launcher.model.loss import IGNORE_INDEX
+
+ROWS = 7
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Less than one block of the kernel, about one, several; with and without padding.
+CASES = [(dtype, size) for dtype in DTYPES for size in (1, 97, 4096, 4097, 13_000)]
+LOSS_TOLERANCE = 1e-5
+
+
+def compared(dtype_name: str, vocab_size: int, device: str) -> dict[str, float]:
+    """Largest errors: of the losses; of gradients, in halves of the last place of 1 of their type;
+    and the largest numbers where there should be 0."""
+    dtype = DTYPES[dtype_name]
+    torch.manual_seed(0)
+    width = padded_size(vocab_size, dtype)
+    logits = (4 * torch.randn(ROWS, width)).to(dtype)
+    targets = torch.randint(0, vocab_size, (ROWS,))
+    targets[2] = IGNORE_INDEX
+    reference = logits[:, :vocab_size].float().requires_grad_()
+    expected = F.cross_entropy(reference, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    expected.sum().backward()
+    assert reference.grad is not None
+
+    there = logits.to(device)
+    read = softmax_gradient_(there, targets.to(device), vocab_size, IGNORE_INDEX, False)
+    untouched = torch.equal(there.cpu(), logits)
+    losses = softmax_gradient_(there, targets.to(device), vocab_size, IGNORE_INDEX, True)
+    gradients = there.cpu().float()
+    error = (gradients[:, :vocab_size] - reference.grad).abs().max()
+    return {
+        "losses": float((losses.cpu() - expected).abs().max()),
+        "losses alone": float((read.cpu() - expected).abs().max()),
+        "gradients": float(error / torch.finfo(dtype).eps * 2),
+        "written when not asked": float(not untouched),
+        "ignored rows": float(gradients[2].abs().max()),
+        "padding": float(gradients[:, vocab_size:].abs().sum()),
+    }
+
+
+def assert_as_torch(dtype_name: str, found: dict[str, float]) -> None:
+    """Losses in fp32; gradients but for the rounding of their type, in fp32 of long sums."""
+    assert found.pop("losses") < LOSS_TOLERANCE, found
+    assert found.pop("losses alone") < LOSS_TOLERANCE, found
+    assert found.pop("gradients") < (64 if dtype_name == "fp32" else 2), found
+    assert not any(found.values()), found
+
+
+if __name__ == "__main__":
+    for name, size in CASES:
+        print(json.dumps({"case": name, "size": size, "found": compared(name, size, "cpu")}))
