@@ -14,8 +14,8 @@ _BLOCK = 4096
 _WARPS = 8
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
-def _softmax_gradient(  # type: ignore[no-untyped-def]
+@triton.jit
+def _softmax_gradient(
     logits,
     targets,
     losses,

@@ -24,7 +24,7 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     blocks = _blocks(values)
     scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)).squeeze(1)
     scales = torch.where(scales.abs() < 1e-12, 1e-12, scales)
-    codes = torch.bucketize(blocks / scales[:, None], _midpoints(signed, values.device))
+    codes = torch.bucketize(blocks / scales[:, None], midpoints(signed, values.device))
     if not signed:
         codes.clamp_min_((blocks > 0).to(codes.dtype))
     return codes.to(torch.uint8).view(-1)[: values.numel()], scales
@@ -32,7 +32,7 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """The inverse: uint8 [n], fp32 [ceil(n / 256)] -> fp32 [n]."""
-    values = _levels(signed, codes.device)[_blocks(codes).int()]
+    values = levels(signed, codes.device)[_blocks(codes).int()]
     return values.mul_(scales[:, None]).view(-1)[: codes.numel()]
 
 
@@ -48,7 +48,7 @@ def _blocks(flat: Tensor) -> Tensor:
 
 
 @functools.cache
-def _levels(signed: bool, device: torch.device) -> Tensor:
+def levels(signed: bool, device: torch.device) -> Tensor:
     """The 256 values that a code can stand for, ascending, in [-1, 1] or [0, 1].
 
     The more leading zeros the exponent has, the fewer bits are left for the fraction: seven
@@ -66,6 +66,7 @@ def _levels(signed: bool, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def _midpoints(signed: bool, device: torch.device) -> Tensor:
-    levels = _levels(signed, device)
-    return (levels[:-1] + levels[1:]) / 2
+def midpoints(signed: bool, device: torch.device) -> Tensor:
+    """The 255 between two levels each; one that lies there is rounded down."""
+    found = levels(signed, device)
+    return (found[:-1] + found[1:]) / 2

@@ -6,6 +6,8 @@ moments have the type of the weight; and stochastic rounding, which it has for b
 the replicas of DDP drift apart, each with random numbers of its own.
 """
 
+import importlib.util
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.choice import Moments
-from launcher.optim.costs import Costs
+from launcher.optim.costs import COUNTER_BYTES, Costs
 from launcher.optim.dtensor import local_part
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -30,8 +32,8 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
     A bf16 weight gets a second bf16 number beside it that holds what rounding has cut off (Kahan's
     compensation, kept from step to step): twice the 8 bits, so that updates down to about 2^-17 of
     the weight add up.
-    Works on whatever range of a parameter a rank holds; about 4 million elements at a time, which
-    bounds the fp32 copies that the arithmetic needs.
+    Works on whatever range of a parameter a rank holds: on a GPU in one kernel; elsewhere about 4
+    million elements at a time, which bounds the fp32 copies that the arithmetic needs.
 
     Args:
         params: as for any torch optimizer; fp32 or bf16.
@@ -39,6 +41,9 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         moments: how both moments are stored. 8 bits come in blocks of the local range, so another
             sharding rounds differently.
     """
+
+    found_inf: Tensor | None = None
+    """A scalar, set from outside as for torch's fused optimizers: 1 where a gradient is not finite."""
 
     def __init__(
         self,
@@ -51,20 +56,38 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         moments: Moments,
     ) -> None:
         self._moments = moments
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
+        # "fused", as with torch's own, says that `step` itself minds `found_inf`.
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "fused": True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
-        """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
+        """Update every parameter that has a gradient, unless `found_inf` is set to 1.
+
+        On a GPU the device decides that, and the host does not wait for it; states are made in any
+        case.
+        """
         assert closure is None
-        if getattr(self, "found_inf", 0):
+        found_inf = self.found_inf
+        updates = [
+            (parameter, group, self._state_of(parameter))
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        counters = [state["step"] for _, _, state in updates if isinstance(state["step"], Tensor)]
+        if counters:  # on the device, where only it knows whether the step counts
+            torch._foreach_add_(counters, 1.0 if found_inf is None else 1.0 - found_inf)
+        elif found_inf:
             return
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+        for parameter, group, state in updates:
+            weight, gradient = _flat(parameter), _flat(parameter.grad)
+            if isinstance(state["step"], Tensor):
+                from launcher.optim import kernels
+
+                kernels.update(weight, gradient, state, group, found_inf)
+            else:
+                _update(weight, gradient, state, group)
 
     def read(self, parameter: Tensor, kind: str) -> Tensor:
         """`param`, `exp_avg` or `exp_avg_sq` of this rank's range, flat, in fp32.
@@ -93,28 +116,16 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         else:
             _store_weight(_flat(parameter), state, slice(None), values)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        weight, gradient = _flat(parameter), _flat(parameter.grad)
-        state = self.state[parameter]
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
         if not state:
-            state.update(self._new_state(weight))
-        state["step"] += 1
-        lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
-        rate = lr / (1 - beta1 ** state["step"])
-        scale = (1 - beta2 ** state["step"]) ** 0.5
-        for part in _chunks(weight.numel()):
-            g = gradient[part].float()
-            first = _load(state, "exp_avg", part).lerp_(g, 1 - beta1)
-            second = _load(state, "exp_avg_sq", part).mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            value = _load_weight(weight, state, part).mul_(1 - lr * group["weight_decay"])
-            value.addcdiv_(first, (second.sqrt() / scale).add_(eps), value=-rate)
-            _store(state, "exp_avg", part, first)
-            _store(state, "exp_avg_sq", part, second)
-            _store_weight(weight, state, part, value)
+            state.update(self._new_state(_flat(parameter)))
+        return state
 
     def _new_state(self, weight: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = {"step": 0}
+        # A counter that a kernel reads is on the device, as those of torch's fused optimizers.
+        step = weight.new_zeros((), dtype=torch.float32) if _has_kernel(weight) else 0
+        state: dict[str, Any] = {"step": step}
         quantized = self._moments == "int8" and weight.numel() >= SMALLEST_QUANTIZED
         dtype = torch.bfloat16 if self._moments == "bf16" else torch.float32
         for kind in MOMENTS:
@@ -127,14 +138,40 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         return state
 
 
-def costs(elements: int, *, moments: Moments, compensated: bool) -> Costs:
+def _has_kernel(weight: Tensor) -> bool:
+    """Whether Triton is there for it; its interpreter, for tests, also takes what is on a CPU."""
+    if not weight.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    return importlib.util.find_spec("triton") is not None
+
+
+def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """One step of a flat weight and its states, with torch's own kernels."""
+    state["step"] += 1
+    lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
+    rate = lr / (1 - beta1 ** state["step"])
+    scale = (1 - beta2 ** state["step"]) ** 0.5
+    for part in _chunks(weight.numel()):
+        g = gradient[part].float()
+        first = _load(state, "exp_avg", part).lerp_(g, 1 - beta1)
+        second = _load(state, "exp_avg_sq", part).mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        value = _load_weight(weight, state, part).mul_(1 - lr * group["weight_decay"])
+        value.addcdiv_(first, (second.sqrt() / scale).add_(eps), value=-rate)
+        _store(state, "exp_avg", part, first)
+        _store(state, "exp_avg_sq", part, second)
+        _store_weight(weight, state, part, value)
+
+
+def costs(elements: int, *, moments: Moments, compensated: bool, on_gpu: bool) -> Costs:
     """Of a range of `elements`; `compensated` says that the weight is bf16.
 
-    The kernels of the update read and write, as counted, 80 bytes per element in fp32, and what it
-    takes to convert moments, and weight and gradient, to it and back. It holds in fp32 per element
-    of a chunk: both moments, the root of the second and what is divided by it; beside a bf16 weight
-    also the gradient and the weight. Quantizing holds moments, scaled values and codes of 8 bytes
-    at once, 25 bytes and its scales.
+    On a GPU one kernel reads the gradient, and reads and writes everything else, once.
+
+    On a CPU the kernels of the update read and write, as counted, 80 bytes per element in fp32, and
+    what it takes to convert moments, and weight and gradient, to it and back. It holds in fp32 per
+    element of a chunk: both moments, the root of the second and what is divided by it; beside a
+    bf16 weight also the gradient and the weight. Quantizing holds moments, scaled values and codes
+    of 8 bytes at once, 25 bytes and its scales.
     """
     chunk, scales = min(elements, _CHUNK_ELEMENTS), 0
     states = (4 if moments == "bf16" else 8) * elements
@@ -144,9 +181,16 @@ def costs(elements: int, *, moments: Moments, compensated: bool) -> Costs:
         held, scales = 25, 4 * scale_count(chunk)
     elif moments == "int8":
         held = 8
+    states += 2 * elements if compensated else 0
+    weight = 2 if compensated else 4
+    if on_gpu:
+        return Costs(
+            state_bytes=COUNTER_BYTES + states,
+            update_bytes=2 * states + 3 * weight * elements,
+        )
     converting = {"fp32": 0.0, "bf16": 24.0, "int8": 174.5}[moments]
     return Costs(
-        state_bytes=states + (2 * elements if compensated else 0),
+        state_bytes=states,
         update_bytes=int((80 + converting + (44 if compensated else 0)) * elements),
         temporary_bytes=(held + (8 if compensated else 0)) * chunk + scales,
     )

@@ -49,7 +49,7 @@ def is_hidden(name: str, shape: Sequence[int]) -> bool:
     return name.startswith("blocks.") and len(shape) == 2
 
 
-def costs(name: str, shape: Sequence[int], _: OptimChoice) -> Costs:
+def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
     """Muon's or AdamW's (torch/optim/_muon.py).
 
     Muon keeps one momentum in fp32. Besides the matmuls its kernels read and write per element:

@@ -25,9 +25,10 @@ class OptimizerEntry:
     build: Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
     states: tuple[str, ...]
     """Names of its states in a checkpoint; a parameter may have only some of them."""
-    costs: Callable[[str, Sequence[int], OptimChoice], Costs]
-    """(name of a parameter, its shape, or that of the range of it that a rank holds) -> what it
-    takes. A range of several parameters has no name."""
+    costs: Callable[[str, Sequence[int], OptimChoice, str], Costs]
+    """(name of a parameter, its shape, or that of the range of it that a rank holds, the choice,
+    type of the device that updates it) -> what it takes. A range of several parameters has no name.
+    """
     counters: tuple[str, ...] = ("step",)
     """Scalars that it keeps per parameter."""
     elementwise: bool = True
@@ -117,21 +118,26 @@ def _is_torchs(choice: OptimChoice) -> bool:
     return moments_type(choice) == "fp32" and choice.keeps_fp32
 
 
-def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice) -> Costs:
-    elements, compensated = math.prod(shape), not choice.keeps_fp32
+def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: str) -> Costs:
+    elements = math.prod(shape)
     if _is_torchs(choice):
         return fused_adam_costs(elements)
-    return low_precision.costs(elements, moments=moments_type(choice), compensated=compensated)
+    return low_precision.costs(
+        elements,
+        moments=moments_type(choice),
+        compensated=not choice.keeps_fp32,
+        on_gpu=device_type == "cuda",
+    )
 
 
-def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice) -> Costs:
+def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice, __: str) -> Costs:
     elements = math.prod(shape)
     if choice.momentum:
         return Costs(state_bytes=4 * elements, update_bytes=20 * elements)
     return Costs(state_bytes=0, update_bytes=12 * elements)
 
 
-def _adafactor_costs(_: str, shape: Sequence[int], __: OptimChoice) -> Costs:
+def _adafactor_costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Costs:
     """In fp32: 28 for squares, their means and the estimate, 28 for the update, 24 for root mean
     squares of update and weight, 28 to apply it. Held: the squared gradient or the update times its
     rate, the estimate and the update."""

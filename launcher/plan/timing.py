@@ -171,10 +171,11 @@ def optimizer_s(
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0
     own = model.parameter_count / (shard.size if sharded else 1)
-    update_bytes, update_flops = update_work(model, config.optim)
+    updated_on = machine.device if offload == "none" else "cpu"
+    update_bytes, update_flops = update_work(model, config.optim, updated_on)
     rates = machine.matmul_flops_per_s
     matmul_s = own * update_flops / rates.get("bf16", rates["fp32"])
-    if offload == "none" and machine.device == "cuda":
+    if updated_on == "cuda":
         low = 0 if element == 4 else 2
         moved = own * (NORM_BYTES + CLIP_BYTES + update_bytes + low)
         return moved / machine.copy_bytes_per_s + matmul_s
@@ -194,9 +195,9 @@ def optimizer_s(
 
 
 @cache
-def update_work(model: ModelConfig, optim: OptimChoice) -> tuple[float, float]:
+def update_work(model: ModelConfig, optim: OptimChoice, device_type: str) -> tuple[float, float]:
     """(bytes read and written, FLOPs of matmuls) per parameter of the whole model's update."""
     entry = OPTIMIZERS[optim.optimizer]
-    costs = [entry.costs(p.name, p.shape, optim) for p in parameters_of(model)]
+    costs = [entry.costs(p.name, p.shape, optim, device_type) for p in parameters_of(model)]
     size_bytes, flops = sum(c.update_bytes for c in costs), sum(c.update_flops for c in costs)
     return size_bytes / model.parameter_count, flops / model.parameter_count

@@ -88,7 +88,7 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
         parameters = element * count
     if sharding.offload_optimizer == "none":
         if entry.elementwise:
-            states += entry.costs("", (count,), optim).state_bytes
+            states += entry.costs("", (count,), optim, resolved.config.loop.device).state_bytes
         if not optim.optimizer_in_backward:
             states += element * count
     shares = group if variant.shards_parameters else 1

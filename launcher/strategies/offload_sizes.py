@@ -37,8 +37,8 @@ def state_bytes(model: ModelConfig, optim: OptimChoice) -> float:
     states without counters (all that it keeps for a tensor of no elements)."""
     entry = OPTIMIZERS[optim.optimizer]
     states = sum(
-        entry.costs(p.name, p.shape, optim).state_bytes
-        - entry.costs(p.name, (0,) * len(p.shape), optim).state_bytes
+        entry.costs(p.name, p.shape, optim, "cpu").state_bytes
+        - entry.costs(p.name, (0,) * len(p.shape), optim, "cpu").state_bytes
         for p in parameters_of(model)
     )
     return dtypes(optim).stored.itemsize + states / model.parameter_count

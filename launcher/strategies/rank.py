@@ -63,4 +63,5 @@ class Rank:
     def optimizer_costs(self, shape: Sequence[int], name: str = "") -> Costs:
         """What the optimizer takes for one tensor."""
         choice = self.resolved.config.optim
-        return OPTIMIZERS[choice.optimizer].costs(name, shape, choice)
+        updated_on = self.device_type if self.optimizer_where == "device" else "cpu"
+        return OPTIMIZERS[choice.optimizer].costs(name, shape, choice, updated_on)

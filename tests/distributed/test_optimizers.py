@@ -111,7 +111,7 @@ def states_bytes(kind: Kind, ranks: int, text: str) -> int:
         named = GPT(prepared.resolved.model).named_parameters()
         shapes = [(name, tuple(p.shape)) for name, p in named]
     return sum(
-        entry.costs(name, (-(-rows // ranks), *rest), choice).state_bytes
+        entry.costs(name, (-(-rows // ranks), *rest), choice, "cpu").state_bytes
         for name, (rows, *rest) in shapes
     )
 

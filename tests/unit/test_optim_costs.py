@@ -83,7 +83,7 @@ def test_what_an_update_reads_writes_and_multiplies(fields: dict[str, Any]) -> N
         steps.append((traffic.total_bytes, flops.get_total_flops()))
     entry = OPTIMIZERS[choice.optimizer]
     shapes = [(name, tuple(p.shape)) for name, p in module.named_parameters()]
-    costs = [entry.costs(name, shape, choice) for name, shape in shapes]
+    costs = [entry.costs(name, shape, choice, "cpu") for name, shape in shapes]
     expected = sum(each.update_bytes for each in costs)
     assert steps[1][0] == pytest.approx(expected, rel=0.005)
     products = sum(each.update_flops for each in costs)
@@ -95,4 +95,4 @@ def test_what_an_update_reads_writes_and_multiplies(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_torchs_adamw_moves_28_bytes_per_parameter(precision: Any) -> None:
     choice = OptimChoice(precision=precision)
-    assert OPTIMIZERS["adamw"].costs("", (1000, 3), choice).update_bytes == 28 * 3000
+    assert OPTIMIZERS["adamw"].costs("", (1000, 3), choice, "cpu").update_bytes == 28 * 3000

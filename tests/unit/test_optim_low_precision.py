@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from launcher.config.schema import OptimChoice
 from launcher.memory.storages import optimizer_tensors
 from launcher.optim.adafactor import Adafactor
-from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize
+from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, levels, quantize
 from launcher.optim.low_precision import SMALLEST_QUANTIZED, LowPrecisionAdamW
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.flat_shards import counters, create_states, state_kinds
@@ -59,15 +59,15 @@ def test_the_table_says_what_is_kept(name: str) -> None:
     for parameter in module.parameters():
         assert set(counters(optimizer, parameter)) == set(entry.counters)
     held = sum(tensor.untyped_storage().nbytes() for tensor in optimizer_tensors(optimizer))
-    named = module.named_parameters()
-    assert held == sum(entry.costs(name, tuple(p.shape), choice).state_bytes for name, p in named)
+    costs = [entry.costs(name, p.shape, choice, "cpu") for name, p in module.named_parameters()]
+    assert held == sum(each.state_bytes for each in costs)
 
 
 def test_an_8_bit_state_takes_two_bytes_and_its_scales() -> None:
     entry, choice = OPTIMIZERS["adamw8bit"], CHOICES["adamw8bit"]
-    costs = entry.costs("", (1024, 1024), choice)
+    costs = entry.costs("", (1024, 1024), choice, "cpu")
     assert costs.state_bytes == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
-    costs = entry.costs("", (SMALLEST_QUANTIZED - 1,), choice)
+    costs = entry.costs("", (SMALLEST_QUANTIZED - 1,), choice, "cpu")
     assert costs.state_bytes == 8 * (SMALLEST_QUANTIZED - 1)
 
 
@@ -133,11 +133,9 @@ def test_zeros_stay_zeros() -> None:
 
 def test_the_map_is_torchaos() -> None:
     maps = pytest.importorskip("torchao.optim.quant_utils")
-    from launcher.optim.blockwise import _levels
-
     for signed in (True, False):
         theirs = torch.tensor(maps.create_dynamic_map(signed))
-        ours = _levels(signed, torch.device("cpu"))
+        ours = levels(signed, torch.device("cpu"))
         torch.testing.assert_close(ours.float(), theirs, rtol=1e-5, atol=0)
 
 

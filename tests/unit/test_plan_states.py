@@ -119,5 +119,5 @@ def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -
     # Scalars and Adafactor's row and column means are left out of the arithmetic.
     small = 8 * sum(shape) + 64
     held = trace.peak_bytes() - before
-    costs = entry.costs("blocks.0.own", shape, choice)
+    costs = entry.costs("blocks.0.own", shape, choice, "cpu")
     assert held == pytest.approx(costs.temporary_bytes, abs=small)

@@ -288,7 +288,8 @@ def test_another_optimizer_takes_its_own_time() -> None:
         LINKS_ONLY, copy_bytes_per_s=1e3, matmul_flops_per_s={"fp32": 1.0, "bf16": 1e3}
     )
     shared: dict[str, Any] = {"world_size": 1, "ranks_per_node": 1, "machine": machine}
-    moved = {"adam": 28, "sgd": 20, "adafactor": 108, "adamw8bit": 254.5}
+    # Tensors this small keep moments in fp32, also with 8 bits.
+    moved = {"adam": 28, "sgd": 20, "adafactor": 108, "adamw8bit": 28}
     for optimizer, update_bytes in moved.items():
         seconds = optimizer_s(resolved(1, optimizer=optimizer), **shared)
         assert seconds == pytest.approx((12 + update_bytes) * ALL / 1e3)
