@@ -171,15 +171,16 @@ def _code(value, edges, SIGNED: tl.constexpr):
     and two look-ups correct that; a search would take eight, which cost more than memory does.
     """
     size = tl.abs(value)
-    decade = tl.zeros_like(size).to(tl.int32)  # 0 up to 1e-6, 6 from 0.1
-    decimals = size * 1e6  # in [0.1, 1)
+    decade = tl.zeros(size.shape, tl.int32)  # 0 below 1e-6, 6 from 0.1
+    power = tl.full(size.shape, 1e6, tl.float32)  # which brings it to [0.1, 1)
     for exponent in tl.static_range(6):
         above = size >= 10.0 ** (exponent - 6)
         decade += above.to(tl.int32)
-        decimals = tl.where(above, size * 10.0 ** (5 - exponent), decimals)
+        power = tl.where(above, 10.0 ** (5 - exponent), power)
     smallest = 1 if SIGNED else 2
-    count = smallest << decade  # of codes in this decade; those below have `smallest` fewer
-    rank = count - smallest + 1 + ((decimals - 0.1) / 0.9 * count.to(tl.float32)).to(tl.int32)
+    count = smallest << decade  # of codes in it; all decades below have `smallest` fewer
+    within = (size * power - 0.1) / 0.9 * count.to(tl.float32)
+    rank = count - smallest + 1 + within.to(tl.int32)
     if SIGNED:
         rank = 127 + tl.where(value < 0, -rank, rank)
     rank = tl.minimum(tl.maximum(rank, 0), 255)

@@ -43,7 +43,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
     """
 
     found_inf: Tensor | None = None
-    """A scalar, set from outside as for torch's fused optimizers: 1 where a gradient is not finite."""
+    """A scalar that is set as for torch's fused optimizers: 1 where a gradient is not finite."""
 
     def __init__(
         self,
