@@ -8,13 +8,12 @@ import collections
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from launcher.errors import one_line
 from launcher.measure import boards as tags
@@ -35,23 +34,12 @@ from launcher.parallel.world import World
 from launcher.record import Record
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
+from launcher.run.figures import EndedStep, Figures, read_together
 from launcher.run.record_file import RecordFile
 from launcher.run.skips import SkippedSteps
 from launcher.sizes import GIB, duration, gib
 
 STRAGGLES_FROM = 1.5  # times the median of the other ranks
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedStep:
-    """What a rank knows of a step: its mean loss over its micro-batches, its allocated peak."""
-
-    step: int
-    loss: Tensor
-    grad_norm: Tensor | float
-    applied: Tensor | bool
-    lr: float
-    peak_bytes: int | None = None
 
 
 class Journal:
@@ -113,16 +101,16 @@ class Journal:
         reserved_peak_bytes, used_bytes = read_memory(self._world.device)
         # What a rank does alone: the rest of a step is spent waiting for the others.
         alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
-        losses, alone_by_rank_s, most_used_bytes = self._over_all_ranks(alone_s, used_bytes)
-        for pending, loss, spent in zip(self._pending, losses, times, strict=True):
+        ended, alone_by_rank_s, most_used_bytes = self._over_all_ranks(alone_s, used_bytes)
+        for pending, figures, spent in zip(self._pending, ended, times, strict=True):
             self.write(
                 StepRecord(
                     step=pending.step,
-                    loss=loss,
-                    grad_norm=float(pending.grad_norm),
+                    loss=figures.loss,
+                    grad_norm=figures.grad_norm,
                     lr=pending.lr,
                     tokens=self._tokens_per_step,
-                    applied=bool(pending.applied),
+                    applied=figures.applied,
                     allocated_peak_bytes=pending.peak_bytes,
                     reserved_peak_bytes=reserved_peak_bytes,
                     device_used_bytes=used_bytes,
@@ -137,11 +125,12 @@ class Journal:
             self.event("straggler", self._pending[-1].step, rank=slow[0], slower=slower)
         if self._world.is_main:
             slow_rank = None if slow is None else slow[0]
-            self._show(losses[-1], times, reserved_peak_bytes, most_used_bytes, slow_rank)
-        ended, self._pending = self._pending, []
+            self._show(ended, times, reserved_peak_bytes, most_used_bytes, slow_rank)
+        steps = [pending.step for pending in self._pending]
+        self._pending = []
         self.file.flush()
-        for pending, loss in zip(ended, losses, strict=True):
-            self._skipped.note(pending.step, applied=bool(pending.applied), loss=loss)
+        for step, figures in zip(steps, ended, strict=True):
+            self._skipped.note(step, applied=figures.applied, loss=figures.loss)
 
     def secure(self) -> None:
         """Have on the disk all that was recorded so far: a checkpoint is about to say that its
@@ -205,44 +194,49 @@ class Journal:
 
     def _over_all_ranks(
         self, alone_s: float, used_bytes: int
-    ) -> tuple[list[float], list[float], int]:
-        """Mean losses, each rank's time, and the most memory of any, in one all-reduce.
+    ) -> tuple[list[Figures], list[float], int]:
+        """Every step's figures with its mean loss, each rank's time, and the most memory of any, in
+        one all-reduce and one copy from the device.
 
         The same trip settles whether training stops here, which all ranks must agree on.
         """
-        size, rank = self._world.size, self._world.rank
-        step = self._pending[-1].step
-        losses = torch.stack([p.loss.float() for p in self._pending])
-        rest = losses.new_zeros(REQUESTS + 2 * size)
-        rest[:REQUESTS] = torch.tensor(self._agreement.requests(step))
-        rest[REQUESTS + rank] = alone_s
-        rest[REQUESTS + size + rank] = used_bytes / GIB
-        message = torch.cat([losses, rest])
+        size, rank, pending = self._world.size, self._world.rank, self._pending
+        step = pending[-1].step
+        of_rank = [0.0] * (2 * size)
+        of_rank[rank], of_rank[size + rank] = alone_s, used_bytes / GIB
+        losses = torch.stack([p.loss.float() for p in pending])
+        # Not pinned, so the driver has taken it before this returns, and nobody waits.
+        rest = torch.tensor([*self._agreement.requests(step), *of_rank], dtype=losses.dtype)
+        message = torch.cat([losses, rest.to(losses.device, non_blocking=True)])
         if size > 1:
             dist.all_reduce(message)
-        values = message.tolist()
-        count = len(self._pending)
+        values, norms, applied = read_together(
+            message.unbind(), [p.grad_norm for p in pending], [p.applied for p in pending]
+        )
+        count = len(pending)
         by_rank = values[count + REQUESTS :]
         self._agreement.settle(step, values[count : count + REQUESTS])
-        used_bytes = int(max(by_rank[size:]) * GIB)
-        return [loss / size for loss in values[:count]], by_rank[:size], used_bytes
+        figures = [
+            Figures(loss=loss / size, grad_norm=norm, applied=took != 0)
+            for loss, norm, took in zip(values[:count], norms, applied, strict=True)
+        ]
+        return figures, by_rank[:size], int(max(by_rank[size:]) * GIB)
 
     def _show(
         self,
-        loss: float,
+        ended: Sequence[Figures],
         times: list[PhaseTimes],
         reserved_peak_bytes: int | None,
         used_bytes: int,
         slow_rank: int | None,
     ) -> None:
-        last = self._pending[-1]
+        last, figures = self._pending[-1], ended[-1]
         step_s = sum(t.duration_s for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
-        norm = float(last.grad_norm)
         line = {
             "step": f"{last.step} of {self._run.steps}",
-            "loss": f"{loss:.4f}",
-            "grad_norm": f"{norm:.2f}",
+            "loss": f"{figures.loss:.4f}",
+            "grad_norm": f"{figures.grad_norm:.2f}",
             "lr": f"{last.lr:.1e}",
             "memory": f"{gib(used_bytes)}({percent(used_bytes, self._capacity_bytes)})",
             "tps": f"{tokens_per_s:,.0f}",
@@ -257,8 +251,8 @@ class Journal:
         if len(self.phase_times) > WARMUP_STEPS and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
         self._console.figures(line)
-        scalars = {"loss/train": loss, "grad_norm": norm, "lr": last.lr}
-        skipped = self._skipped.total + sum(not bool(p.applied) for p in self._pending)
+        scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}
+        skipped = self._skipped.total + sum(not step.applied for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= tags.of_time(times) | tags.of_flops(flops_per_s, self._peak_flops)
         peaks = [p.peak_bytes for p in self._pending]

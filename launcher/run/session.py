@@ -26,7 +26,8 @@ from launcher.plan.against import Against, against_run, as_record
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
-from launcher.run.journal import EndedStep, Journal
+from launcher.run.figures import EndedStep
+from launcher.run.journal import Journal
 from launcher.run.opening import introduction, open_folder, run_record
 from launcher.run.preflight import Prepared
 from launcher.run.record_file import rank_files, rewind

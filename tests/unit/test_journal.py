@@ -25,8 +25,9 @@ from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
+from launcher.run.figures import EndedStep
 from launcher.run.folder import RunFolder
-from launcher.run.journal import EndedStep, Journal
+from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.skips import Diverged, SkippedSteps
 
