@@ -1,17 +1,20 @@
 """What offload costs and saves: each choice beside the same strategy without it.
 
     python bench/offload.py [--size small|full] [--rounds 3] [--nvme-path DIR] [--output FOLDER]
+        [--choices NAME...]
 
 Each round runs all choices one after the other, so a ratio is one of neighbours; the median over
 the rounds counts. Bytes are what the run's ledger holds between steps: model states on the device,
 in host memory and on disk, and beside them the engine's own buffers. `full` (where there is a GPU)
 is gpt2-xl, 1.5 B parameters, in bf16; `small` (on a CPU) shows only that each choice runs and what
-the detour costs: there the device's memory is the host's, and one ledger holds both. What cannot
+the detour costs: there the device's memory is the host's, and one ledger holds both. DeepSpeed's
+Adam on the host has all cores on a GPU machine, where nothing else computes on them. What cannot
 run here is a row with the reason. Writes offload.json and .md (offload_cuda on a GPU).
 """
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 from runs import Run, refuse_existing, table, train, write_stdlib
 
+from launcher.cores import usable_cores
 from launcher.strategies.zero.nvme_build import is_built
 
 GIB = 2**30
@@ -71,21 +75,24 @@ def main() -> None:
     parser.add_argument("--size", choices=("small", "full"), default="full" if has_gpu else "small")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--nvme-path", type=Path, help="a folder on a local disk (a temporary one)")
+    parser.add_argument("--choices", nargs="+", choices=list(CHOICES), default=list(CHOICES))
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
+    if options.size == "full":
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     stem = options.output / ("offload_cuda" if options.size == "full" else "offload")
     refuse_existing(stem.with_suffix(".json"))
-    runs: dict[str, list[Run]] = {name: [] for name in CHOICES}
+    runs: dict[str, list[Run]] = {name: [] for name in options.choices}
     with tempfile.TemporaryDirectory() as folder:
         text = write_stdlib(Path(folder) / "text.txt", TEXT_BYTES)
         shape = [*SHAPES[options.size], "--precision=bf16", "--tokenizer=byte", f"--data={text}"]
         for number in range(options.rounds):
-            for name in CHOICES:
+            for name in options.choices:
                 flags = [*shape, *flags_of(name, options.nvme_path or Path(folder))]
                 runs[name].append(run := one_run(flags, Path(folder) / str(number) / name))
                 rate = f"{run.tokens_per_s():,.0f} tokens/s" if run.completed else run.reason
                 print(f"round {number + 1}: {name}: {rate}", flush=True)
-        rows = [row(name, runs) for name in CHOICES]
+        rows = [row(name, runs) for name in runs]
     where = torch.cuda.get_device_name() if options.size == "full" else "CPU"
     result = {"size": options.size, "device": where, "rounds": options.rounds, "rows": rows}
     options.output.mkdir(parents=True, exist_ok=True)
@@ -124,10 +131,10 @@ def row(name: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
     failed = next((run for run in runs[name] if not run.completed), None)
     if failed is not None:
         return {"name": name, "state": failed.state, "reason": failed.reason}
-    own, others = runs[name], runs[against]
+    own, others = runs[name], runs.get(against, [])  # none where --choices leaves it out
     held = next(r for r in own[-1].records("ledger") if r["moment"] == "held")
     peaks = own[-1].phase_peaks()
-    pairs = [(a, b) for a, b in zip(own, others, strict=True) if b.completed]
+    pairs = [(a, b) for a, b in zip(own, others, strict=False) if b.completed]
     return {
         "name": name,
         "against": against,

@@ -157,8 +157,10 @@ def markdown(rows: list[dict[str, Any]], device: str, flags: list[str]) -> str:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """The curves, and below them how far each is from fp32's."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no plot: pip install matplotlib")  # figures are worth more
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

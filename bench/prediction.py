@@ -162,8 +162,10 @@ def markdown(summary: dict[str, Any], rows: list[dict[str, Any]]) -> str:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Predicted over measured, one dot per rank and configuration."""
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no plot: pip install matplotlib")  # figures are worth more
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

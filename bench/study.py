@@ -1,6 +1,7 @@
 """The nine configurations of the study, ours beside them, and the peaks of two extremes.
 
     python bench/study.py --output FOLDER [--size small|full] [--cells study ours peak NAME ...]
+        [--steps N]
 
 `full` (where there is a GPU) is the study's model and batch as `--grid-file seed` has them;
 `small` (on a CPU) is the same shape and the same epoch scaled down. There, times come from a sweep
@@ -88,6 +89,7 @@ def main() -> None:
     has_gpu = torch.cuda.is_available()
     parser.add_argument("--size", choices=("small", "full"), default="full" if has_gpu else "small")
     parser.add_argument("--cells", nargs="+", default=["study", "ours"])
+    parser.add_argument("--steps", type=int, help="instead of an epoch")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     refuse_existing(options.output)
@@ -98,7 +100,15 @@ def main() -> None:
             base, cells = peak_cells(Path(scratch))
         else:
             cells = {name: c for name, c in cells.items() if chosen(name, options.cells)}
-        rows, report = measured(base, cells, Path(scratch), traced=not has_gpu)
+        if options.steps:
+            base = {k: v for k, v in base.items() if k != "epochs"} | {"steps": options.steps}
+        rows, report = measured(
+            base,
+            cells,
+            Path(scratch),
+            traced=not has_gpu,
+            timed=has_gpu or "peak" not in options.cells,
+        )
         options.output.mkdir(parents=True)
         shutil.copy(report / "report.html", options.output)
     what = "seed-134m at batch 48" if "peak" in options.cells else f"{options.size} size"
@@ -140,17 +150,17 @@ def chosen(name: str, wanted: Sequence[str]) -> bool:
 
 
 def measured(
-    base: Values, cells: dict[str, Values], folder: Path, *, traced: bool
+    base: Values, cells: dict[str, Values], folder: Path, *, traced: bool, timed: bool
 ) -> tuple[list[Values], Path]:
-    """One row per configuration, and the folder of the launcher's report."""
+    """One row per configuration, and the folder of the launcher's report; `traced` runs have peaks
+    on a CPU, `timed` ones are not slowed down by that."""
     named = [{"name": name, **cell} for name, cell in cells.items()]
-    short = "steps" in base  # only peaks are asked for: they need no run of their own
     memory = times = None
     if traced:
         steps = {k: v for k, v in base.items() if k != "epochs"} | {"memory_trace": True}
         steps.setdefault("steps", MEMORY_STEPS)
         memory = sweep(steps, [c for c in named if not c.get("compile")], out=folder / "memory")
-    if not (traced and short):
+    if timed:
         times = sweep(base, named, out=folder / "speed")
     runs = times or memory or {}
     rows = [row(name, cells[name], run, (memory or runs).get(name)) for name, run in runs.items()]

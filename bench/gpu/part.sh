@@ -1,0 +1,88 @@
+# Sourced by every part: what the machine lacks is installed once, and each step leaves its results
+# before the next one begins. A machine is lent for minutes, and may be taken away in between.
+#
+#   OUT      where <part>.tar.gz goes after every step (build/gpu/out)
+#   PYTHON   an interpreter that has torch (python3)
+#   SHORT=1  a rehearsal: only so many steps that every command has run
+#
+# Results are in build/gpu/results/<part>/<step>/; a step that has ended well is not run again, also
+# where the folder was brought along from another machine.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+python=${PYTHON:-python3}
+part=$(basename "$0" .sh)
+results=build/gpu/results/$part
+out=${OUT:-build/gpu/out}
+site=$PWD/build/gpu/site
+LAST_START_S=480  # of a step, in a command of at most 10 minutes
+AT_ONCE=4         # steps whose times do not matter; cores are there for more
+
+steps=40
+rounds=1
+limit_s=1
+if [ -n "${SHORT:-}" ]; then
+    steps=4
+    limit_s=10 # times: two cores, and nothing is cached
+    LAST_START_S=100000
+    AT_ONCE=1
+fi
+
+if [ ! -e "$site/complete" ]; then
+    rm -rf "$site"
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" \
+        build/gpu/wheels/*.whl || exit 1
+    touch "$site/complete"
+fi
+export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH PYTHONUNBUFFERED=1
+mkdir -p "$results" "$out"
+
+step() { # NAME SECONDS COMMAND...: its output, and what it writes, in $results/NAME
+    local name=$1 most_s=$(($2 * limit_s)) folder=$results/$1 began=$SECONDS code
+    shift 2
+    if [ -e "$folder/done" ]; then
+        echo "== $name: done before"
+        return
+    fi
+    if ((SECONDS > LAST_START_S)); then
+        echo "== $name: left out, the time is over"
+        return
+    fi
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    timeout --kill-after=10 "$most_s" "$@" >"$folder/log.txt" 2>&1
+    code=$?
+    ((code == 0)) && touch "$folder/done"
+    echo "== $name: exit code $code after $((SECONDS - began)) s"
+    ((code == 0)) || tail -n 5 "$folder/log.txt"
+    echo "$name $code $((SECONDS - began)) s" >>"$results/steps.txt"
+    keep
+}
+
+keep() { # All results of the part so far, as one file that is never half
+    (
+        flock 9
+        tar -czf "$out/$part.new" --exclude=checkpoints --exclude=tb -C build/gpu/results "$part"
+        mv "$out/$part.new" "$out/$part.tar.gz"
+    ) 9>"$results/.lock"
+}
+
+run() { # NAME SECONDS FLAGS...: one training run on one GPU, of $steps steps
+    local name=$1 most_s=$2
+    shift 2
+    step "$name" "$most_s" "$python" -m launcher.torchrun --nproc 1 -m launcher.train \
+        --steps "$steps" --test-batches 2 --no-save-last --no-tensorboard "$@" \
+        --out "$results/$name/run"
+}
+
+beside() { # COMMAND...: not waited for, so no times may be read off it
+    while (($(jobs -rp | wc -l) >= AT_ONCE)); do wait -n; done
+    "$@" &
+}
+
+finish() { # The table of the part's runs
+    wait
+    "$python" bench/gpu/table.py "$results" | tee "$results/table.md"
+    keep
+    echo "$part: $SECONDS s"
+}
