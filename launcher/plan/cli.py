@@ -33,6 +33,8 @@ from launcher.plan.table import (
     write_page,
 )
 from launcher.sizes import duration, gib, parse_bytes
+from launcher.strategies import STRATEGIES
+from launcher.strategies.base import missing_library
 from launcher.tables import say
 
 GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")
@@ -48,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     place, notes = find_place(options)
     config = parse_run_config(training, place.world_size)
     fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
+    if not fixed & {"strategy", "zero"}:
+        missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
+        notes += [f"left out: {reason}" for reason in missing if reason]
     with contextlib.closing(Waiting()) as waiting:
         progress = _silence if silent else waiting
         found = plan(config, fixed, place, goal=options.goal, progress=progress)

@@ -28,7 +28,8 @@ from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer
 from launcher.run.samples import Samples
 from launcher.startup import libraries_say
-from launcher.strategies import variant_of
+from launcher.strategies import strategy_of, variant_of
+from launcher.strategies.base import missing_library
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.flat_shards import PARAM
 
@@ -53,6 +54,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     device_type = choose_device(config.loop.device, ranks_per_node)
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
+    if missing := missing_library(strategy_of(config)):
+        raise UserError(missing)
     refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if config.loop.compile:
         require_compilers(config.loop.device)

@@ -6,6 +6,7 @@ strategies of its own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from launcher.config.schema import RunConfig
@@ -89,14 +90,27 @@ class Strategy(Protocol):
         """What one rank sends and moves in a step."""
 
 
+def missing_library(strategy: Strategy) -> str | None:
+    """What a strategy needs and is not here, with the command that installs it, or None."""
+    for library, known in strategy.follows.items():
+        if find_spec(library) is None:
+            return (
+                f"--strategy {strategy.name} needs {library}, which is not installed: "
+                f"pip install '{library}>={known[0]}'"
+            )
+    return None
+
+
 def unknown_versions(strategy: Strategy) -> str | None:
     """Why nothing can be said of a strategy's bytes with the libraries installed here, or None."""
+    if missing := missing_library(strategy):
+        return missing
     for library, known in strategy.follows.items():
         installed = version_of(library) or ""
         if not installed.startswith(tuple(f"{each}." for each in known)):
             return (
                 f"the bytes of --strategy {strategy.name} are known for {library} "
-                f"{' and '.join(known)}, and this is {installed or 'not installed'}: "
+                f"{' and '.join(known)}, and this is {installed or 'of no known version'}: "
                 "bench/prediction.py shows whether they still hold"
             )
     return None
