@@ -177,6 +177,27 @@ def openable_gpus() -> list[str]:
     return gpus
 
 
+def names_gpu(index: int) -> bool:
+    """Whether NVML finds CUDA's device of this number by its PCI address.
+
+    torch asks that as an expandable segment grows, and any failure ends the process, in torch 2.13
+    without a word where there is no library.
+    """
+    import torch
+
+    gpu = torch.cuda.get_device_properties(index)
+    address = f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    try:
+        _call("nvmlInit")
+        try:
+            _call("nvmlDeviceGetHandleByPciBusId", address)
+        finally:
+            _call("nvmlShutdown")
+    except NvmlFault:
+        return False
+    return True
+
+
 def _call(function: str, *arguments: Any) -> Any:
     try:
         return getattr(pynvml, function)(*arguments)

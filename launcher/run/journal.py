@@ -204,21 +204,22 @@ class Journal:
         step = pending[-1].step
         of_rank = [0.0] * (2 * size)
         of_rank[rank], of_rank[size + rank] = alone_s, used_bytes / GIB
-        losses = torch.stack([p.loss.float() for p in pending])
-        # Not pinned, so the driver has taken it before this returns, and nobody waits.
-        rest = torch.tensor([*self._agreement.requests(step), *of_rank], dtype=losses.dtype)
-        message = torch.cat([losses, rest.to(losses.device, non_blocking=True)])
+        mine = [*self._agreement.requests(step), *of_rank]
+        sums = torch.stack([p.loss.float() for p in pending])
         if size > 1:
-            dist.all_reduce(message)
+            # Not pinned, so the driver has taken it before this returns, and nobody waits.
+            sent = torch.tensor(mine, dtype=sums.dtype).to(sums.device, non_blocking=True)
+            sums = torch.cat([sums, sent])
+            dist.all_reduce(sums)
         values, norms, applied = read_together(
-            message.unbind(), [p.grad_norm for p in pending], [p.applied for p in pending]
+            sums.unbind(), [p.grad_norm for p in pending], [p.applied for p in pending]
         )
-        count = len(pending)
-        by_rank = values[count + REQUESTS :]
-        self._agreement.settle(step, values[count : count + REQUESTS])
+        losses, rest = values[: len(pending)], values[len(pending) :] or mine
+        self._agreement.settle(step, rest[:REQUESTS])
+        by_rank = rest[REQUESTS:]
         figures = [
             Figures(loss=loss / size, grad_norm=norm, applied=took != 0)
-            for loss, norm, took in zip(values[:count], norms, applied, strict=True)
+            for loss, norm, took in zip(losses, norms, applied, strict=True)
         ]
         return figures, by_rank[:size], int(max(by_rank[size:]) * GIB)
 

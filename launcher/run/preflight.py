@@ -6,6 +6,7 @@ traceback per rank. Ranks run it again, which is cheap: the corpus is cached by 
 
 import dataclasses
 import datetime
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
 from launcher.exchange.beginning import open_weights
 from launcher.measure.boards import require_boards
+from launcher.measure.nvml import names_gpu
 from launcher.memory.parameters import parameter_shapes
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
@@ -52,6 +54,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.says)
     device_type = choose_device(config.loop.device, ranks_per_node)
+    if device_type == "cuda" and config.loop.expandable_segments:
+        config = config.replace(expandable_segments=_segments_may_expand())
     resolved = resolve(config, world_size=world_size, device_type=device_type)
     config = resolved.config
     if missing := missing_library(strategy_of(config)):
@@ -105,6 +109,18 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     return Prepared(
         resolved=dataclasses.replace(resolved, config=config), corpus=corpus, origin=origin
     )
+
+
+def _segments_may_expand() -> bool:
+    """Whether torch can let the allocator's segments grow on this process's GPU."""
+    if names_gpu(int(os.environ.get("LOCAL_RANK", "0"))):
+        return True
+    if os.environ.get("RANK", "0") == "0" and OWN_AGENT not in os.environ:
+        logging.getLogger("shardscale").warning(
+            "NVML does not name the GPU, and torch's expandable segments do not go without: they "
+            "are off"
+        )
+    return False
 
 
 def _reads_for_all(world_size: int, ranks_per_node: int) -> bool:

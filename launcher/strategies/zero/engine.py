@@ -142,10 +142,20 @@ def import_deepspeed(device: torch.device) -> Any:
         from deepspeed.utils import logger
 
         _import_muon_uncompiled()
+    if device.type == "cuda":
+        _do_without_nvml()
     logger.setLevel(level)
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def _do_without_nvml() -> None:
+    """Stages 1 and 2 ask how much memory is free, and DeepSpeed asks NVML: a reading that fails
+    would end training, and so would UUIDs in CUDA_VISIBLE_DEVICES, of which it wants numbers."""
+    from deepspeed.accelerator import cuda_accelerator
+
+    cuda_accelerator.pynvml = None  # from now on what this process has not allocated is free
 
 
 def _import_muon_uncompiled() -> None:
