@@ -6,8 +6,9 @@ width d is 4 M d.
 
 A layer keeps for its backward, in units of M d bytes in fp32: its input 4, the first norm's output
 4, q, k and v 12, the attention's output 4, the sum after attention 4, the second norm's output 4,
-the MLP before and after GELU 16 + 16: together 64 M d. What is left out everywhere: norms' means,
-the attention's log-sum-exp, biases (below half a percent in these shapes).
+the MLP before GELU 16, from which backward makes what is behind it: together 48 M d. What is left
+out everywhere: norms' means, the attention's log-sum-exp, biases (below half a percent in these
+shapes).
 
 Where the highest moment is decides what counts. In the `wide` shape it is the backward of the loss,
 when nothing is freed yet and 3 fp32 copies of the logits are alive (12 M V); in the `states`
@@ -98,29 +99,28 @@ class Technique:
 
 
 def bf16(s: Shape) -> float:
-    """28 L M d - 2 W + 2 M d: norms' outputs, q, k, v, attention and MLP in 2 bytes; the residual
-    stays fp32 (4 + 4 of the 64); autocast keeps a bf16 copy of the W matmul weights, but of the
-    last norm's output only the bf16 one"""
-    return 28 * s.layers * s.unit - 2 * s.matmul_parameters + 2 * s.unit
+    """24 L M d + 4 M d - 2 W: all activations in 2 bytes, into and out of the last norm too;
+    autocast keeps a bf16 copy of the W matmul weights"""
+    return 24 * s.layers * s.unit + 4 * s.unit - 2 * s.matmul_parameters
 
 
 def bf16_pure(s: Shape) -> float:
-    """32 L M d + 4 M d + 4 P: all activations in 2 bytes, into and out of the last norm too;
+    """24 L M d + 4 M d + 4 P: all activations in 2 bytes, into and out of the last norm too;
     parameters, moments and compensation 8 P instead of 12 P"""
-    return 32 * s.layers * s.unit + 4 * s.unit + 4 * s.parameters
+    return 24 * s.layers * s.unit + 4 * s.unit + 4 * s.parameters
 
 
 def full(s: Shape) -> float:
-    """60 L M d - 72 M d + 12 M V - 4 V d: a block keeps 4; the peak moves into a block's backward:
-    60 recomputed + 4 + 16 of gradients, without the loss's 8 M d + 12 M V, beside the head's
-    gradient"""
-    return (60 * s.layers - 72) * s.unit + 12 * s.logits - 4 * s.vocab * s.d
+    """44 L M d - 72 M d + 12 M V - 4 V d: a block keeps 4; the peak moves into a block's backward:
+    60 recomputed (also what is behind GELU) + 4 + 16 of gradients, without the loss's 8 M d + 12
+    M V, beside the head's gradient"""
+    return (44 * s.layers - 72) * s.unit + 12 * s.logits - 4 * s.vocab * s.d
 
 
 def selective(s: Shape) -> float:
-    """24 L M d: kept are the input 4, q, k and v 12, attention 4, projection 4 and the MLP's first
-    matmul 16, so 40 of 64"""
-    return 24 * s.layers * s.unit
+    """8 L M d: kept are the input 4, q, k and v 12, attention 4, projection 4 and the MLP's first
+    matmul 16, so 40 of 48"""
+    return 8 * s.layers * s.unit
 
 
 def chunked_loss(s: Shape) -> float:
@@ -130,9 +130,9 @@ def chunked_loss(s: Shape) -> float:
 
 
 def accumulation(s: Shape) -> float:
-    """3/4 (64 L M d + 8 M d + 12 M V) - 4 P: a quarter of the activations at a time, but gradients
+    """3/4 (48 L M d + 8 M d + 12 M V) - 4 P: a quarter of the activations at a time, but gradients
     are there while they are"""
-    whole = (64 * s.layers + 8) * s.unit + 12 * s.logits
+    whole = (48 * s.layers + 8) * s.unit + 12 * s.logits
     return 0.75 * whole - 4 * s.parameters
 
 
@@ -186,52 +186,52 @@ def pure_states(s: Shape) -> float:
 
 
 def in_backward(s: Shape) -> float:
-    """4 P - 64 L M d - 4 n: one gradient at a time; the peak moves to the backward's begin, where
+    """4 P - 48 L M d - 4 n: one gradient at a time; the peak moves to the backward's begin, where
     the activations are"""
-    return 4 * s.parameters - 64 * s.layers * s.unit - 4 * s.largest
+    return 4 * s.parameters - 48 * s.layers * s.unit - 4 * s.largest
 
 
 # On 2 processes, against DDP: there everything is held, 16 P, and at the begin of the backward the
-# activations and the head's first gradient besides, 64 L M d + 4 n. p are a block's parameters.
+# activations and the head's first gradient besides, 48 L M d + 4 n. p are a block's parameters.
 
 
 def fsdp(s: Shape) -> float:
-    """8 P + 64 L M d + 4 n - 14 p: half of the states. In a block's backward: its weights and the
+    """8 P + 48 L M d + 4 n - 14 p: half of the states. In a block's backward: its weights and the
     next one's gathered, its gradients and their copy for the reduce-scatter (16 p), their shard
     (2 p), while two blocks' shards are still to come (4 p)"""
     return _of_ddp(s) + 8 * s.parameters - 14 * s.block_parameters
 
 
 def fsdp_grad_op(s: Shape) -> float:
-    """6 P + 64 M d - 4 p - 4 n: weights 4 P stay gathered beside shards of weights and moments
+    """6 P + 48 M d - 4 p - 4 n: weights 4 P stay gathered beside shards of weights and moments
     6 P. The peak is where the forward turns: the last block's and the head's buffers of gathering
     (4 p + 8 n), all other blocks' activations"""
-    own = 64 * (s.layers - 1) * s.unit + 4 * s.block_parameters + 8 * s.largest
+    own = 48 * (s.layers - 1) * s.unit + 4 * s.block_parameters + 8 * s.largest
     return _of_ddp(s) + 6 * s.parameters - own
 
 
 def zero1(s: Shape) -> float:
-    """64 L M d + 4 n, and nothing of P: moments are halved to 4 P, but DeepSpeed keeps a half of
+    """48 L M d + 4 n, and nothing of P: moments are halved to 4 P, but DeepSpeed keeps a half of
     fp32 master weights beside fp32 weights (2 P), and a half of averaged gradients beside the
     whole ones (2 P): 4 + 2 + 4 + 4 + 2 = 16 P at the end of the backward"""
     return _of_ddp(s)
 
 
 def zero2(s: Shape) -> float:
-    """2 P + 64 L M d + 4 n: weights 4 P, master weights 2 P, moments 4 P, gradients 2 P and their
+    """2 P + 48 L M d + 4 n: weights 4 P, master weights 2 P, moments 4 P, gradients 2 P and their
     flat copy for the step 2 P: 14 P"""
     return _of_ddp(s) + 2 * s.parameters
 
 
 def zero3(s: Shape) -> float:
-    """4 P + 64 L M d + 4 n - 4 p: as ZeRO-2 with half of the weights, 12 P, and the bucket of
+    """4 P + 48 L M d + 4 n - 4 p: as ZeRO-2 with half of the weights, 12 P, and the bucket of
     gradients, one block, which stays"""
     return _of_ddp(s) + 4 * s.parameters - 4 * s.block_parameters
 
 
 def _of_ddp(s: Shape) -> float:
     """What DDP's peak has besides 16 P."""
-    return 64 * s.layers * s.unit + 4 * s.largest
+    return 48 * s.layers * s.unit + 4 * s.largest
 
 
 DDP = ("--strategy=ddp",)
