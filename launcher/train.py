@@ -3,6 +3,7 @@
 Build, loop, finish; the same text for every strategy, on CPUs and on GPUs.
 """
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ with importing():
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
     outlive_readers()
+    # NCCL ends a collective that takes too long by aborting: then every thread's stack is said.
+    faulthandler.enable()
     argv = sys.argv[1:] if argv is None else argv
     try:
         world_size, ranks_per_node = ranks_from_environment()

@@ -28,8 +28,9 @@ for stage in 1 2 3; do
 done
 run seed-auto-48GiB 180 --model seed-134m --micro-batch auto --precision bf16 --memory-limit 48GiB
 
-# Each case against the allocator, in one process per line.
-for cases in single ddp fsdp-fp32 fsdp-bf16 fsdp-grad fsdp-each fsdp-offload zero0 zero1 zero2 zero3; do
+# Each case against the allocator, in one process per name.
+all=(single ddp fsdp-fp32 fsdp-bf16 fsdp-grad fsdp-each fsdp-offload zero0 zero1 zero2 zero3)
+for cases in "${all[@]:0:$prediction_groups}"; do
     beside step "prediction-$cases" 200 "$python" bench/prediction.py --device cuda \
         --fake-ranks 1 --only "$cases" --output "$results/prediction-$cases"
 done

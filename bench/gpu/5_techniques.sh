@@ -4,7 +4,7 @@
 
 seed=(--model seed-134m --micro-batch 125 --lr 5e-4)
 run seed-flex-window64 120 "${seed[@]}" --precision bf16 --attention flex --window 64
-run seed-flex-selective 120 "${seed[@]}" --precision bf16 --attention flex \
+run seed-flex-compile-selective 120 "${seed[@]}" --precision bf16 --attention flex --compile \
     --activation-checkpointing selective
 run seed-fp8 120 "${seed[@]}" --precision fp8
 run seed-fp8-compile 150 "${seed[@]}" --precision fp8 --compile
@@ -14,7 +14,7 @@ step tests 200 "$python" -m pytest -q ${SHORT:+--collect-only} \
 offload() { # NAME, then names of choices
     local name=$1
     shift
-    step "$name" 200 "$python" bench/offload.py --rounds "$rounds" --output "$results/$name" \
+    step "$name" 200 "$python" bench/offload.py --rounds 1 --output "$results/$name" \
         --choices "$@"
 }
 

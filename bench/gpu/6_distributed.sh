@@ -21,11 +21,12 @@ run resume-fsdp 60 "${nano[@]}" --strategy fsdp --resume "$results/resume-from-z
 run resume-from-fsdp 60 "${nano[@]}" --strategy fsdp --stop-after "$half" --save-last
 run resume-zero2 60 "${nano[@]}" --zero 2 --resume "$results/resume-from-fsdp/run"
 
-for cases in ddp fsdp-fp32 fsdp-bf16 fsdp-grad fsdp-hybrid fsdp-each zero1 zero2 zero3; do
+all=(fsdp-offload ddp fsdp-fp32 fsdp-bf16 fsdp-grad fsdp-hybrid fsdp-each zero1 zero2 zero3)
+for cases in "${all[@]:0:$prediction_groups}"; do
     beside step "prediction-$cases" 200 "$python" bench/prediction.py --device cuda \
         --fake-ranks 8 --only "$cases" --output "$results/prediction-$cases"
 done
 wait
 step precision 240 "$python" bench/precision.py --output "$results/precision" \
-    --steps "$([ -n "${SHORT:-}" ] && echo 4 || echo 100)"
+    --steps "$precision_steps"
 finish

@@ -19,11 +19,14 @@ LAST_START_S=480  # of a step, in a command of at most 10 minutes
 AT_ONCE=4         # steps whose times do not matter; cores are there for more
 
 steps=40
-rounds=1
-limit_s=1
+precision_steps=100
+prediction_groups=99 # all
+patience=1
 if [ -n "${SHORT:-}" ]; then
     steps=4
-    limit_s=10 # times: two cores, and nothing is cached
+    precision_steps=4
+    prediction_groups=1
+    patience=10 # a machine without a GPU may have few cores
     LAST_START_S=100000
     AT_ONCE=1
 fi
@@ -38,7 +41,7 @@ export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH PYTHONUN
 mkdir -p "$results" "$out"
 
 step() { # NAME SECONDS COMMAND...: its output, and what it writes, in $results/NAME
-    local name=$1 most_s=$(($2 * limit_s)) folder=$results/$1 began=$SECONDS code
+    local name=$1 most_s=$(($2 * patience)) folder=$results/$1 began=$SECONDS code
     shift 2
     if [ -e "$folder/done" ]; then
         echo "== $name: done before"

@@ -49,7 +49,8 @@ def torch_and_driver() -> Finding:
             "training uses the CPU",
             "install the CUDA build of torch that pytorch.org names for this driver",
         )
-    if not there:
+    usable = torch.cuda.is_available()  # also where a container has no device files of that name
+    if not there and not usable:
         return ok(f"{version} for CUDA {built_for}; no GPU here, so it trains on the CPU")
     if driver is not None and driver[0] < int(built_for.split(".")[0]):
         return fail(
@@ -58,7 +59,7 @@ def torch_and_driver() -> Finding:
             "torch does not start the GPUs",
             "update the driver, or install torch for an older CUDA (pytorch.org)",
         )
-    if not torch.cuda.is_available():
+    if not usable:
         return fail(
             f"{version} for CUDA {built_for} sees none of the {len(there)} GPUs",
             "training uses the CPU",

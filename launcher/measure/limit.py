@@ -71,6 +71,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text
         or "not enough memory" in text
+        # Asking NVML who else has memory, to tell it in its message, torch takes no failure.
+        or ("NVML_SUCCESS ==" in text and "CUDACachingAllocator.cpp" in text)
         or text in ("could not create a primitive", "could not execute a primitive")
     )
 

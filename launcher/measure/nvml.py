@@ -185,7 +185,7 @@ def names_gpu(index: int) -> bool:
     """
     import torch
 
-    gpu = torch.cuda.get_device_properties(index)
+    gpu: Any = torch.cuda.get_device_properties(index)  # declared without addresses
     address = f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     try:
         _call("nvmlInit")

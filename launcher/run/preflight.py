@@ -17,6 +17,7 @@ from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
 from launcher.exchange.beginning import open_weights
@@ -54,12 +55,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.says)
     device_type = choose_device(config.loop.device, ranks_per_node)
-    if device_type == "cuda" and config.loop.expandable_segments:
-        config = config.replace(expandable_segments=_segments_may_expand())
-    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    resolved = _possible_here(config, world_size=world_size, device_type=device_type)
     config = resolved.config
-    if missing := missing_library(strategy_of(config)):
-        raise UserError(missing)
     refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if config.loop.compile:
         require_compilers(config.loop.device)
@@ -109,6 +106,20 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     return Prepared(
         resolved=dataclasses.replace(resolved, config=config), corpus=corpus, origin=origin
     )
+
+
+def _possible_here(config: RunConfig, *, world_size: int, device_type: str) -> Resolved:
+    """Resolved, with what is installed on this machine.
+
+    Raises:
+        UserError: a choice is invalid, or its library is missing.
+    """
+    if device_type == "cuda" and config.loop.expandable_segments:
+        config = config.replace(expandable_segments=_segments_may_expand())
+    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    if missing := missing_library(strategy_of(resolved.config)):
+        raise UserError(missing)
+    return resolved
 
 
 def _segments_may_expand() -> bool:

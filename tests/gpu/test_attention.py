@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.model.attention import KERNELS, choose, kernel_for
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
@@ -17,6 +18,12 @@ pytestmark = [
 
 KINDS: tuple[AttentionKind, ...] = ("sdpa", "flash", "flex")
 CONFIG = ModelConfig(vocab_size=64, context=300, layers=2, heads=2, d_model=128)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    """After eight variants of a function, dynamo gives up on it, and flex would run unfused."""
+    torch._dynamo.reset()
 
 
 def _skip_unless_able(kind: AttentionKind, dtype: torch.dtype, window: int | None) -> None:
@@ -64,6 +71,27 @@ def test_a_kind_agrees_with_eager_forward_and_backward(
     tolerance = 2e-3 if dtype == torch.float32 else 3e-2  # fp32: flex may use TF32 matmuls
     for ours, theirs in zip(got, exact, strict=True):
         torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("seq_len", [1, 37])
+def test_cudnn_takes_short_sequences_and_masks(
+    seq_len: int, window: int | None, dtype: torch.dtype
+) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("cuDNN's fused attention needs compute capability 8.0")
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, 3, seq_len, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    direction = torch.randn(2, 3, seq_len, 64, device="cuda", dtype=dtype)
+    exact = _with_gradients("eager", [part.float() for part in qkv], direction.float(), window)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        try:
+            got = _with_gradients("sdpa", qkv, direction, window)
+        except RuntimeError as error:  # then torch does not choose it by itself either
+            pytest.skip(str(error))
+    for ours, theirs in zip(got, exact, strict=True):
+        torch.testing.assert_close(ours.float(), theirs, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("window", [None, 64])

@@ -14,6 +14,13 @@ from launcher.measure.limit import is_out_of_memory, requested_bytes
         (RuntimeError("could not create a primitive descriptor for a matmul primitive"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("not enough memory"), False),
+        (
+            RuntimeError(
+                "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "
+                '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1392, please report a bug'
+            ),
+            True,
+        ),
     ],
 )
 def test_what_means_that_memory_ran_out(error: Exception, ran_out: bool) -> None:
