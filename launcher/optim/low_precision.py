@@ -77,7 +77,9 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         ]
         counters = [state["step"] for _, _, state in updates if isinstance(state["step"], Tensor)]
         if counters:  # on the device, where only it knows whether the step counts
-            torch._foreach_add_(counters, 1.0 if found_inf is None else 1.0 - found_inf)
+            # A list, as a single tensor would be read by the host first.
+            counted = 1.0 if found_inf is None else [1.0 - found_inf] * len(counters)
+            torch._foreach_add_(counters, counted)
         elif found_inf:
             return
         for parameter, group, state in updates:

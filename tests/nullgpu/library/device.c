@@ -16,7 +16,7 @@ static const size_t SPACE = (size_t)1 << 45;
 static const size_t ALIGNMENT = 2 * MIB; /* of whatever the driver hands out */
 
 static char *space_begin;
-static atomic_size_t space_used, taken;
+static atomic_size_t space_used, taken, launches;
 
 size_t device_total(void) { return 143771 * MIB; }
 
@@ -55,6 +55,13 @@ void *device_addresses(size_t bytes) {
 bool on_device(const void *address) {
     return (uintptr_t)address - (uintptr_t)space_begin < SPACE;
 }
+
+void device_launch(void) {
+    atomic_fetch_add(&launches, 1);
+    device_writes();
+}
+
+size_t device_launches(void) { return launches; }
 
 typedef struct Range {
     char *begin;

@@ -25,6 +25,10 @@ bool on_device(const void *address);
 /* A kernel may have written anywhere on the device. */
 void device_writes(void);
 
+/* A kernel is launched; how many have been so far, for Python to ask. */
+void device_launch(void);
+size_t device_launches(void);
+
 /* Page-locked host memory. */
 void pin(void *address, size_t bytes);
 void unpin(void *address);

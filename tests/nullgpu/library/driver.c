@@ -74,7 +74,7 @@ CUresult cuFuncGetAttribute(int *out, CUfunction_attribute number, CUfunction fu
 
 #define LAUNCHES(name, ...) \
     CUresult name(__VA_ARGS__) { \
-        device_writes(); \
+        device_launch(); \
         return CUDA_SUCCESS; \
     }
 

@@ -377,7 +377,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
 
 #define LAUNCHES(name, ...) \
     cudaError_t name(__VA_ARGS__) { \
-        device_writes(); \
+        device_launch(); \
         return cudaSuccess; \
     }
 
