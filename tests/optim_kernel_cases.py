@@ -14,6 +14,7 @@ from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, levels, midpoin
 from launcher.optim.choice import OptimChoice
 from launcher.optim.low_precision import LowPrecisionAdamW, _update
 from launcher.optim.registry import build_optimizer
+from launcher.strategies.flat_shards import counters, set_counters
 
 STEPS = 3
 CHOICES = {
@@ -55,6 +56,9 @@ def compared(name: str, elements: int, device: str) -> dict[str, dict[str, float
         assert optimizer.state[weight]["step"].item() == expected["step"] == step
         got = _tensors(optimizer, weight)
         steps.append({key: _difference(key, got, expected, before, gradient) for key in got})
+    assert counters(optimizer, weight) == {"step": STEPS}
+    set_counters(optimizer.state[weight], {"step": 1.0})  # as of a checkpoint from a CPU
+    assert counters(optimizer, weight) == {"step": 1.0}
     return {
         key: {what: max(each[key][what] for each in steps) for what in ("error", "share")}
         for key in steps[0]
