@@ -28,6 +28,7 @@ from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, expand_segments, leave, start
+from launcher.plan.fit import workspace_bytes
 from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -55,12 +56,13 @@ def main() -> None:
     leave(0, together=device == "cpu")
 
 
-def join(device: str, world_size: int) -> World:
+def join(device: str, world_size: int, *, expandable_segments: bool = True) -> World:
     """A real process group on CPUs; on a GPU, rank 0 of one that is pretended."""
     if device == "cpu":
         return start("cpu", timeout_s=300, needs_group=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    expand_segments()
+    if expandable_segments:
+        expand_segments()
     torch.cuda.set_device(0)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     return World(
@@ -87,7 +89,11 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     resolved = resolve(config, world_size=world.size, device_type=world.device.type)
     measured = measure(resolved, world)
     predicted = predict(
-        resolved, world_size=world.size, device_type=world.device.type, rank=world.rank
+        resolved,
+        world_size=world.size,
+        device_type=world.device.type,
+        rank=world.rank,
+        workspace_bytes=workspace_bytes(gpu_name(world)),
     )
     phases = {f"{period}/{phase}": size for (period, phase), size in predicted.peaks.items()}
     found = {
@@ -104,6 +110,11 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     return found
 
 
+def gpu_name(world: World) -> str | None:
+    """What CUDA calls it."""
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+
+
 def highest(phases: dict[str, int]) -> int:
     """The peak of training; building has phases of its own, which are compared apart."""
     return max(size for name, size in phases.items() if not name.startswith("init"))
@@ -113,7 +124,7 @@ def on_gpu(
     measured: dict[str, Any], predicted: Prediction, expandable_segments: bool
 ) -> dict[str, int]:
     """What the allocator reserves, too."""
-    use = replay(predicted.events, expandable_segments=expandable_segments)
+    use = replay(predicted.events, predicted.streams, expandable_segments=expandable_segments)
     return {
         "measured_reserved_bytes": measured["reserved_bytes"],
         "predicted_reserved_bytes": use.peak_reserved_bytes,

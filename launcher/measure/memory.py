@@ -18,6 +18,7 @@ from launcher.measure.host_memory import host_bytes
 from launcher.memory.ledger import Ledger, LedgerLines
 from launcher.memory.live_trace import LiveTrace
 from launcher.memory.storages import StorageCount
+from launcher.memory.workspaces import take_workspaces
 from launcher.parallel.world import World
 from launcher.strategies.engine import Engine
 
@@ -182,6 +183,7 @@ class CudaMemory(MemoryMeter):
     def period(self, name: str) -> None:
         if self._period == "init" and name != "init":
             self._note("build", torch.cuda.max_memory_allocated(self._device))
+            take_workspaces(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = total - free - torch.cuda.memory_reserved(self._device)
         super().period(name)

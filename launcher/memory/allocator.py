@@ -1,13 +1,16 @@
 """What torch's CUDA caching allocator reserves for a sequence of allocations and frees.
 
-A model of the native allocator (c10/cuda/CUDACachingAllocator.cpp) on one stream with its default
-settings: no max_split_size, no garbage collection threshold, no power-of-two rounding, no CUDA
-graphs. Among free blocks of one size it takes the lowest address; here segments lie in the order of
-their creation, where a driver may hand out addresses in another one.
+A model of the native allocator (c10/cuda/CUDACachingAllocator.cpp) with its default settings: no
+max_split_size, no garbage collection threshold, no power-of-two rounding, no CUDA graphs. A block
+belongs to the stream that it was allocated on and serves that one only; one that another stream has
+used too is taken to be free at once. Among free blocks of one size it takes the lowest address;
+here segments lie in the order of their creation, where a driver may hand out addresses in another
+one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from launcher.memory.allocator_blocks import (
     K_MIN_BLOCK_SIZE,
@@ -27,6 +30,8 @@ _SEGMENT_STRIDE = 2**48
 
 Event = tuple[int, int]
 """(storage id, size in bytes); size 0 frees the storage."""
+Streams = Mapping[int, str]
+"""Storage id -> the stream that it is allocated on, where that is not the one that computes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +62,7 @@ class CachingAllocator:
     ) -> None:
         self._limit_bytes = limit_bytes
         self._expandable = expandable_segments
-        self._pools = (Pool(small=True), Pool(small=False))
+        self._pools: dict[tuple[str | None, bool], Pool] = {}
         self._live: dict[int, Block] = {}
         self._next_address = 0
         self._allocated = self._reserved = 0
@@ -65,12 +70,14 @@ class CachingAllocator:
         self._retries = 0
         self._out_of_memory = False
 
-    def replay(self, events: Iterable[Event]) -> AllocatorUse:
+    def replay(
+        self, events: Iterable[Event], streams: Streams = MappingProxyType({})
+    ) -> AllocatorUse:
         """Serve events in program order, up to the first that runs out of memory."""
         for storage_id, size_bytes in events:
             if size_bytes == 0:
                 self.free(storage_id)
-            elif not self.allocate(storage_id, size_bytes):
+            elif not self.allocate(storage_id, size_bytes, streams.get(storage_id)):
                 break
         return self.use()
 
@@ -85,11 +92,11 @@ class CachingAllocator:
             out_of_memory=self._out_of_memory,
         )
 
-    def allocate(self, storage_id: int, size_bytes: int) -> bool:
+    def allocate(self, storage_id: int, size_bytes: int, stream: str | None = None) -> bool:
         """Serve one request; False when there is no memory for it."""
         assert storage_id not in self._live, f"storage {storage_id} is allocated twice"
         size = rounded_bytes(size_bytes)
-        pool = self._pools[0 if size <= K_SMALL_SIZE else 1]
+        pool = self._pool(stream, small=size <= K_SMALL_SIZE)
         block = self._from_cache(pool, size) or self._from_device(pool, size)
         if block is None:
             self._retries += 1
@@ -118,13 +125,19 @@ class CachingAllocator:
 
         A segment of which any part is in use stays whole.
         """
-        for pool in self._pools:
+        for pool in self._pools.values():
             for block in list(pool.at_least(0)):
                 if pool.expandable is not None:
                     self._unmap(pool, block)
                 elif block.prev is None and block.next is None:
                     pool.remove(block)
                     self._reserved -= block.size
+
+    def _pool(self, stream: str | None, *, small: bool) -> Pool:
+        key = (stream, small)
+        if key not in self._pools:
+            self._pools[key] = Pool(small=small)
+        return self._pools[key]
 
     def _from_cache(self, pool: Pool, size: int) -> Block | None:
         """Best fit. The block at an expandable segment's end counts with what it can grow to."""
@@ -235,8 +248,12 @@ class CachingAllocator:
 
 
 def replay(
-    events: Iterable[Event], *, limit_bytes: int | None = None, expandable_segments: bool = False
+    events: Iterable[Event],
+    streams: Streams = MappingProxyType({}),
+    *,
+    limit_bytes: int | None = None,
+    expandable_segments: bool = False,
 ) -> AllocatorUse:
     """What a fresh allocator holds after `events`, and held at most."""
     allocator = CachingAllocator(limit_bytes=limit_bytes, expandable_segments=expandable_segments)
-    return allocator.replay(events)
+    return allocator.replay(events, streams)

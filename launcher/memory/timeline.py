@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.memory.allocator_blocks import rounded_bytes
 from launcher.memory.ledger import CATEGORIES, STATES, Ledger, LedgerLines
 
 Where = Literal["device", "host", "disk"]
@@ -20,7 +21,8 @@ class Timeline:
     """Storages by name, from allocation to free, and the highest level of each phase.
 
     Events are (storage, bytes), 0 bytes meaning freed: what an allocator would be asked for. Host
-    memory is counted apart where the device is not the host itself.
+    memory is counted apart where the device is not the host itself. On a GPU levels are those of
+    whole blocks, of multiples of 512 bytes.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -28,6 +30,7 @@ class Timeline:
         self.events: list[tuple[int, int]] = []
         self.peaks: dict[tuple[str, str], int] = {}
         self.peaks_elsewhere = {"host": 0, "disk": 0}
+        self.streams: dict[int, str] = {}
         self._on_host_itself = device_type == "cpu"
         self._current = 0
         self._elsewhere = {"host": 0, "disk": 0}
@@ -44,9 +47,16 @@ class Timeline:
         self._note()
 
     def allocate(
-        self, key: Hashable, size_bytes: int, category: str, *, where: Where = "device"
+        self,
+        key: Hashable,
+        size_bytes: int,
+        category: str,
+        *,
+        where: Where = "device",
+        stream: str | None = None,
     ) -> None:
-        """A storage under a name that is free; `category` is one of the ledger's."""
+        """A storage under a name that is free; `category` is one of the ledger's, `stream` a GPU's
+        that it is allocated on, where it is not the one that computes."""
         if size_bytes == 0:
             return
         if where == "host" and self._on_host_itself:
@@ -58,7 +68,9 @@ class Timeline:
         self._live[key] = (number, size_bytes)
         if where == "device":
             self.events.append((number, size_bytes))
-            self._current += size_bytes
+            self._current += self._occupied(size_bytes)
+            if stream is not None:
+                self.streams[number] = stream
             if self._current > self._phase_high:
                 self._note()
         else:
@@ -73,7 +85,7 @@ class Timeline:
             where = self._places[number]
             if where == "device":
                 self.events.append((number, 0))
-                self._current -= size_bytes
+                self._current -= self._occupied(size_bytes)
             else:
                 self._elsewhere[where] -= size_bytes
 
@@ -113,6 +125,8 @@ class Timeline:
             else:
                 del alive[number]
         lines = dict.fromkeys(CATEGORIES, 0) | self._by_category(alive.items())
+        # What rounding adds is nobody's tensor.
+        lines["temporary"] += high.size_bytes - sum(lines.values())
         return Ledger(
             moment="predicted",
             phase=high.phase,
@@ -123,6 +137,9 @@ class Timeline:
             host=LedgerLines(used_bytes=self.peaks_elsewhere["host"]),
             disk=LedgerLines(used_bytes=self.peaks_elsewhere["disk"]),
         )
+
+    def _occupied(self, size_bytes: int) -> int:
+        return size_bytes if self._on_host_itself else rounded_bytes(size_bytes)
 
     def _by_category(self, alive: Iterable[tuple[int, int]]) -> dict[str, int]:
         lines: dict[str, int] = {}

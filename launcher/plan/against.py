@@ -18,6 +18,7 @@ from launcher.measure.records import WARMUP_STEPS
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.parallel.world import World
 from launcher.plan.calibration import Calibration
+from launcher.plan.fit import workspace_bytes
 from launcher.plan.machine import Machine
 from launcher.plan.predict import by_category, predict
 from launcher.plan.timing import step_seconds
@@ -110,13 +111,18 @@ def as_record(outcome: Against | NotPredicted) -> dict[str, Any]:
 def _against(
     resolved: Resolved, world: World, peak: Ledger, step_times_s: Sequence[float], period: str
 ) -> Against:
+    on_gpu = world.device.type == "cuda"
+    gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
     prediction = predict(
-        resolved, world_size=world.size, device_type=world.device.type, rank=world.rank
+        resolved,
+        world_size=world.size,
+        device_type=world.device.type,
+        rank=world.rank,
+        workspace_bytes=workspace_bytes(gpu),
     )
     measured_step_s = statistics.median(step_times_s) if step_times_s else None
     predicted_step_s = None
-    if world.device.type == "cuda":
-        gpu = torch.cuda.get_device_name(world.device)
+    if gpu is not None:
         if known := find_gpu(gpu):
             predicted_step_s = step_seconds(
                 resolved,

@@ -19,7 +19,7 @@ from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import PRECISIONS, Choice, choices
-from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict, wanted_bytes
+from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict, workspace_bytes
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, by_category, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
@@ -167,7 +167,7 @@ def _assess_group(group: Sequence[Choice], place: Place) -> list[Assessment]:
     for choice in group:
         a = assess(choice, place)
         # The events have served; they are long to send.
-        prediction = dataclasses.replace(a.prediction, events=[])
+        prediction = dataclasses.replace(a.prediction, events=[], streams={})
         found.append(dataclasses.replace(a, prediction=prediction))
         with _done.get_lock():
             _done.value += 1
@@ -203,15 +203,20 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
     Live bytes stand in for reserved ones where it clearly fits with them: replaying takes as long
     as predicting.
     """
-    prediction = predict(run, world_size=place.world_size, device_type=place.machine.device)
+    on_gpu = place.machine.device == "cuda"
+    prediction = predict(
+        run,
+        world_size=place.world_size,
+        device_type=place.machine.device,
+        workspace_bytes=workspace_bytes(place.machine.name) if on_gpu else 0,
+    )
     used = prediction.peak_bytes
-    if place.machine.device == "cuda":
-        gpu, limit = place.machine.name, place.memory_bytes - place.fixed_bytes
-        used = place.fixed_bytes + wanted_bytes(prediction, gpu)
+    if on_gpu:
+        limit = place.memory_bytes - place.fixed_bytes
+        used = place.fixed_bytes + prediction.peak_bytes
         if used > CLEARLY_FITS * place.memory_bytes:
             used = place.fixed_bytes + reserved_bytes(
                 prediction,
-                gpu,
                 limit_bytes=limit,
                 expandable_segments=run.config.loop.expandable_segments,
             )
@@ -230,13 +235,12 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
 def _replayed(a: Assessment, place: Place) -> Assessment:
     """The same with what the allocator really holds: within the memory there is, and with room."""
     limit = place.memory_bytes - place.fixed_bytes
-    gpu = place.machine.name
-    if place.machine.device == "cpu" or wanted_bytes(a.prediction, gpu) > limit:
+    if place.machine.device == "cpu" or a.prediction.peak_bytes > limit:
         return a  # there is no allocator, or nothing that it could do
     segments = a.run.config.loop.expandable_segments
-    use = within = replayed(a.prediction, gpu, limit_bytes=limit, expandable_segments=segments)
+    use = within = replayed(a.prediction, limit_bytes=limit, expandable_segments=segments)
     if within.retries:
-        use = replayed(a.prediction, gpu, limit_bytes=None, expandable_segments=segments)
+        use = replayed(a.prediction, limit_bytes=None, expandable_segments=segments)
     held = use if within.out_of_memory else within
     return dataclasses.replace(
         a,

@@ -51,7 +51,12 @@ class Room:
 
 def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     """Of `room`, at the highest moment of the run; more than there is where that is not enough."""
-    prediction = predict(resolved, world_size=world_size, device_type=room.device_type)
+    prediction = predict(
+        resolved,
+        world_size=world_size,
+        device_type=room.device_type,
+        workspace_bytes=workspace_bytes(room.gpu),
+    )
     if room.gpu is None:
         # What is offloaded is in the same memory.
         tensors = prediction.peak_bytes + prediction.host_bytes
@@ -61,45 +66,36 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         around = outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
     return around + reserved_bytes(
         prediction,
-        room.gpu,
         limit_bytes=room.size_bytes - around,
         expandable_segments=resolved.config.loop.expandable_segments,
     )
 
 
-def wanted_bytes(prediction: Prediction, gpu: str) -> int:
-    """The least that an allocator could hold at the highest moment: tensors and workspaces."""
-    return prediction.peak_bytes + workspace_bytes(gpu)
-
-
-def workspace_bytes(gpu: str) -> int:
-    """What cuBLAS takes through the allocator."""
+def workspace_bytes(gpu: str | None) -> int:
+    """What cuBLAS takes through the allocator, for each thread; nothing on a CPU, or on a GPU that
+    nobody knows."""
     known = find_gpu(gpu)
     return 0 if known is None else known.cublas_workspace_bytes
 
 
 def replayed(
-    prediction: Prediction, gpu: str, *, limit_bytes: int | None, expandable_segments: bool
+    prediction: Prediction, *, limit_bytes: int | None, expandable_segments: bool
 ) -> AllocatorUse:
     """What CUDA's caching allocator makes of the run."""
     return replay(
-        [(-1, workspace_bytes(gpu)), *prediction.events],
+        prediction.events,
+        prediction.streams,
         limit_bytes=limit_bytes,
         expandable_segments=expandable_segments,
     )
 
 
-def reserved_bytes(
-    prediction: Prediction, gpu: str, *, limit_bytes: int, expandable_segments: bool
-) -> int:
+def reserved_bytes(prediction: Prediction, *, limit_bytes: int, expandable_segments: bool) -> int:
     """What the allocator holds at the highest moment; more than the limit where that is not
     enough."""
-    wanted = wanted_bytes(prediction, gpu)
-    if wanted > limit_bytes:
-        return wanted
-    use = replayed(
-        prediction, gpu, limit_bytes=limit_bytes, expandable_segments=expandable_segments
-    )
+    if prediction.peak_bytes > limit_bytes:
+        return prediction.peak_bytes
+    use = replayed(prediction, limit_bytes=limit_bytes, expandable_segments=expandable_segments)
     return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 

@@ -1,5 +1,6 @@
 """The bytes of one rank of a run, without a GPU, a process group or the model's memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
+from launcher.memory.workspaces import THREADS
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
@@ -42,6 +44,8 @@ class Prediction:
     """Bytes on disk that offload needs, for this rank."""
     events: list[tuple[int, int]] = field(repr=False)
     """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
+    streams: Mapping[int, str] = field(repr=False)
+    """Storage -> the stream it is allocated on, where that is not the one that computes."""
 
     @property
     def peak_bytes(self) -> int:
@@ -50,13 +54,21 @@ class Prediction:
 
 
 def predict(
-    resolved: Resolved, *, world_size: int, device_type: str, rank: int | None = None
+    resolved: Resolved,
+    *,
+    world_size: int,
+    device_type: str,
+    rank: int | None = None,
+    workspace_bytes: int = 0,
 ) -> Prediction:
     """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
     shards of the first one and, where sequences are cut, the part of the last one.
 
-    The bytes are those of live tensors; what a caching allocator makes of them, and the context
-    of a GPU, come on top.
+    The bytes are those of live tensors and workspaces; what a caching allocator makes of them, and
+    the context of a GPU, come on top.
+
+    Args:
+        workspace_bytes: what cuBLAS takes on this GPU, for each thread that multiplies.
 
     Raises:
         UserError: the strategy's library is another version than the one that is followed.
@@ -76,16 +88,11 @@ def predict(
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()
-    trace = trace_micro_batch(
-        resolved.model,
-        _compute(seen),
-        micro_batch=resolved.config.data.micro_batch,
-        seq_len=resolved.local_seq_len,
-        part=mesh.part,
-        share=mesh.share,
-    )
-    if resolved.model.activation_checkpointing == "offload" and device_type == "cuda":
-        trace = on_host(trace)
+    timeline.period = "first_step"
+    timeline.enter("data")
+    for number in range(THREADS):  # as soon as the engine is built: see take_workspaces
+        timeline.allocate(("workspace", number), workspace_bytes, "temporary")
+    trace = _trace(seen, mesh)
     for period in ("first_step", "steady"):
         timeline.period = period
         _step(seen, timeline, buffers, trace)
@@ -102,7 +109,22 @@ def predict(
         host_bytes=timeline.peaks_elsewhere["host"] + sizes.locked_bytes,
         disk_bytes=sizes.disk_bytes,
         events=timeline.events,
+        streams=timeline.streams,
     )
+
+
+def _trace(rank: Rank, mesh: Mesh) -> MicroBatch:
+    resolved = rank.resolved
+    trace = trace_micro_batch(
+        resolved.model,
+        _compute(rank),
+        micro_batch=resolved.config.data.micro_batch,
+        seq_len=resolved.local_seq_len,
+        part=mesh.part,
+        share=mesh.share,
+    )
+    offloads = resolved.model.activation_checkpointing == "offload"
+    return on_host(trace) if offloads and rank.device_type == "cuda" else trace
 
 
 def by_category(ledger: Ledger) -> dict[str, int]:

@@ -149,6 +149,15 @@ def test_free_pages_of_an_expandable_segment_are_given_back() -> None:
     assert held(allocator.replay([(4, 41 * MIB)])) == (91 * MIB, 120 * MIB)
 
 
+@pytest.mark.parametrize(("expandable", "reserved"), [(False, 24 * MIB), (True, 40 * MIB)])
+def test_a_block_serves_no_other_stream_than_its_own(expandable: bool, reserved: int) -> None:
+    events = [(0, 12 * MIB), (0, 0), (1, 12 * MIB)]
+    first = segment_bytes(12 * MIB) if not expandable else 20 * MIB
+    assert held(replay(events, expandable_segments=expandable)) == (12 * MIB, first)
+    apart = replay(events, {0: "gather"}, expandable_segments=expandable)
+    assert held(apart) == (12 * MIB, reserved)
+
+
 @pytest.mark.parametrize("expandable", [False, True])
 def test_nothing_is_lost_in_a_random_sequence(expandable: bool) -> None:
     rng = random.Random(0)

@@ -10,7 +10,8 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
-from launcher.plan.predict import Prediction, predict
+from launcher.plan.predict import Prediction, by_category, predict
+from launcher.sizes import MIB
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 
@@ -162,6 +163,25 @@ def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
     period = ("steady", "backward")
     saved = full.peaks[period] - offloaded.peaks[period]
     assert saved == pytest.approx((layers - 2) * input_bytes, rel=0.01)  # gradients are small
+
+
+def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on() -> None:
+    resolved = resolved_of(1, device_type="cuda")
+    without, given = (
+        predict(resolved, world_size=1, device_type="cuda", workspace_bytes=size)
+        for size in (0, 32 * MIB)
+    )
+    init = ("init", "build")
+    assert given.peaks[init] == without.peaks[init]
+    for key in without.peaks.keys() - {init}:
+        assert given.peaks[key] == without.peaks[key] + 64 * MIB
+    assert by_category(given.peak)["temporary"] == by_category(without.peak)["temporary"] + 64 * MIB
+
+
+def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
+    prediction = predicted(1, device_type="cuda")
+    assert {size % 512 for size in prediction.peaks.values()} == {0}
+    assert sum(by_category(prediction.peak).values()) == prediction.peaks["steady", "backward"]
 
 
 def test_thousands_of_ranks_and_billions_of_parameters() -> None:

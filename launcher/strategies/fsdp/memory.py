@@ -1,7 +1,7 @@
 """FSDP2's gathered parameters and communication buffers, as engine.py uses it.
 
 Sizes and order of allocation follow torch/distributed/fsdp/_fully_shard: `_fsdp_collectives.py`
-and `_fsdp_param_group.py` (torch 2.13).
+and `_fsdp_param_group.py` (torch 2.13). On a GPU what is sent is allocated on streams of its own.
 """
 
 import math
@@ -160,9 +160,10 @@ class FsdpBuffers(Buffers):
         group.gathering = True
         shard = self.element * sum(self._padded(p) for p in group.parameters)
         if self.casts or self.offloaded:
-            self.timeline.allocate("shards to send", shard, "temporary")
+            self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
         if self.ranks > 1:
-            self.timeline.allocate(("gather", group.name), self.ranks * shard, "temporary")
+            key = ("gather", group.name)
+            self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
     def _copy_out(self, group: _Group, *, forward: bool) -> None:
@@ -213,7 +214,7 @@ class FsdpBuffers(Buffers):
     def _keep_shard(self, group: _Group, elements: int) -> None:
         size_bytes = self.stored * elements
         if self.offloaded:
-            self.timeline.allocate("reduced", size_bytes, "grads")
+            self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
             for p in group.parameters:
                 if not self.timeline.has(("shard", p.name)):
                     shard = self.stored * self._padded(p)
@@ -222,13 +223,14 @@ class FsdpBuffers(Buffers):
         elif self.timeline.has(("shard", group.name)):
             # Added to the shards of the micro-batches before.
             key = ("added", self._reductions)
-            self.timeline.allocate(key, size_bytes, "temporary")
+            self.timeline.allocate(key, size_bytes, "temporary", stream="reduce")
             if self.replicated:
                 self._reductions += 1  # kept until the backward is over
             else:
                 self.timeline.free(key)
         else:
-            self.timeline.allocate(("shard", group.name), size_bytes, "grads")
+            shard_key = ("shard", group.name)
+            self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
 
     def _accumulate(self, group: _Group) -> None:
         """In bf16, micro-batches without communication add up in fp32."""

@@ -1,0 +1,180 @@
+"""One process of bench/allocator.py: builds and trains each case as rank 0, and compares.
+
+    python allocator_rank.py RESULTS CASE...
+
+Appends a JSON line per case to RESULTS.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from allocator_cases import Case, cases, edge_cases
+from prediction_rank import STEPS, complete_reductions, join, made_up
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
+from launcher.measure.limit import is_out_of_memory, limit_memory
+from launcher.measure.memory import memory_meter
+from launcher.optim.schedule import learning_rate
+from launcher.parallel.world import World, start
+from launcher.plan.fit import Room, needed_bytes, replayed, workspace_bytes
+from launcher.plan.predict import predict
+from launcher.sizes import parse_bytes
+from launcher.strategies import engine as engines
+from launcher.strategies.engine import train_step
+from launcher.train import build_engine
+
+NOWHERE = 2**50
+MOST_S = 300
+Phases = dict[str, int]
+
+
+def main() -> None:
+    results, *names = sys.argv[1:]
+    # Nobody looks at values, and drawing those of a large model takes seconds.
+    vars(engines)["initial_value"] = without_values
+    edge = [int(name.split("-")[1]) for name in names if name.startswith("edge-")]
+    # Drawn in one row, so that the last says how many there are.
+    drawn = edge_cases(max(edge, default=-1) + 1, seed=0)
+    known = {case.name: case for case in (*cases(), *drawn)}
+    for name in names:
+        # Everything is imported by now and no thread has begun: a process of its own costs little,
+        # and nothing of a case is left in the next one's allocator.
+        child = os.fork()
+        if child == 0:
+            signal.alarm(MOST_S)
+            with Path(results).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row_of(known[name])) + "\n")
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def row_of(case: Case) -> dict[str, Any]:
+    """What a case has come to."""
+    started_s = time.monotonic()
+    row = {"name": case.name, "family": case.family, "world_size": case.ranks}
+    try:
+        row |= compare(case, joined(case))
+    except Exception:
+        row["error"] = traceback.format_exc()
+    return {**row, "took_s": round(time.monotonic() - started_s, 2)}
+
+
+def joined(case: Case) -> World:
+    """The only rank of a real group, or rank 0 of one that is pretended."""
+    expandable = parse_run_config(list(case.flags)).loop.expandable_segments
+    if case.ranks == 1:
+        return start("cuda", timeout_s=60, needs_group=True, expandable_segments=expandable)
+    return join("cuda", case.ranks, expandable_segments=expandable)
+
+
+def without_values(name: str, shape: torch.Size, *_: Any, device: torch.device, **__: Any) -> Any:
+    return torch.zeros(shape, device=device)
+
+
+def compare(case: Case, world: World) -> dict[str, Any]:
+    """What was predicted for a case, and what torch's allocator says."""
+    config = parse_run_config(list(case.flags))
+    resolved = resolve(config, world_size=world.size, device_type="cuda")
+    gpu = torch.cuda.get_device_name()
+    if case.limit_share is not None:
+        anywhere = Room(size_bytes=NOWHERE, gpu=gpu, capped=True)
+        needed = needed_bytes(resolved, anywhere, world_size=world.size)
+        config = config.replace(memory_limit=str(int(case.limit_share * needed)))
+        resolved = resolve(config, world_size=world.size, device_type="cuda")
+    limit = config.measure.memory_limit
+    limit_bytes = NOWHERE if limit is None else parse_bytes(limit, "--memory-limit")
+    measured = measure(resolved, world)
+    prediction = predict(
+        resolved,
+        world_size=world.size,
+        device_type="cuda",
+        rank=world.rank,
+        workspace_bytes=workspace_bytes(gpu),
+    )
+    use = replayed(
+        prediction,
+        limit_bytes=limit_bytes,
+        expandable_segments=resolved.config.loop.expandable_segments,
+    )
+    room = Room(size_bytes=limit_bytes, gpu=gpu, capped=True)
+    needed = needed_bytes(resolved, room, world_size=world.size)
+    return {
+        **measured,
+        **({} if case.limit_share is None else {"limit_share": case.limit_share}),
+        "torch": torch.__version__,
+        "predicted_allocated_bytes": use.peak_allocated_bytes,
+        "predicted_reserved_bytes": use.peak_reserved_bytes,
+        "predicted_phases": {"/".join(key): size for key, size in prediction.peaks.items()},
+        "predicted_held_bytes": prediction.held.device.states_bytes,
+        "needed_bytes": needed,
+        "verdict": "fits" if needed <= limit_bytes else "does not fit",
+    }
+
+
+def never_overflow(engine: Any) -> None:
+    """DeepSpeed asks the device whether to skip a step, and this one's answers mean nothing."""
+    optimizer: Any = getattr(getattr(engine, "_engine", None), "optimizer", None)
+    asks = getattr(optimizer, "has_overflow", None)
+    if asks is not None:
+        optimizer.has_overflow = lambda *which, **how: asks(*which, **how) and False
+        vars(sys.modules[type(optimizer).__module__])["is_invalid_grad_norm"] = lambda norm: False
+
+
+def measure(resolved: Resolved, world: World) -> dict[str, Any]:
+    """A few real steps, as `launcher.train` takes them, within the case's limit."""
+    limit = resolved.config.measure.memory_limit
+    if limit is not None:
+        limit_memory(limit, world.device)
+    torch.cuda.reset_peak_memory_stats()
+    memory = memory_meter(world.device, trace=False)
+    engine: Any = None
+    ran_out = False
+    try:
+        with memory.phase("build"):
+            engine = build_engine(resolved, world)
+        complete_reductions(engine, world)
+        never_overflow(engine)
+        memory.watch(engine)
+        held = train(engine, memory, resolved, world)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        ran_out, held = True, 0
+    peaks = {"/".join(key): size for key, size in memory.peaks().items()}
+    reserved = torch.cuda.max_memory_reserved()
+    return {
+        "measured_allocated_bytes": max(peaks.values(), default=0),
+        "measured_reserved_bytes": reserved,
+        "measured_phases": peaks,
+        "measured_held_bytes": held,
+        "ran_out": ran_out,
+    }
+
+
+def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> int:
+    """The loop of launcher/train.py on made-up tokens; bytes of states in the end."""
+    import numpy as np
+
+    generator = np.random.default_rng(world.rank)
+    for step in range(1, STEPS + 1):
+        memory.period("first_step" if step == 1 else "steady")
+        memory.begin_step(step)
+        with memory.phase("data"):
+            micro_batches = made_up(resolved, world, generator)
+        lr = learning_rate(step, resolved.config.optim, STEPS)
+        train_step(engine, micro_batches, lr, phase=memory.phase)
+        memory.end_step(step)
+    states: int = engine.count_states().ledger(world.device).device.states_bytes
+    return states
+
+
+if __name__ == "__main__":
+    main()
