@@ -3,14 +3,18 @@
 No records, no progress, no phases: what launcher.train is compared with in overhead.py.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.append(str(Path(__file__).parents[1]))  # found where nothing is installed
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT

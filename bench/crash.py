@@ -24,6 +24,8 @@ from typing import Any
 import psutil
 import torch
 
+sys.path.append(str(Path(__file__).parents[1]))  # found where nothing is installed
+
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.files import RangeReader
 from launcher.strategies.flat_shards import Shard

@@ -3,7 +3,8 @@
 # ours. About 7 minutes.
 . "$(dirname "$0")/part.sh"
 
-peers() { # NAME, then what peers.py takes
+# NAME, then what peers.py takes.
+peers() {
     local name=$1
     shift
     step "$name" 150 "$python" bench/peers.py --size full --output "$results/$name/peers" \

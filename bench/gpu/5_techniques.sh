@@ -11,7 +11,8 @@ run seed-fp8-compile 150 "${seed[@]}" --precision fp8 --compile
 step tests 200 "$python" -m pytest -q ${SHORT:+--collect-only} \
     -n "$((2 * AT_ONCE))" -k "flex or compiled" tests/gpu
 
-offload() { # NAME, then names of choices
+# NAME, then names of choices.
+offload() {
     local name=$1
     shift
     step "$name" 200 "$python" bench/offload.py --rounds 1 --output "$results/$name" \

@@ -31,7 +31,7 @@ if [ -n "${SHORT:-}" ]; then
     AT_ONCE=1
 fi
 
-if [ ! -e "$site/complete" ]; then
+if [ ! -e "$site/complete" ] || [ build/gpu/wheels -nt "$site/complete" ]; then
     rm -rf "$site"
     "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" \
         build/gpu/wheels/*.whl || exit 1
@@ -40,7 +40,8 @@ fi
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH PYTHONUNBUFFERED=1
 mkdir -p "$results" "$out"
 
-step() { # NAME SECONDS COMMAND...: its output, and what it writes, in $results/NAME
+# NAME SECONDS COMMAND...: its output, and what it writes, in $results/NAME.
+step() {
     local name=$1 most_s=$(($2 * patience)) folder=$results/$1 began=$SECONDS code
     shift 2
     if [ -e "$folder/done" ]; then
@@ -62,7 +63,8 @@ step() { # NAME SECONDS COMMAND...: its output, and what it writes, in $results/
     keep
 }
 
-keep() { # All results of the part so far, as one file that is never half
+# All results of the part so far, as one file that is never half.
+keep() {
     (
         flock 9
         tar -czf "$out/$part.new" --exclude=checkpoints --exclude=tb -C build/gpu/results "$part"
@@ -70,20 +72,24 @@ keep() { # All results of the part so far, as one file that is never half
     ) 9>"$results/.lock"
 }
 
-run() { # NAME SECONDS FLAGS...: one training run on one GPU, of $steps steps
+# NAME SECONDS FLAGS...: one training run on one GPU, of $steps steps, on bytes, since no tokenizer
+# has to be trained for that.
+run() {
     local name=$1 most_s=$2
     shift 2
     step "$name" "$most_s" "$python" -m launcher.torchrun --nproc 1 -m launcher.train \
-        --steps "$steps" --test-batches 2 --no-save-last --no-tensorboard "$@" \
+        --steps "$steps" --tokenizer byte --test-batches 2 --no-save-last --no-tensorboard "$@" \
         --out "$results/$name/run"
 }
 
-beside() { # COMMAND...: not waited for, so no times may be read off it
+# COMMAND...: not waited for, so no times may be read off it.
+beside() {
     while (($(jobs -rp | wc -l) >= AT_ONCE)); do wait -n; done
     "$@" &
 }
 
-finish() { # The table of the part's runs
+# The table of the part's runs.
+finish() {
     wait
     "$python" bench/gpu/table.py "$results" | tee "$results/table.md"
     keep

@@ -16,7 +16,8 @@ launcher=(tyro docstring-parser typeguard pydantic pydantic-core annotated-types
     tokenizers filelock tensorboard absl-py markdown protobuf werkzeug grpcio packaging)
 deepspeed=(einops hjson msgpack ninja py-cpuinfo tqdm)
 techniques=(torchao)
-peers=(transformers huggingface-hub regex accelerate lightning-fabric lightning-utilities)
+peers=(transformers huggingface-hub httpx2 httpcore2 h11 idna anyio truststore click
+    regex accelerate lightning-fabric lightning-utilities)
 tests=(pytest pytest-xdist execnet iniconfig pluggy)
 
 rm -rf "$wheels"
