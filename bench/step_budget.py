@@ -12,10 +12,12 @@ are real, and no kernel runs.
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ from torch.utils.flop_counter import flop_registry
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.optim import kernels
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World, leave, start
 from launcher.strategies.engine import Engine, train_step
@@ -150,7 +153,7 @@ def one_case(name: str, world: World) -> dict[str, Any]:
     lr = learning_rate(1, config.optim, 3)
     budget = Budget()
     take_step(engine, batch, lr, Phases(Budget()))
-    with budget:
+    with budget, updates_counted(budget):
         take_step(engine, batch, lr, Phases(budget))
     torch.cuda.reset_peak_memory_stats()
     take_step(engine, batch, lr, Phases(Budget()))
@@ -163,6 +166,28 @@ def one_case(name: str, world: World) -> dict[str, Any]:
             for (phase, operator, types), row in budget.rows.items()
         ],
     }
+
+
+@contextlib.contextmanager
+def updates_counted(budget: Budget) -> Iterator[None]:
+    """Kernels of low-precision optimizers are launched past the dispatcher: they read a gradient,
+    and read and write all else, once."""
+    update = kernels.update
+
+    def counted_update(
+        weight: torch.Tensor, gradient: torch.Tensor, state: Any, *others: Any
+    ) -> None:
+        update(weight, gradient, state, *others)
+        kept = [weight, *(value for value in state.values() if isinstance(value, torch.Tensor))]
+        size_bytes = gradient.nbytes + 2 * sum(tensor.nbytes for tensor in kept)
+        types = "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in (gradient, *kept)}))
+        budget.rows[budget.phase, "low-precision update", types].add(size_bytes, 0.0)
+
+    kernels.update = counted_update
+    try:
+        yield
+    finally:
+        kernels.update = update
 
 
 def in_a_process(name: str) -> dict[str, Any]:

@@ -289,8 +289,7 @@ def _loss_bytes(resolved: Resolved) -> float:
 def _weight_cast_bytes(resolved: Resolved) -> float:
     """autocast reads fp32 weights and writes low-precision ones in every forward, and the reverse
     for gradients in the backward."""
-    config = resolved.config
-    autocast = strategy_of(config).dtypes(config).autocast is not None
+    autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
     return 6.0 * resolved.own_model.matmul_parameter_count if autocast else 0.0
 
 
