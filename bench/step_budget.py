@@ -172,6 +172,7 @@ def one_case(name: str, world: World) -> dict[str, Any]:
 def updates_counted(budget: Budget) -> Iterator[None]:
     """Kernels of low-precision optimizers are launched past the dispatcher: they read a gradient,
     and read and write all else, once."""
+    module: Any = kernels
     update = kernels.update
 
     def counted_update(
@@ -183,11 +184,11 @@ def updates_counted(budget: Budget) -> Iterator[None]:
         types = "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in (gradient, *kept)}))
         budget.rows[budget.phase, "low-precision update", types].add(size_bytes, 0.0)
 
-    kernels.update = counted_update
+    module.update = counted_update
     try:
         yield
     finally:
-        kernels.update = update
+        module.update = update
 
 
 def in_a_process(name: str) -> dict[str, Any]:
