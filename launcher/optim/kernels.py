@@ -168,7 +168,7 @@ def _code(value, edges, SIGNED: tl.constexpr):
     """The code whose two edges have `value`, in [-1, 1], between them.
 
     Within a decade all codes are equally wide, so that arithmetic finds it but for its neighbours,
-    and two look-ups correct that; a search would take eight, which cost more than memory does.
+    and two look-ups correct that; a search of 256 would take eight.
     """
     size = tl.abs(value)
     decade = tl.zeros(size.shape, tl.int32)  # 0 below 1e-6, 6 from 0.1
