@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         on_gpu = device_type == "cuda"
         nproc = options.nproc or (torch.cuda.device_count() if on_gpu else min(2, usable_cores()))
         _check_out(options.out)
+        if on_gpu:
+            _check_computes()
         machine = measure(
             _model(options.model),
             device_type=device_type,
@@ -127,6 +129,18 @@ def _model(name: str) -> ModelConfig:
         return named(name)
     except ValueError as error:
         raise UserError(f"--model: {error}") from None
+
+
+def _check_computes() -> None:
+    """Refuse a stand-in, whose kernels are infinitely fast."""
+    ones = torch.ones(64, 64, device="cuda")
+    found, expected = float((ones @ ones).sum()), float(64**3)
+    if found != expected:
+        raise UserError(
+            f"--device cuda: a product of ones on {torch.cuda.get_device_name(0)} sums to "
+            f"{found:g}, not {expected:g}: what computes nothing has no speed; measure on a GPU "
+            "that does, or with --device cpu"
+        )
 
 
 def _check_out(out: Path) -> None:
