@@ -2,7 +2,7 @@
 nothing: real allocator, no kernels run.
 
     python bench/allocator.py --libraries .venv-nullgpu/nullgpu [--only TEXT...] [--edge 200]
-        [--output bench/results]
+        [--keep] [--output bench/results]
 
 Runs on a Python with torch's CUDA build and the stand-ins that `make test-nullgpu` compiles. Each
 configuration is built and trained for three steps, in a process of its own, as the only rank of a
@@ -28,6 +28,7 @@ from runs import ROOT, environment, table
 
 Row = dict[str, Any]
 PROCESSES = 2
+WRITE_EVERY = 10
 MEASURES = ("allocated", "reserved")
 TOTAL_BYTES = 143771 * 2**20  # what the stand-in says that the device has
 
@@ -36,25 +37,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--libraries", type=Path, required=True, help="the compiled stand-ins")
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name has one of these")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep what the output has, and run what it lacks"
+    )
     parser.add_argument("--edge", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
+    path = options.output / "allocator.json"
+    rows: list[Row] = []
+    if options.keep and path.exists():
+        rows = [row for row in json.loads(path.read_text())["rows"] if "error" not in row]
     names = [case.name for case in cases() if any(text in case.name for text in options.only)]
-    edge = [case.name for case in edge_cases(options.edge, options.seed)]
+    edge = [case.name for case in edge_cases(options.edge, seed=0)]
+    known = {row["name"] for row in rows}
+    wanted = [name for name in (*names, *edge) if name not in known]
     with tempfile.TemporaryDirectory() as folder:
         environ = null_gpu(options.libraries.resolve(), Path(folder))
-        rows = list(followed([*names, *edge], Path(folder), environ))
-    ordered = {name: number for number, name in enumerate([*names, *edge])}
-    rows.sort(key=lambda row: ordered[row["name"]])
-    summary = summarize([row for row in rows if row["name"] in names])
-    summary["edge"] = summarize_edge([row for row in rows if row["name"] in edge])
+        for row in followed(wanted, Path(folder), environ):
+            rows.append(row)
+            if len(rows) % WRITE_EVERY == 0:
+                write_results(rows, path)
+    summary = write_results(rows, path)
     print(json.dumps(summary, indent=1))
-    options.output.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({**summary, "rows": rows}, indent=1)
-    (options.output / "allocator.json").write_text(content + "\n", encoding="utf-8")
-    (options.output / "allocator.md").write_text(markdown(summary, rows), encoding="utf-8")
     sys.exit(1 if summary["failed"] or summary["edge"]["fits_but_ran_out"] else 0)
+
+
+def write_results(rows: list[Row], path: Path) -> dict[str, Any]:
+    """JSON and a Markdown table; returns what they have come to."""
+    rows = sorted(rows, key=lambda row: (row["name"].startswith("edge-"), row["world_size"]))
+    apart = [row for row in rows if not row["name"].startswith("edge-")]
+    summary = summarize(apart)
+    summary["edge"] = summarize_edge([row for row in rows if row["name"].startswith("edge-")])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**summary, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(markdown(summary, apart), encoding="utf-8")
+    return summary
 
 
 def null_gpu(libraries: Path, folder: Path) -> dict[str, str]:
@@ -130,7 +147,7 @@ def summarize(rows: list[Row]) -> dict[str, Any]:
         "fits_but_ran_out": [row["name"] for row in ran_out if row["verdict"] == "fits"],
     }
     for measure in MEASURES:
-        off = sorted(abs(error(row, measure)) for row in ran)
+        off = sorted(abs(error(row, measure)) for row in ran) or [0.0]
         summary[measure] = {
             "median_error": statistics.median(off),
             "p95_error": off[min(len(off) - 1, int(0.95 * len(off)))],
@@ -161,7 +178,7 @@ def markdown(summary: dict[str, Any], rows: list[Row]) -> str:
         for m in MEASURES
     ]
     edge = summary["edge"]
-    ran = [r for r in rows if "error" not in r and not r["ran_out"] and "limit_share" not in r]
+    ran = [r for r in rows if "error" not in r and not r["ran_out"]]
     lines = [
         "# Predicted and real allocations (real allocator, no kernels run)",
         "",

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from prediction_cases import Case, cases_for
+from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.config.arguments import parse_run_config
@@ -60,10 +61,13 @@ def join(device: str, world_size: int, *, expandable_segments: bool = True) -> W
     """A real process group on CPUs; on a GPU, rank 0 of one that is pretended."""
     if device == "cpu":
         return start("cpu", timeout_s=300, needs_group=True)
-    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    os.environ.update(sizes, RANK="0", LOCAL_RANK="0")  # DeepSpeed asks the environment
     if expandable_segments:
         expand_segments()
     torch.cuda.set_device(0)
+    # Asks all ranks, of which there are none.
+    parallel.distributed._verify_param_shape_across_processes = lambda *_, **__: True
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     return World(
         rank=0,

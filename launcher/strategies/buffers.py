@@ -44,9 +44,11 @@ class Buffers:
     def step(self) -> None:
         """Clip, update, drop the gradients."""
 
-    def transient(self, size_bytes: int, *, where: Where = "device") -> None:
+    def transient(
+        self, size_bytes: int, *, where: Where = "device", stream: str | None = None
+    ) -> None:
         """What comes and goes at once."""
-        self.timeline.allocate("transient", size_bytes, "temporary", where=where)
+        self.timeline.allocate("transient", size_bytes, "temporary", where=where, stream=stream)
         self.timeline.free("transient")
 
     def clip_and_update(self, shards: list[tuple[Parameter, tuple[int, ...]]]) -> None:

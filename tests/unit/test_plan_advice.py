@@ -82,12 +82,12 @@ def test_every_advice_fits_and_keeps_the_global_batch(strategy: str, ranks: int)
 
 def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
     size_bytes = needed_bytes(
-        resolved("--micro-batch=64", 2, "cuda"),
+        resolved("--micro-batch=256", 2, "cuda"),
         Room(size_bytes=2**40, gpu=A100, capped=True),
         world_size=2,
     )
     found = advice_for(
-        "--micro-batch=64", 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True)
+        "--micro-batch=256", 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True)
     )
     costs = [one.slower for one in found if one.slower is not None]
     assert len(costs) == len(found) == 3

@@ -35,6 +35,9 @@ class Coordinator:
         smallest = config["stage3_param_persistence_threshold"]
         self._timeline = timeline
         self._ranks = rank.world_size
+        # A single rank computes with what it holds, where that is on its device.
+        at_home = rank.device_type == "cpu" or rank.params_where == "device"
+        self._in_place = self._ranks == 1 and at_home
         self._element = rank.computed_bytes
         self._persistent = {p.name for p in parameters if p.elements <= smallest}
         self._prefetch_elements = config["stage3_prefetch_bucket_size"]
@@ -62,7 +65,7 @@ class Coordinator:
 
         But for the first micro-batch, which releases them like all others.
         """
-        if self._ranks == 1:
+        if self._in_place:
             return
         for own in self._of_module.values():
             for p in own:
@@ -144,13 +147,16 @@ class Coordinator:
         gather = _Gather(self._count, parameters, {p.name for p in parameters})
         for p in parameters:
             self._gathers[p.name] = gather
-        if self._ranks == 1:
+        if self._in_place:
             return
-        if len(parameters) == 1:
-            self._allocate(parameters[0], self._padded(parameters[0]))
+        if self._ranks == 1 or len(parameters) == 1:
+            for p in parameters:
+                self._allocate(p, self._padded(p))
             return
         elements = sum(self._padded(p) for p in parameters)
-        self._timeline.allocate(("flat", gather.number), self._element * elements, "temporary")
+        self._timeline.allocate(
+            ("flat", gather.number), self._element * elements, "temporary", stream="gather"
+        )
 
     def _wait(self, p: Parameter) -> None:
         gather = self._gathers.pop(p.name, None)
@@ -188,7 +194,8 @@ class Coordinator:
 
     def _allocate(self, p: Parameter, elements: int) -> None:
         category = "params" if p.name in self._persistent else "temporary"
-        self._timeline.allocate(("whole", p.name), self._element * elements, category)
+        size_bytes = self._element * elements
+        self._timeline.allocate(("whole", p.name), size_bytes, category, stream="gather")
 
     def _padded(self, p: Parameter) -> int:
         return -(-p.elements // self._ranks) * self._ranks

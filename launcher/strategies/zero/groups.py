@@ -55,6 +55,8 @@ class ZeroBuffers(Buffers):
         super().__init__(rank, timeline)
         self.where = rank.optimizer_where
         self.offloaded = self.where != "device"
+        # Then norms are of gradients on their way to the host, where that is another place.
+        self.norms_on_the_way = self.offloaded and rank.device_type != "cpu"
         self.config = zero_optimization(rank)
         self.bucket = int(self.config["reduce_bucket_size"])
         self.in_bucket: list[Parameter] = []

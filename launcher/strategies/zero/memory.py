@@ -56,6 +56,7 @@ class Zero12(FlatBuffers):
         resolved = rank.resolved
         self.shards_gradients = self.config["stage"] == 2
         self.overlaps = bool(self.config["overlap_comm"])
+        self.stream = "reduce" if self.overlaps else None
         # bf16 gradients are added up in an fp32 copy of this rank's part.
         self.in_fp32 = accumulates_in_fp32(resolved.config)
         # Stage 1 has no parts of its own for that: it adds up whole gradients in fp32.
@@ -100,7 +101,8 @@ class Zero12(FlatBuffers):
     def step(self) -> None:
         timeline, partitions = self.timeline, self.groups.partitions
         largest = max(self.groups.mine.values(), default=0)
-        self.transient(FP64 * largest)  # the gradient norm
+        if not self.norms_on_the_way:
+            self.transient(FP64 * largest)  # the gradient norm
         for number, partition in enumerate(partitions):
             if not self.offloaded:
                 if not self.in_fp32:
@@ -153,10 +155,13 @@ class Zero12(FlatBuffers):
             self._open_fp32_part()
         if self._slices(mine) > 1:
             size_bytes = self.bucket_element * self.filled
-            self.timeline.allocate("flattened", size_bytes, "temporary")
+            self.timeline.allocate("flattened", size_bytes, "temporary", stream=self.stream)
         if self.whole_in_fp32:  # sent in bf16 all the same
-            self.timeline.allocate("sent", 2 * self.filled, "temporary")
+            self.timeline.allocate("sent", 2 * self.filled, "temporary", stream=self.stream)
         self.timeline.free("flattened")
+        if self.norms_on_the_way and mine and self.last:
+            largest = max(self.groups.mine[p.name] for p in mine)
+            self.transient(FP64 * largest, stream=self.stream)
         if self.in_fp32 and mine:
             self._convert_largest(mine)
         elif mine:
@@ -177,7 +182,8 @@ class Zero12(FlatBuffers):
     def _open_fp32_part(self) -> None:
         for number, partition in enumerate(self.groups.partitions):
             if not self.timeline.has(("part", number)):
-                self.timeline.allocate(("part", number), FP32 * partition, "grads")
+                key, size_bytes = ("part", number), FP32 * partition
+                self.timeline.allocate(key, size_bytes, "grads", stream=self.stream)
 
     def _keep_in_partition(self, mine: list[Parameter]) -> None:
         if self.offloaded:
@@ -190,11 +196,12 @@ class Zero12(FlatBuffers):
                 self._convert_largest(mine)
         elif not self.timeline.has("kept now"):
             elements = sum(self.by_name[name].elements for name in self.groups.mine)
-            self.timeline.allocate("kept now", self.element * elements, "grads")
+            size_bytes = self.element * elements
+            self.timeline.allocate("kept now", size_bytes, "grads", stream=self.stream)
 
     def _convert_largest(self, mine: list[Parameter]) -> None:
         largest = max(self.groups.mine[p.name] for p in mine)
-        self.transient(FP32 * largest)
+        self.transient(FP32 * largest, stream=self.stream)
 
     def _keep_part(self) -> None:
         if self.timeline.has("kept"):

@@ -23,6 +23,7 @@ class Zero3(ZeroBuffers):
         self.ranks = rank.world_size
         self.grad_element = FP32 if accumulates_in_fp32(rank.resolved.config) else self.element
         self.groups = self._sub_groups(int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS)))
+        self.last = True
         self.coordinator = Coordinator(rank, timeline, self.config)
 
     def build(self) -> None:
@@ -38,6 +39,7 @@ class Zero3(ZeroBuffers):
         self._build_optimizer(total)
 
     def begin_forward(self, *, last: bool) -> None:
+        self.last = last
         self.coordinator.begin()
 
     def module(self, event: Module) -> None:
@@ -63,7 +65,8 @@ class Zero3(ZeroBuffers):
 
     def step(self) -> None:
         largest = max(self._slice(p) for p in self.parameters)
-        self.transient(FP64 * largest)  # the gradient norm
+        if not self.norms_on_the_way:
+            self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
             if not self.offloaded:
                 self.timeline.allocate("flat", self.stored * elements, "temporary")
@@ -94,9 +97,21 @@ class Zero3(ZeroBuffers):
         slices = sum(self._slice(p) for p in self.in_bucket)
         alone = len(self.in_bucket) == 1 and self.in_bucket[0].elements % self.ranks == 0
         if not alone:
-            self.timeline.allocate("sent", self.element * slices * self.ranks, "temporary")
+            self.timeline.allocate(
+                "sent", self.element * slices * self.ranks, "temporary", stream="reduce"
+            )
         if self.grad_element != self.element:
-            self.transient(self.grad_element * slices)
+            self.timeline.allocate(
+                "added", self.grad_element * slices, "temporary", stream="reduce"
+            )
+        if self.norms_on_the_way:
+            largest = max(self._slice(p) for p in self.in_bucket)
+            self.timeline.allocate(
+                "fetched", self.grad_element * largest, "temporary", stream="reduce"
+            )
+            self.transient((FP64 if self.last else 0) * largest, stream="reduce")
+            self.timeline.free("fetched")
+        self.timeline.free("added")
         self.timeline.free("sent")
         for p in self.in_bucket:
             self.timeline.free(("grad", p.name))
