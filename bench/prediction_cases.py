@@ -86,7 +86,10 @@ TECHNIQUES = {
     "adamw8bit": (("ddp", "fsdp", "zero1", "zero2", "zero3"), ("--optimizer=adamw8bit",)),
     "adafactor": (("ddp", "fsdp"), ("--optimizer=adafactor",)),
     "sgd": (("ddp", "fsdp", "zero2"), ("--optimizer=sgd",)),
-    "in-backward": (("fsdp", "fsdp-grad-op"), ("--optimizer-in-backward", "--clip=0")),
+    "in-backward": (
+        ("fsdp", "fsdp-grad-op", "fsdp-hybrid"),
+        ("--optimizer-in-backward", "--clip=0"),
+    ),
     "eager": (("ddp",), ("--attention=eager",)),
     "window": (("fsdp",), ("--window=16",)),
     "mlp-tile": (("ddp", "fsdp", "zero2", "zero3"), ("--mlp-tile=24",)),

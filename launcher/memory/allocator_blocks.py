@@ -39,6 +39,12 @@ def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+def page_locked_bytes(size_bytes: int) -> int:
+    """What torch's allocator of page-locked host memory takes for a tensor: powers of two
+    (ATen/core/CachingHostAllocator.h)."""
+    return 1 << (size_bytes - 1).bit_length()
+
+
 class Block:
     """A range of a segment, linked to its neighbours there."""
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.memory.allocator_blocks import rounded_bytes
+from launcher.memory.allocator_blocks import page_locked_bytes, rounded_bytes
 from launcher.memory.ledger import CATEGORIES, STATES, Ledger, LedgerLines
 
 Where = Literal["device", "host", "disk"]
@@ -54,13 +54,17 @@ class Timeline:
         *,
         where: Where = "device",
         stream: str | None = None,
+        pinned: bool = False,
     ) -> None:
         """A storage under a name that is free; `category` is one of the ledger's, `stream` a GPU's
-        that it is allocated on, where it is not the one that computes."""
+        that it is allocated on, where it is not the one that computes; `pinned` host memory is
+        page-locked."""
         if size_bytes == 0:
             return
         if where == "host" and self._on_host_itself:
             where = "device"
+        if pinned and where == "host":
+            size_bytes = page_locked_bytes(size_bytes)
         assert key not in self._live, key
         number = len(self._categories)
         self._categories.append(category)

@@ -11,6 +11,7 @@ on how the model is sharded.
 from dataclasses import replace
 from functools import cache
 
+from launcher.memory.allocator_blocks import page_locked_bytes
 from launcher.memory.trace_events import (
     Birth,
     Born,
@@ -164,4 +165,4 @@ def _inputs(trace: MicroBatch) -> dict[int, Born]:
 
 
 def _to_host(born: Born) -> Born:
-    return replace(born, size_bytes=1 << (born.size_bytes - 1).bit_length(), where="host")
+    return replace(born, size_bytes=page_locked_bytes(born.size_bytes), where="host")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
+from launcher.memory.allocator_blocks import page_locked_bytes
 from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
@@ -59,6 +60,23 @@ def optimizer_buffer_count(offload: OffloadChoice) -> int:
     return OVERLAPPED_OPTIMIZER_BUFFERS if offload.nvme_overlap else OPTIMIZER_BUFFERS
 
 
+def _crossing_bytes(config: RunConfig, model: ModelConfig, world_size: int, element: int) -> int:
+    """A rank's share of all parameters, or gradients, on their way between host and device.
+
+    For a GPU they are page-locked, and rounded up to powers of two: each of FSDP's shards, or each
+    of DeepSpeed's flat groups (matrices, vectors). NVMe's staging buffers are another allocator's.
+    """
+    parameters = parameters_of(model)
+    if not (config.offload.pin_memory and config.loop.device == "cuda"):
+        return element * -(-model.parameter_count // world_size)
+    if config.sharding.strategy == "fsdp":
+        pieces = [p.elements for p in parameters]
+    else:
+        matrices = sum(p.elements for p in parameters if len(p.shape) >= 2)
+        pieces = [matrices, model.parameter_count - matrices]
+    return sum(page_locked_bytes(element * -(-piece // world_size)) for piece in pieces)
+
+
 def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> OffloadSizes:
     """Per rank, for an even split; zeros where nothing is offloaded.
 
@@ -75,13 +93,16 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     states = int(state_bytes(model, config.optim) * mine)
     host = locked = disk = 0
     if sharding.offload_optimizer == "cpu":
-        host += states + gradient * mine
+        host += states + _crossing_bytes(config, model, world_size, gradient)
+        if sharding.zero != 3:  # whose master weights stay where they are
+            stored = dtypes(config.optim).stored.itemsize
+            host += _crossing_bytes(config, model, world_size, stored) - stored * mine
     elif sharding.offload_optimizer == "nvme":
-        host += gradient * mine
+        host += _crossing_bytes(config, model, world_size, gradient)
         disk += states
         locked += optimizer_buffer_count(offload) * FP32 * group
     if sharding.offload_param == "cpu" and sharding.strategy == "zero":
-        host += element * mine
+        host += _crossing_bytes(config, model, world_size, element)
     elif sharding.offload_param == "nvme":
         disk += element * mine
         locked += element * (PARAM_BUFFERS * largest + group)

@@ -56,6 +56,11 @@ class Rank:
         return _WHERE[self.resolved.config.sharding.offload_optimizer]
 
     @property
+    def pins(self) -> bool:
+        """Whether what is offloaded to the host is page-locked."""
+        return self.resolved.config.offload.pin_memory and self.device_type == "cuda"
+
+    @property
     def updates_in_backward(self) -> bool:
         """Whether each gradient is used up as soon as it is there."""
         return self.resolved.config.optim.optimizer_in_backward

@@ -1,5 +1,6 @@
 """Offload without DeepSpeed: arithmetic, refusals, folders for swap files, activations."""
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.errors import UserError
 from launcher.measure import host_memory
+from launcher.memory.parameters import parameters_of
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
@@ -62,6 +64,25 @@ def test_bytes_of_each_choice() -> None:
     assert (on_disk.host_bytes, on_disk.disk_bytes) == (4 * mine, 14 * mine)
     group = 2**24 + slice_
     assert on_disk.locked_bytes == pytest.approx(4 * 4 * group + 2 * group + 5 * 2 * slice_, abs=99)
+
+
+def test_page_locked_pieces_are_powers_of_two() -> None:
+    def for_a_gpu(flags: str) -> int:
+        config = parse_run_config(f"--model seed-134m --micro-batch 1 {flags}".split())
+        run = resolve(config, world_size=1, device_type="cuda")
+        return offload_sizes(run.config, run.model, 1).host_bytes
+
+    count = NAMED["seed-134m"].parameter_count
+    offloaded = "--zero 2 --offload-optimizer cpu"
+    assert for_a_gpu(f"{offloaded} --no-pin-memory") == 16 * count
+    # Master weights and gradients: 512.25 MiB of matrices each, and 330 KiB of vectors. Moments are
+    # not page-locked.
+    assert for_a_gpu(offloaded) == 8 * count + 2 * (GIB + 512 * 2**10)
+    fsdp = "--strategy fsdp --offload-optimizer cpu --offload-param cpu"
+    each = [4 * math.prod(p.shape) for p in parameters_of(NAMED["seed-134m"])]
+    rounded = sum(2 ** math.ceil(math.log2(size)) for size in each)
+    assert rounded > 1.1 * sum(each)
+    assert for_a_gpu(fsdp) == 8 * count + 2 * rounded
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ class FsdpBuffers(Buffers):
         before = 0
         for p in self.parameters:
             size_bytes, where = self.stored * self._padded(p), self.rank.params_where
-            self.timeline.allocate(("param", p.name), size_bytes, "params", where=where)
+            self.timeline.allocate(
+                ("param", p.name), size_bytes, "params", where=where, pinned=self.rank.pins
+            )
         # Each parameter's full initial value is made and cut; the one before is still there.
         for p in self.parameters:
             cut = 0 if self.ranks == 1 else math.prod(self._local_shape(p))
@@ -130,6 +132,11 @@ class FsdpBuffers(Buffers):
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
         for p in group.parameters:
             self.update(p, self._local_shape(p))
+        key = ("shard", group.name)
+        if self.replicated and self.timeline.has(key):
+            # All-reduced, it is kept until the backward is over (_all_reduce_state).
+            self.timeline.rename(key, ("added", self._reductions), "temporary")
+            self._reductions += 1
         self._drop_shards(group)
 
     def _drop_shards(self, group: _Group) -> None:
@@ -218,7 +225,9 @@ class FsdpBuffers(Buffers):
             for p in group.parameters:
                 if not self.timeline.has(("shard", p.name)):
                     shard = self.stored * self._padded(p)
-                    self.timeline.allocate(("shard", p.name), shard, "grads", where="host")
+                    self.timeline.allocate(
+                        ("shard", p.name), shard, "grads", where="host", pinned=self.rank.pins
+                    )
             self.timeline.free("reduced")
         elif self.timeline.has(("shard", group.name)):
             # Added to the shards of the micro-batches before.

@@ -95,9 +95,17 @@ class FlatBuffers(ZeroBuffers, Whole):
             if element != self.stored or self.offloaded:
                 timeline.allocate("clone", element * partition, "temporary")
             size_bytes = self.stored * partition
-            timeline.allocate(("master", number), size_bytes, "master", where=where)
+            timeline.allocate(
+                ("master", number), size_bytes, "master", where=where, pinned=self.rank.pins
+            )
             timeline.free("clone")
             if self.offloaded:
                 # Where an updated part waits on its way to the device.
                 size_bytes = element * partition
-                timeline.allocate(("staged", number), size_bytes, "temporary", where="host")
+                timeline.allocate(
+                    ("staged", number),
+                    size_bytes,
+                    "temporary",
+                    where="host",
+                    pinned=self.rank.pins,
+                )

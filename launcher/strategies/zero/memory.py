@@ -69,12 +69,13 @@ class Zero12(FlatBuffers):
         timeline = self.timeline
         if self.offloaded:
             largest = max(p.elements for p in self.parameters)
-            timeline.allocate("on host", self.element * largest, "grads", where="host")
+            size_bytes = self.element * largest
+            timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
             # Temporary, since the ledger that measures does not know this one either.
-            timeline.allocate("on device", self.element * largest, "temporary")
+            timeline.allocate("on device", size_bytes, "temporary")
         for number, partition in enumerate(self.groups.partitions):
-            key = ("fp32 grad", number)
-            timeline.allocate(key, self.stored * partition, "grads", where=self.where)
+            key, size_bytes = ("fp32 grad", number), self.stored * partition
+            timeline.allocate(key, size_bytes, "grads", where=self.where, pinned=self.rank.pins)
         if not self.offloaded:  # made and dropped, to have them once
             for number in range(len(self.groups.partitions)):
                 timeline.free(("fp32 grad", number))
@@ -191,7 +192,9 @@ class Zero12(FlatBuffers):
                 for p in mine:
                     key, size_bytes = ("on host", p.name), self.element * p.elements
                     if not self.timeline.has(key):
-                        self.timeline.allocate(key, size_bytes, "grads", where="host")
+                        self.timeline.allocate(
+                            key, size_bytes, "grads", where="host", pinned=self.rank.pins
+                        )
             if self.element != FP32:
                 self._convert_largest(mine)
         elif not self.timeline.has("kept now"):

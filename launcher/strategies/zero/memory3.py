@@ -33,7 +33,8 @@ class Zero3(ZeroBuffers):
             timeline.allocate(("born", p.name), self.element * self._slice(p), "params")
         self.transient(FP32 * largest)  # its initial value
         total = sum(self._slice(p) for p in self.parameters)
-        timeline.allocate("param", self.element * total, "params", where=self.rank.params_where)
+        where, pins = self.rank.params_where, self.rank.pins
+        timeline.allocate("param", self.element * total, "params", where=where, pinned=pins)
         for p in self.parameters:
             timeline.free(("born", p.name))
         self._build_optimizer(total)
@@ -86,10 +87,12 @@ class Zero3(ZeroBuffers):
         timeline.allocate("spare", self.stored * max(self.groups), "temporary", where=gradients)
         if self.offloaded:
             for number, elements in enumerate(self.groups):
-                timeline.allocate(("fp32 grad", number), FP32 * elements, "grads", where="host")
+                key, pins = ("fp32 grad", number), self.rank.pins
+                timeline.allocate(key, FP32 * elements, "grads", where="host", pinned=pins)
         timeline.free("spare")
         timeline.allocate("ipg", self.element * self.bucket, "buffers")
-        timeline.allocate("grads", self.grad_element * total, "grads", where=gradients)
+        size_bytes = self.grad_element * total
+        timeline.allocate("grads", size_bytes, "grads", where=gradients, pinned=self.rank.pins)
 
     def _reduce(self) -> None:
         if not self.in_bucket:
