@@ -1,7 +1,7 @@
 """The launcher against transformers under accelerate, Lightning Fabric and bare DeepSpeed.
 
     python bench/peers.py --output FOLDER [--size small|full] [--processes 1 2] [--cases ddp zero2]
-        [--precisions fp32 bf16] [--flags defaults chunked-loss] [--steps 25]
+        [--precisions fp32 bf16] [--flags defaults chunked-loss] [--peers fabric] [--steps 25]
 
 Same shape, precision, batch, optimizer and clipping on both sides. In one process (or several under
 torchrun) every step of `launcher.train.train`, records and console and sampler included, comes
@@ -28,6 +28,7 @@ from peer_loops import PEERS
 from runs import environment, refuse_existing, table, write_stdlib
 
 MIB = 2**20
+DID_NOT_END = "ended with exit code"
 SHAPE = ("--tokenizer", "byte", "--dropout", "0")
 SIZES = {
     # As in gpt2, logits weigh as much as the blocks beside them (V / layers / d is 5.3, there 5.5).
@@ -115,6 +116,8 @@ def main() -> None:
         (options.output / "peers.json").write_text(result + "\n")
         lines = table(HEADER, [shown(row) for row in rows])
         (options.output / "peers.md").write_text(lines + "\n")
+    if any(DID_NOT_END in row.get("error", "") for row in rows):
+        sys.exit(1)
 
 
 def parse() -> argparse.Namespace:
@@ -129,6 +132,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--flags", nargs="+", choices=list(FLAGS), default=None)
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     if options.device == "auto":
@@ -167,7 +171,7 @@ def runs_on(case: str, processes: int, device: str) -> bool:
 
 def run(launch: Launch, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each choice of flags and each peer."""
-    peers = CASES[launch.case].peers
+    peers = [peer for peer in CASES[launch.case].peers if peer in options.peers]
     installed = [peer for peer in peers if PEERS[peer].missing() is None]
     train = launch.train_flags(options)
     found = measured(launch, installed, train, options) if installed else {}
@@ -212,7 +216,7 @@ def measured(
         command += [str(Path(__file__).with_name("peers_rank.py")), json.dumps(task)]
         done = subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=False)
         if done.returncode:
-            return {"error": f"ended with exit code {done.returncode}"}
+            return {"error": f"{DID_NOT_END} {done.returncode}"}
         found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())
         return found
 
