@@ -50,7 +50,7 @@ TOKENS = {
 }
 # Where the loss spikes early, any rounding sends two runs apart for good: a small rate, slowly.
 LR = {"cpu": "--lr=1e-3", "cuda": "--lr=6e-4"}
-WARMUP_FLAG = "--warmup-steps=30"
+WARMUP_STEPS = 30  # or half of fewer steps
 TEXT_BYTES = 1_500_000  # on a CPU: 300 steps are no epoch, and the test split is soon read
 SMOOTH_STEPS = 20
 
@@ -67,7 +67,8 @@ def main() -> None:
         emulate_fp8(options.emulate_fp8)
     stem = options.output / ("precision" if options.device == "cpu" else "precision_cuda")
     refuse_existing(stem.with_suffix(".json"))
-    flags = [*MODELS[options.device], *TOKENS[options.device], LR[options.device], WARMUP_FLAG]
+    flags = [*MODELS[options.device], *TOKENS[options.device], LR[options.device]]
+    flags += [f"--warmup-steps={min(WARMUP_STEPS, options.steps // 2)}"]
     flags += ["--strategy=single", f"--device={options.device}", f"--steps={options.steps}"]
     with tempfile.TemporaryDirectory() as folder:
         text = "stdlib"
