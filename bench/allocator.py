@@ -14,6 +14,7 @@ fit may run out of memory. Writes allocator.json and allocator.md.
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def main() -> None:
     edge = [case.name for case in edge_cases(options.edge, seed=0)]
     known = {row["name"] for row in rows}
     wanted = [name for name in (*names, *edge) if name not in known]
+    random.Random(0).shuffle(wanted)  # so that what there is so far is of all kinds
     with tempfile.TemporaryDirectory() as folder:
         environ = null_gpu(options.libraries.resolve(), Path(folder))
         for row in followed(wanted, Path(folder), environ):

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 from nullgpu.runs import MIB, Run, train
 
-# torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread. The
-# plan counts neither among a run's tensors.
+# torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread.
+# Beside them this small a model could be anything.
 WORKSPACES_BYTES = 2 * 32 * MIB
-# Of what was predicted. The allocator rounds up every tensor to 512 bytes, and of this small a
-# model many are smaller.
-BOUND = 0.02
+BOUND = 0.02  # of what was predicted
 
 PURE = ("--betas", "0.9", "0.99")  # which bf16 moments need
 CHECKPOINTING = ("none", "selective", "full", "offload")
@@ -24,14 +22,29 @@ CASES = {
 } | {
     "fsdp": ("--strategy", "fsdp", "--precision", "bf16"),
     "fsdp-grad-op": ("--strategy", "fsdp", "--precision", "bf16", "--no-reshard-after-forward"),
+    "fsdp, offloaded": (
+        *("--strategy", "fsdp", "--precision", "bf16", "--activation-checkpointing", "offload"),
+        *("--offload-param", "cpu", "--offload-optimizer", "cpu"),
+    ),
+    "fsdp, optimizer in backward": (
+        *("--strategy", "fsdp", "--precision", "bf16", "--activation-checkpointing", "full"),
+        *("--optimizer-in-backward", "--clip", "0"),
+    ),
+    "ddp, full, fp16": (
+        *("--strategy", "ddp", "--precision", "fp16", "--activation-checkpointing", "full"),
+    ),
 }
-# What is not held against its prediction: DDP takes its gradients once more than is planned, which
-# is not understood yet; DeepSpeed asks the device whether a step overflowed, and nobody answers.
-UNPREDICTED = {
-    "ddp": ("--strategy", "ddp", "--precision", "bf16"),
+ZERO = {
     "zero1": ("--zero", "1", "--precision", "bf16"),
-    "zero2": ("--zero", "2", "--precision", "bf16"),
-    "zero3": ("--zero", "3", "--precision", "bf16"),
+    "zero2": ("--zero", "2", "--precision", "bf16", "--activation-checkpointing", "full"),
+    "zero3": ("--zero", "3", "--precision", "bf16", "--activation-checkpointing", "selective"),
+    "zero2, optimizer offloaded": (
+        *("--zero", "2", "--precision", "bf16", "--offload-optimizer", "cpu"),
+    ),
+    "zero3, all offloaded": (
+        *("--zero", "3", "--precision", "bf16"),
+        *("--offload-optimizer", "cpu", "--offload-param", "cpu"),
+    ),
 }
 
 
@@ -54,8 +67,12 @@ def assert_trained(run: Run) -> None:
 def assert_as_predicted(run: Run) -> None:
     plan = run.json("summary.json")["plan"]
     assert "reason" not in plan, plan
-    tensors = plan["measured"]["peak"] - WORKSPACES_BYTES
-    assert tensors == pytest.approx(plan["predicted"]["peak"], rel=BOUND), plan
+    measured, predicted = (
+        plan[which]["peak"] - WORKSPACES_BYTES for which in ("measured", "predicted")
+    )
+    assert measured == pytest.approx(predicted, rel=BOUND), plan
+    # No step's workspaces are taken for what its forward keeps.
+    assert plan["measured"]["activations"] < predicted
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
@@ -63,6 +80,25 @@ def test_a_run_trains_and_takes_what_was_predicted(flags: tuple[str, ...], tmp_p
     run = train(tmp_path, *flags)
     assert_trained(run)
     assert_as_predicted(run)
+
+
+@pytest.mark.parametrize("flags", ZERO.values(), ids=ZERO.keys())
+def test_deepspeed_trains_and_takes_what_was_predicted(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    # It asks the device whether a step has overflowed.
+    run = train(tmp_path, *flags, more={"NULLGPU_CHECKS_ARE": "false"})
+    assert_trained(run)
+    assert_as_predicted(run)
+
+
+# What is not held against its prediction: what compiled kernels keep between them; and DDP in bf16
+# takes its gradients once more than is planned here, though not where larger models are compared
+# (bench/allocator.py), which is not understood yet.
+UNPREDICTED = {
+    "ddp": ("--strategy", "ddp", "--precision", "bf16"),
+    "compiled": ("--precision", "bf16", "--compile"),
+}
 
 
 @pytest.mark.parametrize("flags", UNPREDICTED.values(), ids=UNPREDICTED.keys())
