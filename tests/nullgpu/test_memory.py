@@ -9,7 +9,8 @@ from nullgpu.runs import train
 
 
 def test_out_of_memory_ends_with_advice(tmp_path: Path) -> None:
-    run = train(tmp_path, "--precision", "bf16", "--memory-limit", "80MiB", "--micro-batch", "64")
+    limit = ("--memory-limit", "160MiB", "--micro-batch", "256")
+    run = train(tmp_path, "--precision", "bf16", *limit)
     assert run.code == 3, run.output[-4000:]
     assert "out of memory on rank 0 in forward of step 1: tried to allocate 20.0MiB" in run.output
     assert "would fit: --micro-batch" in run.output
