@@ -32,6 +32,7 @@ VARIANTS = {
     "fp16": ("--precision=fp16",),
     "fp8": ("--precision=fp8",),
     "bf16-pure": ("--precision=bf16-pure",),
+    "bf16-pure, no compensation": ("--precision=bf16-pure", "--no-compensation"),
     "bf16, moments in bf16": ("--precision=bf16", "--moments-dtype=bf16"),
     "bf16, adamw8bit": ("--precision=bf16", "--optimizer=adamw8bit"),
     "bf16-pure, adamw8bit": ("--precision=bf16-pure", "--optimizer=adamw8bit"),

@@ -21,6 +21,7 @@ CHOICES = {
     "bf16 moments": OptimChoice(moments_dtype="bf16", betas=(0.9, 0.99)),
     "8 bits": OptimChoice(optimizer="adamw8bit"),
     "bf16-pure": OptimChoice(precision="bf16-pure", betas=(0.9, 0.99)),
+    "bf16-pure, no compensation": OptimChoice(precision="bf16-pure", compensation=False),
     "bf16-pure, fp32 moments": OptimChoice(precision="bf16-pure", moments_dtype="fp32"),
     "bf16-pure, 8 bits": OptimChoice(precision="bf16-pure", optimizer="adamw8bit"),
     "8 bits of gradients alone": OptimChoice(optimizer="adamw8bit", betas=(0.0, 0.0)),

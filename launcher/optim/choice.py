@@ -22,6 +22,9 @@ class OptimChoice:
     """fp32; bf16 or fp16 (with loss scaling): compute in it, with fp32 master weights and fp32
     gradient reduction; bf16-pure: weights, gradients and moments in bf16, with compensated
     updates; fp8: bf16 with matmuls in fp8."""
+    compensation: bool = True
+    """bf16-pure: keep beside each weight what rounding has cut off, in bf16; without it states take
+    2 bytes per parameter less, and updates below the weight's last bit are lost."""
     tf32: bool = False
     """GPUs: let fp32 matmuls round their inputs to TF32 (10 bits of mantissa)."""
     optimizer: OptimizerName = "adamw"

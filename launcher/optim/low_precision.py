@@ -40,6 +40,8 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         lr, betas, eps, weight_decay: as torch.optim.AdamW's.
         moments: how both moments are stored. 8 bits come in blocks of the local range, so another
             sharding rounds differently.
+        compensation: whether a bf16 weight gets its second number. Without it an update is rounded
+            to the nearest bf16, and lost where it is less than half of the weight's last bit.
     """
 
     found_inf: Tensor | None = None
@@ -54,8 +56,10 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         eps: float,
         weight_decay: float,
         moments: Moments,
+        compensation: bool = True,
     ) -> None:
         self._moments = moments
+        self._compensation = compensation
         # "fused", as with torch's own, says that `step` itself minds `found_inf`.
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**options, "fused": True})
@@ -135,7 +139,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
             if quantized:
                 # Until they are first stored, codes are scaled by 0, and so stand for 0.
                 state[_scale(kind)] = weight.new_zeros(scale_count(weight.numel()), dtype=dtype)
-        if weight.dtype == torch.bfloat16:
+        if self._compensation and weight.dtype == torch.bfloat16:
             state["compensation"] = torch.zeros_like(weight)
         return state
 
@@ -164,13 +168,16 @@ def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict
         _store_weight(weight, state, part, value)
 
 
-def costs(elements: int, *, moments: Moments, compensated: bool, on_gpu: bool) -> Costs:
-    """Of a range of `elements`; `compensated` says that the weight is bf16.
+def costs(
+    elements: int, *, moments: Moments, bf16_weight: bool, compensation: bool, on_gpu: bool
+) -> Costs:
+    """Of a range of `elements`.
 
     On a GPU one kernel reads the gradient, and reads and writes everything else, once.
 
     On a CPU the kernels of the update read and write, as counted, 80 bytes per element in fp32, and
-    what it takes to convert moments, and weight and gradient, to it and back. It holds in fp32 per
+    what it takes to convert moments, and weight and gradient, to it and back; and 26 more with
+    compensation. It holds in fp32 per
     element of a chunk: both moments, the root of the second and what is divided by it; beside a
     bf16 weight also the gradient and the weight. Quantizing holds moments, scaled values and codes
     of 8 bytes at once, 25 bytes and its scales.
@@ -183,18 +190,20 @@ def costs(elements: int, *, moments: Moments, compensated: bool, on_gpu: bool) -
         held, scales = 25, 4 * scale_count(chunk)
     elif moments == "int8":
         held = 8
+    compensated = bf16_weight and compensation
     states += 2 * elements if compensated else 0
-    weight = 2 if compensated else 4
+    weight = 2 if bf16_weight else 4
     if on_gpu:
         return Costs(
             state_bytes=COUNTER_BYTES + states,
             update_bytes=2 * states + 3 * weight * elements,
         )
     converting = {"fp32": 0.0, "bf16": 24.0, "int8": 174.5}[moments]
+    converting += (18 if bf16_weight else 0) + (26 if compensated else 0)
     return Costs(
         state_bytes=states,
-        update_bytes=int((80 + converting + (44 if compensated else 0)) * elements),
-        temporary_bytes=(held + (8 if compensated else 0)) * chunk + scales,
+        update_bytes=int((80 + converting) * elements),
+        temporary_bytes=(held + (8 if bf16_weight else 0)) * chunk + scales,
     )
 
 

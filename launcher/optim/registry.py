@@ -86,6 +86,7 @@ def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
             eps=choice.eps,
             weight_decay=choice.weight_decay,
             moments=moments_type(choice),
+            compensation=choice.compensation,
         )
     kind = torch.optim.Adam if choice.optimizer == "adam" else torch.optim.AdamW
     # Fused: one kernel over all tensors, on GPUs and on CPUs.
@@ -125,7 +126,8 @@ def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: 
     return low_precision.costs(
         elements,
         moments=moments_type(choice),
-        compensated=not choice.keeps_fp32,
+        bf16_weight=not choice.keeps_fp32,
+        compensation=choice.compensation,
         on_gpu=device_type == "cuda",
     )
 

@@ -27,7 +27,7 @@ _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 SAID_OF_THE_RUN = (
     *("data", "data_field", "data_stream", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
-    *("precision", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
+    *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
     *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
     *("weight_decay", "betas", "eps", "momentum", "clip"),
 )

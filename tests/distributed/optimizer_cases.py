@@ -84,6 +84,13 @@ KINDS = {
             resumed=1e-3,
         ),
         Kind(
+            name="bf16-pure-bare",
+            flags=("--precision=bf16-pure", "--no-compensation"),
+            strategies=("ddp", "fsdp", "zero2"),
+            parity=1e-3,
+            resumed=1e-3,
+        ),
+        Kind(
             name="bf16-pure-8bit",
             flags=("--precision=bf16-pure", "--optimizer=adamw8bit"),
             strategies=("fsdp", "zero2"),

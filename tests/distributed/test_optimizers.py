@@ -145,6 +145,8 @@ def test_the_reference_learns(name: str, results: Results) -> None:
         ("bf16-moments", "zero2", "bf16-pure"),
         ("fp16", "ddp", "bf16-pure"),
         ("bf16-pure", "fsdp", "fp16"),
+        ("bf16-pure", "ddp", "bf16-pure-bare"),
+        ("bf16-pure-bare", "zero2", "bf16-pure"),
     ],
 )
 def test_precisions_of_adamw_go_on_from_each_other(

@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw": {},
     "adamw, bf16 moments": {"moments_dtype": "bf16"},
     "adamw, bf16-pure": {"precision": "bf16-pure"},
+    "adamw, bf16-pure, no compensation": {"precision": "bf16-pure", "compensation": False},
     "adamw, bf16-pure, fp32 moments": {"precision": "bf16-pure", "moments_dtype": "fp32"},
     "adam": {"optimizer": "adam"},
     "sgd": {"optimizer": "sgd"},

@@ -1,5 +1,6 @@
 """Low-precision AdamW, 8-bit blocks and Adafactor against torch's and torchao's own."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ CHOICES = {
     "adamw8bit": OptimChoice(optimizer="adamw8bit"),
     "bf16-moments": OptimChoice(moments_dtype="bf16"),
     "bf16-pure": OptimChoice(precision="bf16-pure"),
+    "bf16-pure-bare": OptimChoice(precision="bf16-pure", compensation=False),
     "bf16-pure-fp32-moments": OptimChoice(precision="bf16-pure", moments_dtype="fp32"),
     "bf16-pure-8bit": OptimChoice(precision="bf16-pure", optimizer="adamw8bit"),
 }
@@ -69,6 +71,16 @@ def test_an_8_bit_state_takes_two_bytes_and_its_scales() -> None:
     assert costs.state_bytes == 2 * 2**20 * (1 + 4 / BLOCK_ELEMENTS)
     costs = entry.costs("", (SMALLEST_QUANTIZED - 1,), choice, "cpu")
     assert costs.state_bytes == 8 * (SMALLEST_QUANTIZED - 1)
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("bf16-pure", 10), ("bf16-pure-bare", 8)])
+def test_weights_gradients_and_states_of_pure_bf16(name: str, bytes_each: int) -> None:
+    module = new_module(torch.bfloat16)
+    optimizer = build_optimizer(module, CHOICES[name])
+    train(module, optimizer, 1)
+    with_gradients = [t for p in module.parameters() for t in (p, p.grad) if t is not None]
+    held = sum(t.nbytes for t in (*with_gradients, *optimizer_tensors(optimizer)))
+    assert held == bytes_each * sum(p.numel() for p in module.parameters())
 
 
 def test_with_fp32_everywhere_it_is_torchs_adamw() -> None:
@@ -152,14 +164,14 @@ def test_compensation_adds_up_what_rounding_cuts_off() -> None:
     expected = torch.full((8,), 0.97)
     torch.testing.assert_close(optimizer.read(weight, "param"), expected, rtol=1e-3, atol=0)
     naive = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
-    plain = torch.optim.AdamW([naive], lr=1e-4, weight_decay=0.0)
+    plain = build_optimizer(nn.ParameterList([naive]), replace(choice, compensation=False))
     for _ in range(300):
         naive.grad = torch.ones_like(naive)
         plain.step()
     assert (naive == 1.0).all()
 
 
-@pytest.mark.parametrize("name", ["adamw8bit", "bf16-moments", "bf16-pure", "bf16-pure-8bit"])
+@pytest.mark.parametrize("name", [n for n in CHOICES if n.startswith(("bf16", "adamw8"))])
 def test_what_is_read_and_written_back_trains_on_to_the_same_bits(name: str) -> None:
     """What it computes with is a weight and what rounding cut off, codes and scales: all as they
     were, not only their sums and products."""

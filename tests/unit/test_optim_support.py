@@ -93,6 +93,7 @@ def test_an_update_in_the_backward() -> None:
         ({"moments_dtype": "fp32", "optimizer": "adamw8bit"}, "fp32 belongs to .*not adamw8bit"),
         ({"moments_dtype": "bf16", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
         ({"precision": "bf16-pure", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
+        ({"compensation": False}, "--no-compensation belongs to .*bf16-pure, not fp32"),
         ({"precision": "bf16-pure", "optimizer": "sgd"}, "bf16-pure needs .* sgd does not"),
         (
             {"precision": "bf16-pure", **STRATEGIES["zero2"], "offload_optimizer": "cpu"},

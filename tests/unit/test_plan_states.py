@@ -94,6 +94,7 @@ def test_depth_changes_nothing_but_the_number_of_blocks() -> None:
         {"moments_dtype": "bf16", "betas": (0.9, 0.99)},
         {"optimizer": "adamw8bit"},
         {"precision": "bf16-pure", "betas": (0.9, 0.99)},
+        {"precision": "bf16-pure", "betas": (0.9, 0.99), "compensation": False},
         {"precision": "bf16-pure", "optimizer": "adamw8bit"},
         {"optimizer": "adafactor"},
         {"optimizer": "sgd"},

@@ -64,6 +64,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     {"--compile": {"compile": True}},
     {
         **{f"--precision {name}": {"precision": name} for name in get_args(Precision)},
+        "--no-compensation": {"precision": "bf16-pure", "compensation": False},
         "--grad-accum-dtype bf16": {"grad_accum_dtype": "bf16", **_BF16, **_ACCUMULATED},
         "--tf32": {"tf32": True},
     },

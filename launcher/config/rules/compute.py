@@ -75,13 +75,18 @@ def in_backward(setting: Setting) -> Iterator[str]:
 
 
 def bf16_pure(setting: Setting) -> Iterator[str]:
-    """--precision bf16-pure."""
+    """--precision bf16-pure, and --no-compensation, which belongs to it."""
     optim, sharding = setting.config.optim, setting.config.sharding
     if optim.precision != "bf16-pure":
+        if not optim.compensation:
+            yield (
+                "--no-compensation belongs to --precision bf16-pure, not "
+                f"{optim.precision}: leave it out"
+            )
         return
     if optim.optimizer not in ("adamw", "adamw8bit"):
         yield (
-            f"--precision bf16-pure needs an optimizer that compensates for rounding, which "
+            "--precision bf16-pure needs an optimizer that updates bf16 weights in fp32, which "
             f"{optim.optimizer} does not: use --optimizer adamw or adamw8bit, or --precision bf16"
         )
     if setting.stage == 0:
