@@ -39,6 +39,7 @@ VARIANTS = {
     # Another algorithm, not another rounding: its curve may differ by more. Its rate is relative to
     # a weight's root mean square, 0.02 at first: 5e-2 * 0.02 is the others' 1e-3.
     "bf16, adafactor at lr 5e-2": ("--precision=bf16", "--optimizer=adafactor", "--lr=5e-2"),
+    "bf16, apollo of rank 32": ("--precision=bf16", "--optimizer=apollo", "--apollo-rank=32"),
 }
 EMULATED = "fp8, emulated"
 MODELS = {

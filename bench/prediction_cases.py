@@ -79,12 +79,14 @@ MICRO_BATCH = 4
 # What changes states or temporaries beside precision and checkpointing; on two ranks.
 TECHNIQUES = {
     "bf16-pure": (("ddp", "fsdp", "zero1", "zero2", "zero3"), ("--precision=bf16-pure",)),
+    "bf16-pure-bare": (("ddp", "fsdp"), ("--precision=bf16-pure", "--no-compensation")),
     "bf16-moments": (
         ("ddp", "fsdp", "zero2", "zero3"),
         ("--moments-dtype=bf16", "--betas", "0.9", "0.99"),
     ),
     "adamw8bit": (("ddp", "fsdp", "zero1", "zero2", "zero3"), ("--optimizer=adamw8bit",)),
     "adafactor": (("ddp", "fsdp"), ("--optimizer=adafactor",)),
+    "apollo": (("ddp", "fsdp"), ("--optimizer=apollo", "--apollo-rank=8")),
     "sgd": (("ddp", "fsdp", "zero2"), ("--optimizer=sgd",)),
     "in-backward": (
         ("fsdp", "fsdp-grad-op", "fsdp-hybrid"),

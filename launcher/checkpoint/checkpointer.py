@@ -219,6 +219,7 @@ def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserErro
     try:
         checkpoint = Checkpoint.open(path)
         checkpoint.check_model(state.shapes, state.kinds, list(state.counters()))
+        checkpoint.check_own_shapes(state.own_shapes)
         with RangeReader(checkpoint) as reader:
             for shard in state.loaded():
                 if shard.data.numel() > 0:

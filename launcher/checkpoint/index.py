@@ -253,6 +253,22 @@ class Checkpoint(Contents):
                 f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved it"
             )
 
+    def check_own_shapes(self, own_shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
+        """What is not in a parameter's shape is in the shape of what is to be filled.
+
+        Raises:
+            UserError: the same optimizer with another option, such as APOLLO's rank.
+        """
+        for kind, shapes in own_shapes.items():
+            saved = self.own_shapes.get(kind, self.shapes)
+            for name, here in shapes.items():
+                if name != _POSITIONS and (there := saved.get(name)) != here:
+                    raise UserError(
+                        f"checkpoint {self.path}: {kind} of {name} is {_shape(there)} there and "
+                        f"{_shape(here)} in this run; give the optimizer's flags as for the run "
+                        "that saved it"
+                    )
+
 
 def _plain(value: Any) -> dict[str, Any]:
     """A record as JSON has it; a range without gaps says nothing of them."""

@@ -8,7 +8,7 @@ from launcher.errors import UserError
 from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
-OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon"]
+OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon", "apollo"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
 """How both moments of AdamW are stored."""
@@ -29,8 +29,10 @@ class OptimChoice:
     """GPUs: let fp32 matmuls round their inputs to TF32 (10 bits of mantissa)."""
     optimizer: OptimizerName = "adamw"
     """adamw, adam (decay as L2 in the gradient), sgd (with momentum), adafactor (factored second
-    moments, no first), adamw8bit (both moments in 8 bits), or muon (for the matrices of blocks,
-    with adamw for the rest)."""
+    moments, no first), adamw8bit (both moments in 8 bits); or for the matrices of blocks, with
+    adamw for the rest: muon, or apollo (adamw's step sizes by row, from a projected gradient)."""
+    apollo_rank: int | None = None
+    """apollo: columns of a projected gradient, and so of both moments (64 when not given)."""
     moments_dtype: Literal["fp32", "bf16"] | None = None
     """AdamW: type of both moments (fp32; bf16 with --precision bf16-pure)."""
     optimizer_in_backward: bool = False
@@ -64,7 +66,7 @@ class OptimChoice:
         return self.precision != "bf16-pure"
 
     def __post_init__(self) -> None:
-        require_positive(self, "lr", "eps", "decay_steps")
+        require_positive(self, "lr", "eps", "decay_steps", "apollo_rank")
         for name in ("weight_decay", "clip", "warmup_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

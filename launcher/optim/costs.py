@@ -16,7 +16,9 @@ class Costs:
     """What the kernels of its update read and write: weight, gradient, states, and what one kernel
     leaves to the next."""
     update_flops: int = 0
-    """Of the matmuls in that update, which are in bf16."""
+    """Of the matmuls in that update that are in bf16."""
+    update_fp32_flops: int = 0
+    """Of those in fp32."""
     temporary_bytes: int = 0
     """What the update holds at most beside weight, gradient and states; nothing where it is fused.
     """

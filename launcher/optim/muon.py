@@ -1,4 +1,4 @@
-"""torch's Muon for the matrices of blocks, AdamW for everything else, as one optimizer."""
+"""torch's Muon for the matrices of blocks."""
 
 import math
 from collections.abc import Sequence
@@ -8,45 +8,13 @@ import torch
 
 from launcher.optim.choice import OptimChoice
 from launcher.optim.costs import Costs, fused_adam_costs
+from launcher.optim.with_adamw import is_hidden
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon orthogonalises the update of a hidden matrix; embeddings, the head, biases and norms are
-    AdamW's (Jordan, kellerjordan.github.io/posts/muon; Liu et al., arXiv:2502.16982, whose scale of
-    the update lets both share one learning rate).
-
-    Both write into one `state` and step over one list of `param_groups`.
-
-    Args:
-        hidden: groups of two-dimensional parameters.
-        rest: groups of all others.
-        choice: learning rate, betas and epsilon.
-    """
-
-    def __init__(
-        self, hidden: list[dict[str, Any]], rest: list[dict[str, Any]], choice: OptimChoice
-    ) -> None:
-        super().__init__([*hidden, *rest], {"lr": choice.lr})
-        self._parts: tuple[Any, ...] = (
-            torch.optim.Muon(hidden, lr=choice.lr, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(rest, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True),
-        )
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
-        for part in self._parts:
-            part.state = self.state
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
-        """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
-        assert closure is None
-        if not getattr(self, "found_inf", 0):
-            for part in self._parts:
-                part.step()
-
-
-def is_hidden(name: str, shape: Sequence[int]) -> bool:
-    """Whether Muon updates a parameter: a matrix of a block."""
-    return name.startswith("blocks.") and len(shape) == 2
+def new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:
+    """It orthogonalises the update of a hidden matrix (Jordan, kellerjordan.github.io/posts/muon),
+    at a scale that lets it share AdamW's learning rate (Liu et al., arXiv:2502.16982)."""
+    return torch.optim.Muon(hidden, lr=choice.lr, adjust_lr_fn="match_rms_adamw")
 
 
 def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:

@@ -8,21 +8,24 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from launcher.optim import low_precision, muon
+from launcher.optim import apollo, low_precision, muon
+from launcher.optim.apollo import Apollo
 from launcher.optim.choice import Moments, OptimChoice, OptimizerName
 from launcher.optim.costs import COUNTER_BYTES, Costs, fused_adam_costs
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
-from launcher.optim.muon import MuonWithAdamW, is_hidden
+from launcher.optim.muon import new_muon
+from launcher.optim.with_adamw import WithAdamW, is_hidden
 
 Groups = list[dict[str, Any]]
+Build = Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerEntry:
     """What the rest of the program needs to know of an optimizer."""
 
-    build: Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
+    build: Build
     states: tuple[str, ...]
     """Names of its states in a checkpoint; a parameter may have only some of them."""
     costs: Callable[[str, Sequence[int], OptimChoice, str], Costs]
@@ -108,10 +111,13 @@ def _adafactor(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     return Adafactor(parameter_groups(module, choice.weight_decay), lr=choice.lr)
 
 
-def _muon(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    hidden = parameter_groups(module, choice.weight_decay, is_hidden)
-    rest = parameter_groups(module, choice.weight_decay, lambda *of: not is_hidden(*of))
-    return MuonWithAdamW(hidden, rest, choice)
+def _with_adamw(new_hidden: Callable[[Groups, OptimChoice], torch.optim.Optimizer]) -> Build:
+    def build(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
+        hidden = parameter_groups(module, choice.weight_decay, is_hidden)
+        rest = parameter_groups(module, choice.weight_decay, lambda *of: not is_hidden(*of))
+        return WithAdamW(new_hidden(hidden, choice), rest, choice)
+
+    return build
 
 
 def _is_torchs(choice: OptimChoice) -> bool:
@@ -166,9 +172,15 @@ OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
     ),
     "adamw8bit": _ADAM,
     "muon": OptimizerEntry(
-        build=_muon,
+        build=_with_adamw(new_muon),
         states=("momentum_buffer", *MOMENTS),
         costs=muon.costs,
+        elementwise=False,
+    ),
+    "apollo": OptimizerEntry(
+        build=_with_adamw(Apollo),
+        states=(*apollo.STATES, *MOMENTS),
+        costs=apollo.costs,
         elementwise=False,
     ),
 }

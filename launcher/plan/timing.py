@@ -158,11 +158,11 @@ def optimizer_s(
     """Norm, clipping and the update of this rank's share, where its states are.
 
     On a GPU memory-bound: the norm reads 4 bytes per parameter, clipping reads and writes 8, the
-    update what its kernels do; a low-precision copy is written with 2 more. Muon's matmuls come on
-    top. On a CPU (also for offloaded states) the measured or published rate of CPU-Adam, which the
-    bytes of another optimizer change in proportion; no rate is known for a GPU's host to multiply
-    at. On NVMe master and states are read and written too (ZeRO-Infinity, arXiv:2104.07857,
-    section 5).
+    update what its kernels do; a low-precision copy is written with 2 more. Matmuls, as Muon's and
+    APOLLO's, come on top. On a CPU (also for offloaded states) the measured or published rate of
+    CPU-Adam, which the bytes of another optimizer change in proportion; no rate is known for a
+    GPU's host to multiply at. On NVMe master and states are read and written too (ZeRO-Infinity,
+    arXiv:2104.07857, section 5).
     """
     config, model = resolved.config, resolved.own_model
     offload = config.sharding.offload_optimizer
@@ -172,9 +172,10 @@ def optimizer_s(
     sharded = strategy.variant(config.sharding).level > 0
     own = model.parameter_count / (shard.size if sharded else 1)
     updated_on = machine.device if offload == "none" else "cpu"
-    update_bytes, update_flops = update_work(model, config.optim, updated_on)
+    update_bytes, bf16_flops, fp32_flops = update_work(model, config.optim, updated_on)
     rates = machine.matmul_flops_per_s
-    matmul_s = own * update_flops / rates.get("bf16", rates["fp32"])
+    matmul_s = bf16_flops / rates.get("bf16", rates["fp32"]) + fp32_flops / rates["fp32"]
+    matmul_s *= own
     if updated_on == "cuda":
         low = 0 if element == 4 else 2
         moved = own * (NORM_BYTES + CLIP_BYTES + update_bytes + low)
@@ -195,9 +196,16 @@ def optimizer_s(
 
 
 @cache
-def update_work(model: ModelConfig, optim: OptimChoice, device_type: str) -> tuple[float, float]:
-    """(bytes read and written, FLOPs of matmuls) per parameter of the whole model's update."""
+def update_work(
+    model: ModelConfig, optim: OptimChoice, device_type: str
+) -> tuple[float, float, float]:
+    """(bytes read and written, FLOPs of matmuls in bf16, of those in fp32) per parameter of the
+    whole model's update."""
     entry = OPTIMIZERS[optim.optimizer]
     costs = [entry.costs(p.name, p.shape, optim, device_type) for p in parameters_of(model)]
-    size_bytes, flops = sum(c.update_bytes for c in costs), sum(c.update_flops for c in costs)
-    return size_bytes / model.parameter_count, flops / model.parameter_count
+    count = model.parameter_count
+    return (
+        sum(each.update_bytes for each in costs) / count,
+        sum(each.update_flops for each in costs) / count,
+        sum(each.update_fp32_flops for each in costs) / count,
+    )

@@ -28,6 +28,7 @@ SAID_OF_THE_RUN = (
     *("data", "data_field", "data_stream", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
     *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
+    "apollo_rank",
     *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
     *("weight_decay", "betas", "eps", "momentum", "clip"),
 )

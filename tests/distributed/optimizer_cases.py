@@ -63,6 +63,11 @@ KINDS = {
         Kind(
             name="muon", flags=("--optimizer=muon",), strategies=NATIVE, parity=1e-3, resumed=1e-3
         ),
+        Kind(
+            name="apollo",
+            flags=("--optimizer=apollo", "--apollo-rank=8"),
+            strategies=("ddp", "fsdp", "zero0"),
+        ),
         # Blocks begin where a rank's range begins, so every sharding rounds the moments elsewhere.
         Kind(
             name="adamw8bit",
@@ -133,6 +138,11 @@ KINDS = {
             strategies=NATIVE,
             parity=1e-3,
             resumed=1e-3,
+        ),
+        Kind(
+            name="qwen3-apollo",
+            flags=(*QWEN3, "--optimizer=apollo", "--apollo-rank=8"),
+            strategies=NATIVE,
         ),
         Kind(
             name="qwen3-adamw8bit",

@@ -4,7 +4,7 @@ One process group runs all pairs; each test then looks up its own.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,15 @@ def test_precisions_of_adamw_go_on_from_each_other(
     assert losses == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize("saver", ["sgd", "adafactor"])
+def test_another_rank_of_apollo_is_refused(results: Results) -> None:
+    other = replace(KINDS["apollo"], flags=("--optimizer=apollo", "--apollo-rank=4"))
+    engine = build(prepared_run(other, SINGLE, results.text, ALONE), ALONE)
+    said = r"projected_exp_avg of blocks.* is \[192, 8\] there and \[192, 4\] in this run"
+    with pytest.raises(UserError, match=said):
+        Checkpointer(results.folder / "unused").load(results.folder / "apollo-fsdp", engine)
+
+
+@pytest.mark.parametrize("saver", ["sgd", "adafactor", "apollo"])
 def test_another_optimizers_states_are_refused(saver: str, results: Results) -> None:
     engine = build(single_run("adam", results.text), ALONE)
     with pytest.raises(UserError, match="optimizer states"):

@@ -38,8 +38,11 @@ def train(engine: Engine, steps: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}, {"optimizer": "muon"}, PURE],
-    ids=["adamw", "sgd", "adafactor", "muon", "bf16-pure"],
+    [
+        *({}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}, {"optimizer": "muon"}),
+        *({"optimizer": "apollo", "apollo_rank": 4}, PURE),
+    ],
+    ids=["adamw", "sgd", "adafactor", "muon", "apollo", "bf16-pure"],
 )
 def test_the_same_as_after_the_backward(changes: dict[str, Any]) -> None:
     within = train(new_engine(optimizer_in_backward=True, **changes), 5)

@@ -94,6 +94,8 @@ def test_page_locked_pieces_are_powers_of_two() -> None:
         ("adafactor", pytest.approx(0.01, abs=0.01)),  # a row and a column of each matrix
         ("adamw8bit", pytest.approx(2 + 2 * 4 / 256, abs=0.01)),
         ("muon", pytest.approx(4 + 4 * 82 / 1558, abs=0.01)),  # embeddings are AdamW's
+        # Per block rows of 3 + 1 + 4 + 1 times 1600, beside 12 times 1600 x 1600 elements.
+        ("apollo", pytest.approx((8 * 82 + 1474.56 * 8 * 9 / 12 * 64 / 1600) / 1558, abs=0.01)),
     ],
 )
 def test_offloaded_states_of_each_optimizer(optimizer: str, states_bytes: float) -> None:

@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adamw8bit": {"optimizer": "adamw8bit"},
     "adamw8bit, bf16-pure": {"optimizer": "adamw8bit", "precision": "bf16-pure"},
     "muon": {"optimizer": "muon"},
+    "apollo": {"optimizer": "apollo", "apollo_rank": 48},
 }
 
 
@@ -87,7 +88,7 @@ def test_what_an_update_reads_writes_and_multiplies(fields: dict[str, Any]) -> N
     costs = [entry.costs(name, shape, choice, "cpu") for name, shape in shapes]
     expected = sum(each.update_bytes for each in costs)
     assert steps[1][0] == pytest.approx(expected, rel=0.005)
-    products = sum(each.update_flops for each in costs)
+    products = sum(each.update_flops + each.update_fp32_flops for each in costs)
     outer = 2 * sum(math.prod(shape) for _, shape in shapes if len(shape) == 2)
     # Adafactor's estimate is an outer product, which is bound by writing it.
     assert steps[1][1] - products == (outer if choice.optimizer == "adafactor" else 0)

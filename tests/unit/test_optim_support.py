@@ -49,7 +49,9 @@ def refused(name: str, values: tuple[str, ...], **common: Any) -> set[tuple[str,
 def test_every_optimizer_but_those_of_whole_matrices_runs_everywhere() -> None:
     assert set(OPTIMIZERS) == set(get_args(OptimizerName))
     assert refused("optimizer", get_args(OptimizerName)) == {
-        (name, stage) for name in ("adafactor", "muon") for stage in ("zero1", "zero2", "zero3")
+        (name, stage)
+        for name in ("adafactor", "muon", "apollo")
+        for stage in ("zero1", "zero2", "zero3")
     }
 
 
@@ -93,6 +95,11 @@ def test_an_update_in_the_backward() -> None:
         ({"moments_dtype": "fp32", "optimizer": "adamw8bit"}, "fp32 belongs to .*not adamw8bit"),
         ({"moments_dtype": "bf16", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
         ({"precision": "bf16-pure", "betas": (0.9, 0.999)}, r"--betas 0\.9 0\.999: .* bf16"),
+        ({"apollo_rank": 8}, "--apollo-rank 8 belongs to --optimizer apollo, not adamw"),
+        (
+            {"optimizer": "apollo", "apollo_rank": 10**6},
+            r"--apollo-rank 1000000 is more than .* use",
+        ),
         ({"compensation": False}, "--no-compensation belongs to .*bf16-pure, not fp32"),
         ({"precision": "bf16-pure", "optimizer": "sgd"}, "bf16-pure needs .* sgd does not"),
         (

@@ -99,6 +99,8 @@ def test_depth_changes_nothing_but_the_number_of_blocks() -> None:
         {"optimizer": "adafactor"},
         {"optimizer": "sgd"},
         {"optimizer": "muon"},
+        {"optimizer": "apollo"},
+        {"optimizer": "apollo", "apollo_rank": 1},
     ],
     ids=str,
 )

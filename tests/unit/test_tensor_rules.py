@@ -63,6 +63,7 @@ def test_ranks_on_several_nodes_are_told() -> None:
         (2, {"seq_len": 63, "micro_batch": 1}, "63 tokens .* use --micro-batch 2"),
         (2, {"optimizer": "adafactor"}, "--optimizer adafactor updates whole matrices"),
         (2, {"optimizer": "muon"}, "--optimizer muon updates whole matrices"),
+        (2, {"optimizer": "apollo"}, "--optimizer apollo updates whole matrices"),
         (2, {"precision": "fp8"}, "use --precision bf16"),
         (2, {"sample_every": 5}, "--sample-every 5"),
         (2, {"micro_batch": AutoMicroBatch()}, "--micro-batch auto measures whole matrices"),

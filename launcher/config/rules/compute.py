@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.optim.apollo import rank_of
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
@@ -27,6 +28,24 @@ def optimizer(setting: Setting) -> Iterator[str]:
         yield (
             "--offload-optimizer nvme swaps two moments in fp32: use --optimizer adamw or adam, "
             f"not {name} with {moments_type(optim)} states"
+        )
+
+
+def apollo_rank(setting: Setting) -> Iterator[str]:
+    """--apollo-rank."""
+    optim, model = setting.config.optim, setting.model
+    if optim.optimizer != "apollo":
+        if optim.apollo_rank is not None:
+            yield (
+                f"--apollo-rank {optim.apollo_rank} belongs to --optimizer apollo, not "
+                f"{optim.optimizer}: leave one of them out"
+            )
+        return
+    rank, columns = rank_of(optim), min(model.d_model, model.attention_dim, model.ffn_dim)
+    if rank > columns:
+        yield (
+            f"--apollo-rank {rank} is more than the {columns} columns of this model's narrowest "
+            f"matrix: use at most {columns}, or --optimizer adamw"
         )
 
 
@@ -228,6 +247,7 @@ def activation_offload(setting: Setting) -> Iterator[str]:
 
 RULES: Final[tuple[Rule, ...]] = (
     optimizer,
+    apollo_rank,
     moments,
     in_backward,
     bf16_pure,

@@ -1,0 +1,44 @@
+"""Another optimizer for the matrices of blocks, AdamW for everything else, as one optimizer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from launcher.optim.choice import OptimChoice
+
+
+class WithAdamW(torch.optim.Optimizer):
+    """`hidden` and an AdamW over `rest`, which write into one `state` and step over one list of
+    `param_groups`.
+
+    Args:
+        hidden: an optimizer of two-dimensional parameters.
+        rest: groups of all others: embeddings, the head, biases and norms.
+        choice: learning rate, betas and epsilon.
+    """
+
+    def __init__(
+        self, hidden: torch.optim.Optimizer, rest: list[dict[str, Any]], choice: OptimChoice
+    ) -> None:
+        super().__init__([*hidden.param_groups, *rest], {"lr": choice.lr})
+        adamw = torch.optim.AdamW(
+            rest, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True
+        )
+        self._parts: tuple[Any, ...] = (hidden, adamw)
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+        for part in self._parts:
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
+        """Update every parameter that has a gradient, unless `found_inf` is set to 1."""
+        assert closure is None
+        if not getattr(self, "found_inf", 0):
+            for part in self._parts:
+                part.step()
+
+
+def is_hidden(name: str, shape: Sequence[int]) -> bool:
+    """Whether a parameter is a matrix of a block."""
+    return name.startswith("blocks.") and len(shape) == 2
