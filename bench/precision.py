@@ -1,6 +1,7 @@
 """300 steps in every precision, against fp32: loss curves and the test loss they end at.
 
-    python bench/precision.py [--device cpu|cuda] [--steps 300] [--output bench/results]
+    python bench/precision.py [--device cpu|cuda] [--steps 300] [--only TEXT...]
+                              [--output bench/results]
 
 A small model on the standard library's source text (on a CPU the first 1.5 MB of it, byte by byte):
 the same initial weights and the same batches in each run, so that what differs is rounding. A
@@ -62,6 +63,9 @@ def main() -> None:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="run fp32 and what has one of these in its name"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--emulate-fp8", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,11 +81,14 @@ def main() -> None:
         if options.device == "cpu":
             text = str(write_stdlib(Path(folder) / "text.txt", TEXT_BYTES))
         rows = []
+        wanted = {n for n in (*VARIANTS, EMULATED) if any(t in n for t in options.only)} | {"fp32"}
         for number, (name, more) in enumerate(VARIANTS.items()):
+            if name not in wanted:
+                continue
             run = train([*flags, f"--data={text}", *more], out=Path(folder) / str(number))
             rows.append(row(name, run))
             print(json.dumps({k: v for k, v in rows[-1].items() if k != "losses"}), flush=True)
-        if options.device == "cpu":
+        if options.device == "cpu" and EMULATED in wanted:
             run = emulated([*flags, f"--data={text}"], Path(folder) / "emulated")
             rows.append(row(EMULATED, run))
     result = {"device": options.device, "torch": torch.__version__, "flags": flags, "rows": rows}
