@@ -28,10 +28,11 @@ class Apollo(torch.optim.Optimizer):
     each row of G by how much longer AdamW would make that of G P: |update| / |G P| sqrt(n / rank).
 
     The root is the paper's: AdamW's steps are all near 1, and the norm of `rank` of them is so much
-    less than that of n; with it APOLLO takes AdamW's learning rate. P is always on the right, so
-    that a row is updated by itself, wherever FSDP has put it: nothing is communicated. The paper
-    projects the shorter side, which may be the left one, and bounds how fast the norm of a whole
-    update grows; that would be a collective per matrix, and --clip bounds gradients instead.
+    less than that of n. With it a step is as long as AdamW's at the same learning rate; the best
+    rate is a larger one, the paper's 1e-2. P is always on the right, so that a row is updated by
+    itself, wherever FSDP has put it: nothing is communicated. The paper projects the shorter side,
+    which may be the left one, and bounds how fast the norm of a whole update grows; that would be a
+    collective per matrix, and --clip bounds gradients instead.
 
     Args:
         params: as for any torch optimizer; two-dimensional, in fp32.

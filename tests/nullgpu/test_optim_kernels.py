@@ -56,6 +56,8 @@ def test_an_update_is_a_kernel_per_tensor_and_never_waits(tmp_path: Path) -> Non
     [
         ("--strategy", "single", "--precision", "bf16-pure", "--optimizer", "adamw8bit"),
         ("--strategy", "fsdp", "--precision", "bf16-pure", "--betas", "0.9", "0.99"),
+        ("--strategy", "single", "--precision", "bf16-pure", "--no-compensation"),
+        ("--strategy", "fsdp", "--optimizer", "apollo", "--apollo-rank", "8"),
         ("--strategy", "fsdp", "--optimizer-in-backward", "--optimizer", "adamw8bit"),
         ("--zero", "0", "--precision", "bf16", "--optimizer", "adamw8bit"),
     ],
