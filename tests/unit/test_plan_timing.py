@@ -300,6 +300,11 @@ def test_another_optimizer_takes_its_own_time() -> None:
     assert optimizer_s(resolved(1, optimizer="muon"), **shared) == pytest.approx(
         memory_s + flops / 1e3
     )
+    # In fp32, at 1 FLOP/s; the four matrices of a block have 72 rows and 56 columns together.
+    projected = TINY["layers"] * 2 * (76 * 72 + 212 * 56)
+    apollo = optimizer_s(resolved(1, optimizer="apollo", apollo_rank=2), **shared)
+    memory_of_apollo_s = (40 * ALL + (20 - 28) * hidden + projected) / 1e3
+    assert apollo == pytest.approx(memory_of_apollo_s + 2 * 2 * hidden)
     # On a host in proportion to AdamW, whose rate was measured, and in fp32 where it has no bf16.
     host = dataclasses.replace(
         machine, device="cpu", cpu_adam_parameters_per_s=1e3, matmul_flops_per_s={"fp32": 1e3}
