@@ -109,7 +109,7 @@ def costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Costs
     rank = rank_of(choice)
     projected, projecting = shape[0] * rank, shape[1] * rank
     return Costs(
-        state_bytes=8 * projected,
+        states_bytes=(4 * projected, 4 * projected),
         update_bytes=20 * elements + 76 * projected + 212 * projecting,
         update_fp32_flops=2 * elements * rank,
         temporary_bytes=max(16 * projecting, 4 * (projecting + projected), 8 * projected),

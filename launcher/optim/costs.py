@@ -10,8 +10,8 @@ COUNTER_BYTES = 4
 class Costs:
     """Bytes and FLOPs."""
 
-    state_bytes: int
-    """Of its states and counters."""
+    states_bytes: tuple[int, ...]
+    """Of each of its states and counters, in the order in which they are made."""
     update_bytes: int
     """What the kernels of its update read and write: weight, gradient, states, and what one kernel
     leaves to the next."""
@@ -23,7 +23,14 @@ class Costs:
     """What the update holds at most beside weight, gradient and states; nothing where it is fused.
     """
 
+    @property
+    def state_bytes(self) -> int:
+        """Of all states and counters."""
+        return sum(self.states_bytes)
+
 
 def fused_adam_costs(elements: int) -> Costs:
     """Two moments in fp32; reads weight, gradient and moments, and writes all but the gradient."""
-    return Costs(state_bytes=COUNTER_BYTES + 8 * elements, update_bytes=28 * elements)
+    return Costs(
+        states_bytes=(COUNTER_BYTES, 4 * elements, 4 * elements), update_bytes=28 * elements
+    )

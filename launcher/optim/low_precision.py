@@ -177,31 +177,30 @@ def costs(
 
     On a CPU the kernels of the update read and write, as counted, 80 bytes per element in fp32, and
     what it takes to convert moments, and weight and gradient, to it and back; and 26 more with
-    compensation. It holds in fp32 per
-    element of a chunk: both moments, the root of the second and what is divided by it; beside a
-    bf16 weight also the gradient and the weight. Quantizing holds moments, scaled values and codes
-    of 8 bytes at once, 25 bytes and its scales.
+    compensation. It holds in fp32 per element of a chunk: both moments, the root of the second and
+    what is divided by it; beside a bf16 weight also the gradient and the weight. Quantizing holds
+    moments, scaled values and codes of 8 bytes at once, 25 bytes and its scales.
     """
     chunk, scales = min(elements, _CHUNK_ELEMENTS), 0
-    states = (4 if moments == "bf16" else 8) * elements
+    states = [(2 if moments == "bf16" else 4) * elements] * 2
     held = 8 if moments == "fp32" else 16
     if moments == "int8" and elements >= SMALLEST_QUANTIZED:
-        states = 2 * (elements + 4 * scale_count(elements))
+        states = [elements, 4 * scale_count(elements)] * 2
         held, scales = 25, 4 * scale_count(chunk)
     elif moments == "int8":
         held = 8
     compensated = bf16_weight and compensation
-    states += 2 * elements if compensated else 0
+    states += [2 * elements] if compensated else []
     weight = 2 if bf16_weight else 4
     if on_gpu:
         return Costs(
-            state_bytes=COUNTER_BYTES + states,
-            update_bytes=2 * states + 3 * weight * elements,
+            states_bytes=(COUNTER_BYTES, *states),
+            update_bytes=2 * sum(states) + 3 * weight * elements,
         )
     converting = {"fp32": 0.0, "bf16": 24.0, "int8": 174.5}[moments]
     converting += (18 if bf16_weight else 0) + (26 if compensated else 0)
     return Costs(
-        state_bytes=states,
+        states_bytes=tuple(states),
         update_bytes=int((80 + converting) * elements),
         temporary_bytes=(held + (8 if bf16_weight else 0)) * chunk + scales,
     )

@@ -31,7 +31,7 @@ def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
         return fused_adam_costs(elements)
     m, n = sorted(shape)
     return Costs(
-        state_bytes=4 * elements,
+        states_bytes=(4 * elements,),
         update_bytes=54 * elements,
         update_flops=5 * (4 * m * m * n + 2 * m**3),
         temporary_bytes=8 * elements + 4 * m**2,

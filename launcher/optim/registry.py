@@ -141,19 +141,20 @@ def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: 
 def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice, __: str) -> Costs:
     elements = math.prod(shape)
     if choice.momentum:
-        return Costs(state_bytes=4 * elements, update_bytes=20 * elements)
-    return Costs(state_bytes=0, update_bytes=12 * elements)
+        return Costs(states_bytes=(4 * elements,), update_bytes=20 * elements)
+    return Costs(states_bytes=(), update_bytes=12 * elements)
 
 
 def _adafactor_costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Costs:
     """In fp32: 28 for squares, their means and the estimate, 28 for the update, 24 for root mean
     squares of update and weight, 28 to apply it. Held: the squared gradient or the update times its
     rate, the estimate and the update."""
-    elements = kept = math.prod(shape)
-    if len(shape) >= 2:
-        kept = math.prod(shape[:-1]) + math.prod((*shape[:-2], shape[-1]))
+    elements = math.prod(shape)
+    kept = [elements]
+    if len(shape) >= 2:  # of rows and of columns
+        kept = [math.prod(shape[:-1]), math.prod((*shape[:-2], shape[-1]))]
     return Costs(
-        state_bytes=COUNTER_BYTES + 4 * kept,
+        states_bytes=(COUNTER_BYTES, *(4 * each for each in kept)),
         update_bytes=108 * elements,
         temporary_bytes=12 * elements,
     )

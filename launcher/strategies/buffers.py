@@ -1,8 +1,11 @@
 """What strategies allocate around the model: one class each, told what happens and when."""
 
+from collections.abc import Hashable
+
 from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Timeline, Where
 from launcher.memory.trace_events import Key, Module, Place
+from launcher.optim.costs import Costs
 from launcher.strategies.rank import FP32, Rank
 
 
@@ -62,9 +65,14 @@ class Buffers:
         """The optimizer on one tensor; its states are born at the first step."""
         key, where = ("optimizer", parameter.name), self.rank.params_where
         costs = self.rank.optimizer_costs(shape, parameter.name)
-        if not self.timeline.has(key):
-            self.timeline.allocate(key, costs.state_bytes, "optimizer", where=where)
+        self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
+
+    def hold_states(self, key: Hashable, costs: Costs, where: Where) -> None:
+        """An optimizer's states of `key`, each in a storage of its own, unless it has them."""
+        for number, size_bytes in enumerate(costs.states_bytes):
+            if not self.timeline.has((key, number)):
+                self.timeline.allocate((key, number), size_bytes, "optimizer", where=where)
 
 
 class Whole(Buffers):

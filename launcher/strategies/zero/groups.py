@@ -1,5 +1,7 @@
 """How DeepSpeed's stages 1 and 2 lay parameters end to end, and what each rank holds of them."""
 
+from collections.abc import Iterable
+
 from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Timeline
 from launcher.strategies.buffers import Buffers, Whole
@@ -17,6 +19,17 @@ def optimizer_groups(rank: Rank) -> list[list[Parameter]]:
     return [group for group in (matrices, vectors) if group]
 
 
+def messages(slices: Iterable[int], bucket: int) -> list[list[int]]:
+    """A bucket's slices, in elements, by the message that reduces them: the slice that takes one
+    beyond the bucket's size is its last, so a parameter larger than that has several."""
+    found: list[list[int]] = [[]]
+    for elements in slices:
+        if sum(found[-1]) > bucket:
+            found.append([])
+        found[-1].append(elements)
+    return found
+
+
 class Groups:
     """The parameter groups, each laid end to end and cut by rank."""
 
@@ -24,7 +37,7 @@ class Groups:
         self.groups = optimizer_groups(rank)
         self.ranks = rank.world_size
         self.partitions: list[int] = []
-        self.owners: dict[str, range] = {}
+        self.owners: dict[str, dict[int, int]] = {}  # elements of a parameter, by rank
         self.mine: dict[str, int] = {}
         for group in self.groups:
             # Flat groups are padded so that each rank's part begins on 4 bytes in fp16.
@@ -34,11 +47,12 @@ class Groups:
             start = 0
             for p in group:
                 end = start + p.elements
-                self.owners[p.name] = range(start // partition, (end - 1) // partition + 1)
-                low, high = rank.rank * partition, (rank.rank + 1) * partition
-                overlap = min(end, high) - max(start, low)
-                if overlap > 0:
-                    self.mine[p.name] = overlap
+                self.owners[p.name] = owners = {
+                    owner: min(end, (owner + 1) * partition) - max(start, owner * partition)
+                    for owner in range(start // partition, (end - 1) // partition + 1)
+                }
+                if rank.rank in owners:
+                    self.mine[p.name] = owners[rank.rank]
                 start = end
 
     @property
@@ -66,8 +80,7 @@ class ZeroBuffers(Buffers):
         """The optimizer on this rank's piece `number`; its states are born at the first step."""
         key, where = ("optimizer", number), self.where
         costs = self.rank.optimizer_costs((elements,))
-        if not self.timeline.has(key):
-            self.timeline.allocate(key, costs.state_bytes, "optimizer", where=where)
+        self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
 
 

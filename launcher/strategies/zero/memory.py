@@ -12,7 +12,7 @@ from launcher.memory.trace_events import Key
 from launcher.strategies.buffers import Whole
 from launcher.strategies.rank import FP32, Rank
 from launcher.strategies.zero.config import accumulates_in_fp32
-from launcher.strategies.zero.groups import FP64, FlatBuffers
+from launcher.strategies.zero.groups import FP64, FlatBuffers, messages
 
 ALLREDUCE_ELEMENTS = 500_000_000  # the engine's own bucket, at stage 0 and in BF16_Optimizer
 
@@ -154,12 +154,14 @@ class Zero12(FlatBuffers):
         mine = [p for p in self.in_bucket if p.name in self.groups.mine]
         if self.in_fp32 and mine:
             self._open_fp32_part()
-        if self._slices(mine) > 1:
-            size_bytes = self.bucket_element * self.filled
-            self.timeline.allocate("flattened", size_bytes, "temporary", stream=self.stream)
-        if self.whole_in_fp32:  # sent in bf16 all the same
-            self.timeline.allocate("sent", 2 * self.filled, "temporary", stream=self.stream)
-        self.timeline.free("flattened")
+        for slices in messages(self._slices(), self.bucket):
+            if len(slices) > 1:  # one alone is sent from where it lies
+                size_bytes = self.bucket_element * sum(slices)
+                self.timeline.allocate("flattened", size_bytes, "temporary", stream=self.stream)
+            self.timeline.free("sent")
+            if self.whole_in_fp32:  # sent in bf16 all the same
+                self.timeline.allocate("sent", 2 * sum(slices), "temporary", stream=self.stream)
+            self.timeline.free("flattened")
         if self.norms_on_the_way and mine and self.last:
             largest = max(self.groups.mine[p.name] for p in mine)
             self.transient(FP64 * largest, stream=self.stream)
@@ -173,12 +175,19 @@ class Zero12(FlatBuffers):
                 self.timeline.free(("grad", p.name))
         self.in_bucket, self.filled = [], 0
 
-    def _slices(self, mine: list[Parameter]) -> int:
-        """Pieces that a bucket is reduced in: neighbours that go to one rank are one piece, but
-        not those that this rank adds to its fp32 part one by one."""
-        owners = {owner for p in self.in_bucket for owner in self.groups.owners[p.name]}
-        apart = len(mine) - 1 if self.in_fp32 and mine else 0
-        return len(owners) + apart
+    def _slices(self) -> list[int]:
+        """Elements of the pieces that a bucket is reduced in: neighbours that go to one rank are
+        one piece, but not those that this rank adds to its fp32 part one by one."""
+        slices: list[int] = []
+        before = -1
+        for p in self.in_bucket:
+            for owner, elements in self.groups.owners[p.name].items():
+                if owner == before and not (self.in_fp32 and owner == self.rank.rank):
+                    slices[-1] += elements
+                else:
+                    slices.append(elements)
+                before = owner
+        return slices
 
     def _open_fp32_part(self) -> None:
         for number, partition in enumerate(self.groups.partitions):

@@ -34,10 +34,15 @@ class Zero3(ZeroBuffers):
         self.transient(FP32 * largest)  # its initial value
         total = sum(self._slice(p) for p in self.parameters)
         where, pins = self.rank.params_where, self.rank.pins
+        if self.rank.device_type != "cpu":  # they make room before they come back, end to end
+            self._drop_born()
         timeline.allocate("param", self.element * total, "params", where=where, pinned=pins)
-        for p in self.parameters:
-            timeline.free(("born", p.name))
+        self._drop_born()
         self._build_optimizer(total)
+
+    def _drop_born(self) -> None:
+        for p in self.parameters:
+            self.timeline.free(("born", p.name))
 
     def begin_forward(self, *, last: bool) -> None:
         self.last = last
