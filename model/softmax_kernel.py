@@ -20,8 +20,8 @@ def _softmax_gradient(
     targets,
     losses,
     row_stride,
-    vocab_size,
-    width,
+    VOCAB_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
     IGNORED: tl.constexpr,
     WRITES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -36,21 +36,21 @@ def _softmax_gradient(
     of_target = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
     top = -float("inf")
     total = 0.0
-    for start in range(0, vocab_size, BLOCK):
+    for start in range(0, VOCAB_SIZE, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        x = tl.load(logits + index, mask=index < vocab_size, other=-float("inf")).to(tl.float32)
+        x = tl.load(logits + index, mask=index < VOCAB_SIZE, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, axis=0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), axis=0)
         top = higher
     log_sum = top + tl.log(total)
     tl.store(losses + row, tl.where(counts, log_sum - of_target, 0.0))
     if WRITES:
-        for start in range(0, width, BLOCK):
+        for start in range(0, WIDTH, BLOCK):
             index = start + tl.arange(0, BLOCK)
-            x = tl.load(logits + index, mask=index < vocab_size, other=-float("inf"))
+            x = tl.load(logits + index, mask=index < VOCAB_SIZE, other=-float("inf"))
             gradient = tl.exp(x.to(tl.float32) - log_sum) - tl.where(index == target, 1.0, 0.0)
             gradient = tl.where(counts, gradient, 0.0)
-            tl.store(logits + index, gradient.to(x.dtype), mask=index < width)
+            tl.store(logits + index, gradient.to(x.dtype), mask=index < WIDTH)
 
 
 def launch(
@@ -64,8 +64,8 @@ def launch(
         targets,
         losses,
         logits.stride(0),
-        vocab_size,
-        width,
+        VOCAB_SIZE=vocab_size,
+        WIDTH=width,
         IGNORED=ignore_index,
         WRITES=writes,
         BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
