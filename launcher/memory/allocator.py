@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from launcher.memory.allocator_blocks import (
+    EMPTY_CACHE,
     K_MIN_BLOCK_SIZE,
     K_SMALL_SIZE,
     Block,
@@ -29,7 +30,7 @@ from launcher.memory.allocator_blocks import (
 _SEGMENT_STRIDE = 2**48
 
 Event = tuple[int, int]
-"""(storage id, size in bytes); size 0 frees the storage."""
+"""(storage id, size in bytes); size 0 frees the storage, or with EMPTY_CACHE all that is cached."""
 Streams = Mapping[int, str]
 """Storage id -> the stream that it is allocated on, where that is not the one that computes."""
 
@@ -75,7 +76,9 @@ class CachingAllocator:
     ) -> AllocatorUse:
         """Serve events in program order, up to the first that runs out of memory."""
         for storage_id, size_bytes in events:
-            if size_bytes == 0:
+            if storage_id == EMPTY_CACHE:
+                self.release_cached()
+            elif size_bytes == 0:
                 self.free(storage_id)
             elif not self.allocate(storage_id, size_bytes, streams.get(storage_id)):
                 break

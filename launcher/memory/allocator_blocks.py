@@ -19,6 +19,9 @@ K_LARGE_BUFFER = 20 * 2**20
 K_ROUND_LARGE = 2 * 2**20
 """kRoundLarge: requests from kMinLargeAlloc on get a segment of their own, rounded up to this."""
 
+EMPTY_CACHE = -1
+"""In place of a storage that is freed: `torch.cuda.empty_cache`, as libraries call it."""
+
 
 def rounded_bytes(size_bytes: int) -> int:
     """round_size: what a request occupies."""

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.memory.allocator_blocks import page_locked_bytes, rounded_bytes
+from launcher.memory.allocator_blocks import EMPTY_CACHE, page_locked_bytes, rounded_bytes
 from launcher.memory.ledger import CATEGORIES, STATES, Ledger, LedgerLines
 
 Where = Literal["device", "host", "disk"]
@@ -20,7 +20,8 @@ class _High:
 class Timeline:
     """Storages by name, from allocation to free, and the highest level of each phase.
 
-    Events are (storage, bytes), 0 bytes meaning freed: what an allocator would be asked for. Host
+    Events are (storage, bytes), 0 bytes meaning freed: what an allocator would be asked for; among
+    them (EMPTY_CACHE, 0). Host
     memory is counted apart where the device is not the host itself. On a GPU levels are those of
     whole blocks, of multiples of 512 bytes.
     """
@@ -93,6 +94,11 @@ class Timeline:
             else:
                 self._elsewhere[where] -= size_bytes
 
+    def empty_cache(self) -> None:
+        """A GPU's allocator gives back what nothing lies in."""
+        if not self._on_host_itself:
+            self.events.append((EMPTY_CACHE, 0))
+
     def rename(self, key: Hashable, new: Hashable, category: str) -> None:
         """A storage changes hands."""
         number, size_bytes = self._live.pop(key)
@@ -126,7 +132,7 @@ class Timeline:
         for number, size_bytes in self.events[: high.event]:
             if size_bytes:
                 alive[number] = size_bytes
-            else:
+            elif number != EMPTY_CACHE:
                 del alive[number]
         lines = dict.fromkeys(CATEGORIES, 0) | self._by_category(alive.items())
         # What rounding adds is nobody's tensor.

@@ -83,9 +83,15 @@ class Whole(Buffers):
         self.last = True
 
     def build(self) -> None:
+        self.materialize("param", self.stored)
+
+    def materialize(self, kind: str, element: int) -> None:
+        """Parameters are drawn in fp32, one by one, and converted to `element` bytes each."""
         for p in self.parameters:
-            size_bytes = self.stored * p.elements
-            self.timeline.allocate(("param", p.name), size_bytes, "params")
+            if element != FP32:
+                self.timeline.allocate("drawn", FP32 * p.elements, "temporary")
+            self.timeline.allocate((kind, p.name), element * p.elements, "params")
+            self.timeline.free("drawn")
 
     def begin_forward(self, *, last: bool) -> None:
         self.last = last

@@ -92,33 +92,26 @@ class FlatBuffers(ZeroBuffers, Whole):
         self.groups = Groups(rank)
 
     def build(self) -> None:
-        """Parameters as they were built, and again end to end; then the former go. Master weights
-        are cloned as the model has them first, where they are of another type or elsewhere."""
-        timeline = self.timeline
-        element, where = self.element, self.where
-        for number, group in enumerate(self.groups.groups):
-            size_bytes = element * sum(p.elements for p in group)
-            timeline.allocate(("built", number), size_bytes, "params")
-        for number, partition in enumerate(self.groups.partitions):
-            elements = partition * self.groups.ranks
-            timeline.allocate(("param", number), element * elements, "params")
+        """Parameters as they were built; then group by group again, end to end."""
+        self.materialize("built", self.element)
         for number in range(len(self.groups.groups)):
-            timeline.free(("built", number))
-        for number, partition in enumerate(self.groups.partitions):
-            if element != self.stored or self.offloaded:
-                timeline.allocate("clone", element * partition, "temporary")
-            size_bytes = self.stored * partition
-            timeline.allocate(
-                ("master", number), size_bytes, "master", where=where, pinned=self.rank.pins
-            )
-            timeline.free("clone")
-            if self.offloaded:
-                # Where an updated part waits on its way to the device.
-                size_bytes = element * partition
-                timeline.allocate(
-                    ("staged", number),
-                    size_bytes,
-                    "temporary",
-                    where="host",
-                    pinned=self.rank.pins,
-                )
+            self.build_group(number)
+
+    def build_group(self, number: int) -> None:
+        """Parameters end to end, in place of the former; master weights are cloned as the model has
+        them first, where they are of another type or elsewhere."""
+        timeline, element, where = self.timeline, self.element, self.where
+        partition, pins = self.groups.partitions[number], self.rank.pins
+        whole_bytes = element * partition * self.groups.ranks
+        timeline.allocate(("param", number), whole_bytes, "params")
+        for p in self.groups.groups[number]:
+            timeline.free(("built", p.name))
+        if element != self.stored or self.offloaded:
+            timeline.allocate("clone", element * partition, "temporary")
+        size_bytes = self.stored * partition
+        timeline.allocate(("master", number), size_bytes, "master", where=where, pinned=pins)
+        timeline.free("clone")
+        if self.offloaded:
+            # Where an updated part waits on its way to the device.
+            key, size_bytes = ("staged", number), element * partition
+            timeline.allocate(key, size_bytes, "temporary", where="host", pinned=pins)

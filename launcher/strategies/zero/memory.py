@@ -29,9 +29,10 @@ class Zero0(Whole):
 class Bf16Stage1(FlatBuffers):
     """deepspeed's BF16_Optimizer: whole fp32 gradients beside whole bf16 ones."""
 
-    def build(self) -> None:
-        super().build()
-        self.timeline.allocate("fp32 gradients", FP32 * self.groups.padded, "grads")
+    def build_group(self, number: int) -> None:
+        super().build_group(number)
+        elements = self.groups.ranks * self.groups.partitions[number]
+        self.timeline.allocate(("fp32 gradients", number), FP32 * elements, "grads")
 
     def end_backward(self) -> None:
         largest = max(p.elements for p in self.parameters)
@@ -63,6 +64,10 @@ class Zero12(FlatBuffers):
         self.whole_in_fp32 = self.in_fp32 and not self.shards_gradients
         self.bucket_element = FP32 if self.whole_in_fp32 else self.element
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
+
+    def build_group(self, number: int) -> None:
+        self.timeline.empty_cache()
+        super().build_group(number)
 
     def build(self) -> None:
         super().build()

@@ -36,6 +36,7 @@ class Zero3(ZeroBuffers):
         where, pins = self.rank.params_where, self.rank.pins
         if self.rank.device_type != "cpu":  # they make room before they come back, end to end
             self._drop_born()
+            timeline.empty_cache()
         timeline.allocate("param", self.element * total, "params", where=where, pinned=pins)
         self._drop_born()
         self._build_optimizer(total)
