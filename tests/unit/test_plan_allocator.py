@@ -5,7 +5,7 @@ import random
 import pytest
 
 from launcher.memory.allocator import AllocatorUse, CachingAllocator, replay
-from launcher.memory.allocator_blocks import rounded_bytes, segment_bytes
+from launcher.memory.allocator_blocks import EMPTY_CACHE, rounded_bytes, segment_bytes
 
 MIB = 2**20
 
@@ -147,6 +147,17 @@ def test_free_pages_of_an_expandable_segment_are_given_back() -> None:
     assert held(allocator.replay([(3, 30 * MIB)])) == (50 * MIB, 60 * MIB)
     # 41 MiB find no room before the end: what is left of the hole stays unused.
     assert held(allocator.replay([(4, 41 * MIB)])) == (91 * MIB, 120 * MIB)
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_an_emptied_cache_leaves_no_segment_to_reuse(expandable: bool) -> None:
+    # 60 MiB are cached; once they are given back, 40 are all that is reserved again.
+    cached = [(0, 60 * MIB), (0, 0)]
+    emptied = [*cached, (EMPTY_CACHE, 0)]
+    assert replay(cached, expandable_segments=expandable).reserved_bytes == 60 * MIB
+    assert replay(emptied, expandable_segments=expandable).reserved_bytes == 0
+    use = replay([*emptied, (1, 40 * MIB)], expandable_segments=expandable)
+    assert held(use) == (40 * MIB, 40 * MIB)
 
 
 @pytest.mark.parametrize(("expandable", "reserved"), [(False, 24 * MIB), (True, 40 * MIB)])
