@@ -139,7 +139,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
     limit = resolved.config.measure.memory_limit
     if limit is not None:
         limit_memory(limit, world.device)
-    torch.cuda.reset_peak_memory_stats()
+    reserved = reserved_peaks()
     memory = memory_meter(world.device, trace=False)
     engine: Any = None
     ran_out = False
@@ -155,14 +155,30 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
             raise
         ran_out, held = True, 0
     peaks = {"/".join(key): size for key, size in memory.peaks().items()}
-    reserved = torch.cuda.max_memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
     return {
         "measured_allocated_bytes": max(peaks.values(), default=0),
-        "measured_reserved_bytes": reserved,
+        "measured_reserved_bytes": max(reserved),
         "measured_phases": peaks,
         "measured_held_bytes": held,
         "ran_out": ran_out,
     }
+
+
+def reserved_peaks() -> list[int]:
+    """Bytes, growing: the highest that was reserved between two resets of torch's peaks, which the
+    meter does at each phase and DeepSpeed as it is built; what was reserved may shrink in between.
+    """
+    peaks: list[int] = []
+    torch.cuda.reset_peak_memory_stats()
+    reset = torch.cuda.reset_peak_memory_stats
+
+    def noted(*device: Any) -> None:
+        peaks.append(torch.cuda.max_memory_reserved())
+        reset(*device)
+
+    vars(torch.cuda)["reset_peak_memory_stats"] = noted
+    return peaks
 
 
 def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> int:
