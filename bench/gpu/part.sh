@@ -1,5 +1,5 @@
 # Sourced by every part: what the machine lacks is installed once, and each step leaves its results
-# before the next one begins. A machine is lent for minutes, and may be taken away in between.
+# before the next one begins. A rented machine may be gone in between.
 #
 #   OUT      where <part>.tar.gz goes after every step (build/gpu/out)
 #   PYTHON   an interpreter that has torch (python3)

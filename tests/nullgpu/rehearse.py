@@ -3,7 +3,7 @@
     NULLGPU_LIBRARIES=... PYTHON=ENV/bin/python python tests/nullgpu/rehearse.py FOLDER [PART...]
 
 ENV is what a GPU machine has: Python 3.12, torch's CUDA build, NumPy, and nothing else. Results, as
-of a real lease, go to build/gpu/results; the peaks in them are those of torch's real allocator with
+on a real GPU, go to build/gpu/results; the peaks in them are those of torch's real allocator with
 no kernels run. FOLDER keeps what would otherwise go into the home folder.
 """
 
