@@ -95,8 +95,10 @@ def test_a_run_needs_less_where_segments_grow(monkeypatch: pytest.MonkeyPatch) -
     growing = needed_bytes(resolved(), anywhere, world_size=1)
     fixed = needed_bytes(resolved(OFF), anywhere, world_size=1)
     assert growing < 0.98 * fixed
-    room = Room(size_bytes=growing, gpu=A100, capped=True)
-    assert verdict(needed_bytes(resolved(), room, world_size=1), growing) != "does not fit"
+    between = (growing + fixed) // 2
+    room = Room(size_bytes=between, gpu=A100, capped=True)
+    assert verdict(needed_bytes(resolved(), room, world_size=1), between) != "does not fit"
+    assert verdict(needed_bytes(resolved(OFF), room, world_size=1), between) == "does not fit"
     monkeypatch.setenv(GENERAL, "expandable_segments:False")
     assert needed_bytes(resolved(), anywhere, world_size=1) == fixed
 
