@@ -22,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from allocator_cases import cases, edge_cases
 from runs import ROOT, environment, table
+
+from launcher.plan.fit import Verdict
 
 Row = dict[str, Any]
 PROCESSES = 2
@@ -161,15 +163,14 @@ def summarize(rows: list[Row]) -> dict[str, Any]:
 def summarize_edge(rows: list[Row]) -> dict[str, Any]:
     """How often each verdict was right."""
     good = [row for row in rows if "error" not in row]
-    fits = [row for row in good if row["verdict"] == "fits"]
-    others = [row for row in good if row["verdict"] != "fits"]
+    said = {word: [r for r in good if r["verdict"] == word] for word in get_args(Verdict)}
     return {
         "runs": len(good),
         "failed": [row["name"] for row in rows if "error" in row],
-        "fits": len(fits),
-        "fits_but_ran_out": [row["name"] for row in fits if row["ran_out"]],
-        "does_not_fit": len(others),
-        "does_not_fit_but_ran": sum(not row["ran_out"] for row in others),
+        "ran_out_of": {
+            word: [sum(row["ran_out"] for row in found), len(found)] for word, found in said.items()
+        },
+        "fits_but_ran_out": [row["name"] for row in said["fits"] if row["ran_out"]],
     }
 
 
@@ -191,9 +192,12 @@ def markdown(summary: dict[str, Any], rows: list[Row]) -> str:
         table(("error of", "median", "95th percentile", "worst"), errors),
         "",
         f"Near the edge: {edge['runs']} runs under a limit within a tenth of what the planner says "
-        f"they need. It said of {edge['fits']} that they fit, of which "
-        f"{len(edge['fits_but_ran_out'])} ran out of memory; and of {edge['does_not_fit']} that "
-        f"they do not, of which {edge['does_not_fit_but_ran']} ran.",
+        "they need. Ran out of memory: "
+        + "; ".join(
+            f"{out} of {count} that it called {word!r}"
+            for word, (out, count) in edge["ran_out_of"].items()
+        )
+        + ".",
         "",
         table(
             ("configuration", "ranks", "allocated MiB", "error", "reserved MiB", "error"),

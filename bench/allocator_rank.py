@@ -25,7 +25,7 @@ from launcher.measure.limit import is_out_of_memory, limit_memory
 from launcher.measure.memory import memory_meter
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World, start
-from launcher.plan.fit import Room, needed_bytes, replayed, workspace_bytes
+from launcher.plan.fit import Room, needed_bytes, replayed, verdict, workspace_bytes
 from launcher.plan.predict import predict
 from launcher.sizes import parse_bytes
 from launcher.strategies import engine as engines
@@ -119,7 +119,8 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         "predicted_phases": {"/".join(key): size for key, size in prediction.peaks.items()},
         "predicted_held_bytes": prediction.held.device.states_bytes,
         "needed_bytes": needed,
-        "verdict": "fits" if needed <= limit_bytes else "does not fit",
+        "limit_bytes": limit_bytes,
+        "verdict": verdict(needed, limit_bytes),
     }
 
 
