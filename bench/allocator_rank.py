@@ -17,19 +17,17 @@ from typing import Any
 
 import torch
 from allocator_cases import Case, cases, edge_cases
-from prediction_rank import STEPS, complete_reductions, join, made_up
+from prediction_rank import complete_reductions, join, train
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.measure.limit import is_out_of_memory, limit_memory
 from launcher.measure.memory import memory_meter
-from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World, start
 from launcher.plan.fit import Room, needed_bytes, replayed, verdict, workspace_bytes
 from launcher.plan.predict import predict
 from launcher.sizes import parse_bytes
 from launcher.strategies import engine as engines
-from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 
 NOWHERE = 2**50
@@ -150,7 +148,8 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
         complete_reductions(engine, world)
         never_overflow(engine)
         memory.watch(engine)
-        held = train(engine, memory, resolved, world)
+        train(engine, memory, resolved, world)
+        held = engine.count_states().ledger(world.device).device.states_bytes
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -180,23 +179,6 @@ def reserved_peaks() -> list[int]:
 
     vars(torch.cuda)["reset_peak_memory_stats"] = noted
     return peaks
-
-
-def train(engine: Any, memory: Any, resolved: Resolved, world: World) -> int:
-    """The loop of launcher/train.py on made-up tokens; bytes of states in the end."""
-    import numpy as np
-
-    generator = np.random.default_rng(world.rank)
-    for step in range(1, STEPS + 1):
-        memory.period("first_step" if step == 1 else "steady")
-        memory.begin_step(step)
-        with memory.phase("data"):
-            micro_batches = made_up(resolved, world, generator)
-        lr = learning_rate(step, resolved.config.optim, STEPS)
-        train_step(engine, micro_batches, lr, phase=memory.phase)
-        memory.end_step(step)
-    states: int = engine.count_states().ledger(world.device).device.states_bytes
-    return states
 
 
 if __name__ == "__main__":

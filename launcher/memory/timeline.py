@@ -21,9 +21,8 @@ class Timeline:
     """Storages by name, from allocation to free, and the highest level of each phase.
 
     Events are (storage, bytes), 0 bytes meaning freed: what an allocator would be asked for; among
-    them (EMPTY_CACHE, 0). Host
-    memory is counted apart where the device is not the host itself. On a GPU levels are those of
-    whole blocks, of multiples of 512 bytes.
+    them (EMPTY_CACHE, 0). Host memory is counted apart where the device is not the host itself. On
+    a GPU levels are those of whole blocks, of multiples of 512 bytes.
     """
 
     def __init__(self, device_type: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -37,12 +38,12 @@ def read_together(*groups: Sequence[Tensor | float]) -> list[list[float]]:
         groups: scalars, within a group of one type where they are tensors on a GPU.
     """
     there = [[value for value in group if _on_gpu(value)] for group in groups]
-    stacked = [torch.stack(group).double() for group in there if group]  # type: ignore[arg-type]
+    stacked = [torch.stack(group).double() for group in there if group]
     copied = iter(torch.cat(stacked).tolist() if stacked else ())
     return [
         [next(copied) if _on_gpu(value) else float(value) for value in group] for group in groups
     ]
 
 
-def _on_gpu(value: Tensor | float) -> bool:
+def _on_gpu(value: Tensor | float) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.device.type == "cuda"

@@ -73,6 +73,20 @@ def command(folder: Path, *words: str, more: Mapping[str, str] | None = None) ->
     return Run(code=done.returncode, output=done.stdout, folder=folder / "run")
 
 
+def interpreted(script: str) -> list[dict[str, Any]]:
+    """The lines of JSON that a script prints whose kernels Triton's interpreter runs on the CPU."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script],  # of masked elements' NaN
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def train(folder: Path, *flags: str, more: Mapping[str, str] | None = None) -> Run:
     """Train the tiny model; the last of two equal flags counts."""
     return command(folder, "launcher.train", *TINY, "--out", str(folder / "run"), *flags, more=more)

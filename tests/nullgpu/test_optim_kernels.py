@@ -1,14 +1,11 @@
 """The kernel of LowPrecisionAdamW: what it computes, in Triton's interpreter; what it launches."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nullgpu.runs import ROOT, command, train
+from nullgpu.runs import command, interpreted, train
 from optim_kernel_cases import CASES, assert_rounded_alike
 
 from launcher.memory.parameters import parameters_of
@@ -17,16 +14,7 @@ from launcher.model.sizes import named
 
 @pytest.fixture(scope="module")
 def results() -> dict[tuple[str, int], Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "tests/optim_kernel_cases.py"],  # of masked elements' NaN
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = map(json.loads, done.stdout.splitlines())
+    lines = interpreted("tests/optim_kernel_cases.py")
     return {(line["case"], line["elements"]): line["found"] for line in lines}
 
 
