@@ -5,6 +5,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,20 @@ from launcher.parallel.tensor.peers import Peers
 
 
 class Recorder(LiveTrace):
-    """Keeps each storage's birth and end, by segment."""
+    """Keeps each storage's birth and end, by segment.
 
-    def __init__(self) -> None:
+    Args:
+        adds_in_place: whether autograd adds a gradient to an earlier one in that one's memory, as
+            it does with real tensors, under no dispatch mode (torch 2.13.0's
+            torch/csrc/autograd/input_buffer.cpp): where grad mode is off, and the earlier one is
+            dense and belongs to nobody else. With fake tensors it never does, nor under the mode
+            that measures on a CPU.
+    """
+
+    def __init__(self, *, adds_in_place: bool) -> None:
         super().__init__()
+        self._adds_in_place = adds_in_place
+        self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.place = Place("embed")
         self.gradients: list[tuple[str, Birth, Place, int]] = []
         self.modules: list[tuple[Module, Place, int]] = []
@@ -68,9 +79,22 @@ class Recorder(LiveTrace):
             found.append(Life(birth, size_bytes, saved, at, end))
         return found
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        adds = func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled()
+        if adds and self._adds_in_place and _is_dense_and_whole(args[0]):
+            earlier, total = (self._live[t.untyped_storage()._cdata] for t in (args[0], out))
+            self._just_added = (earlier, total)
+        return out
+
     def _change(self, live: LiveStorage, change: int) -> None:
         super()._change(live, change)
+        added, self._just_added = self._just_added, None
         if live in self._known:
+            return
+        if added is not None and live is added[0]:
+            # Freed at once, so that nobody else had it: the sum took its place.
+            self._births[added[1]] = self._births.pop(live)
             return
         if live not in self._births:
             birth = (self.place, next(self._numbers[self.place]))
@@ -96,7 +120,7 @@ def record_trace(
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
     kernels keep instead is in `launcher.memory.gpu_kernels`.
     """
-    recorder = Recorder()
+    recorder = Recorder(adds_in_place=compute.device_type == "cuda")
     neighbours = None if part is None else Neighbours(part=part, group=None)
     on_cpu = compute.device_type == "cpu"
     peers = None if share is None else Peers(share=share, group=None, copies=on_cpu)
@@ -149,6 +173,11 @@ def _follow(module: GPT, recorder: Recorder) -> None:
     module.ln_f.register_forward_pre_hook(enter_head)
     for name, parameter in module.named_parameters():
         parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))
+
+
+def _is_dense_and_whole(tensor: Tensor) -> bool:
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return dense and not tensor._is_view()  # to which another tensor belongs, of the same storage
 
 
 def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:

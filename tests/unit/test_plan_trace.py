@@ -1,14 +1,17 @@
 """What is put together from short traces is what a full trace of the same model says."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.trace import _deepened, trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch
-from launcher.memory.trace_record import record_trace
+from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Place
+from launcher.memory.trace_record import Recorder, record_trace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
@@ -180,6 +183,50 @@ def test_each_parameter_gets_one_gradient_of_its_size(compute: str) -> None:
         element = COMPUTES[compute].params_dtype.itemsize
         expected = {n: element * p.numel() for n, p in GPT(model).named_parameters()}
     assert gradients == expected
+
+
+class _FreshGradient(torch.autograd.Function):
+    """Gives back a gradient of its own, which may be a view of a larger one."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: int, note: Callable[[Tensor], None]) -> Tensor:
+        ctx.rows, ctx.note = rows, note
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        gradient = torch.zeros(ctx.rows, 8)
+        ctx.note(gradient)
+        return (gradient if ctx.rows == 4 else gradient[:4]), None, None
+
+
+@pytest.mark.parametrize(("rows", "in_place"), [(4, True), (5, False)])
+def test_gradients_are_added_in_place_as_autograd_does(rows: int, in_place: bool) -> None:
+    def used_twice(note: Callable[[Tensor], None]) -> Tensor:
+        """[4, 8], the leaf; its two gradients have arrived."""
+        weight = torch.ones(4, 8, requires_grad=True)
+        terms = [_FreshGradient.apply(weight, rows, note) for _ in range(2)]
+        (terms[0] + terms[1]).backward()
+        return weight
+
+    made: list[int] = []
+    gradient = used_twice(lambda tensor: made.append(tensor.data_ptr())).grad
+    assert gradient is not None
+    assert (gradient.data_ptr() == made[0]) == in_place
+
+    for adds_in_place in (True, False):  # as real tensors are added, and fake ones
+        recorder = Recorder(adds_in_place=adds_in_place)
+        recorder.place = Place("embed_backward")
+        with FakeTensorMode(), recorder:
+            weight = used_twice(lambda tensor: None)
+        big = [life for life in recorder.lives() if life.size_bytes >= 4 * 4 * 8]
+        sums = 0 if in_place and adds_in_place else 1
+        assert len(big) == 1 + 2 + sums  # the leaf and its gradients
+        assert weight.grad is not None
+        recorder.gradient("weight", weight)
+        birth = recorder.gradients[0][1]
+        kept = [life for life in big if life.birth == birth]
+        assert [life.end for life in kept] == [None]
 
 
 def test_recomputing_saves_less() -> None:
