@@ -21,10 +21,11 @@ from prediction_rank import complete_reductions, join, train
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
+from launcher.measure.hardware import find_gpu
 from launcher.measure.limit import is_out_of_memory, limit_memory
 from launcher.measure.memory import memory_meter
 from launcher.parallel.world import World, start
-from launcher.plan.fit import Room, needed_bytes, replayed, verdict, workspace_bytes
+from launcher.plan.fit import Room, needed_bytes, replayed, verdict
 from launcher.plan.predict import predict
 from launcher.sizes import parse_bytes
 from launcher.strategies import engine as engines
@@ -99,7 +100,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         world_size=world.size,
         device_type="cuda",
         rank=world.rank,
-        workspace_bytes=workspace_bytes(gpu),
+        gpu=find_gpu(gpu),
     )
     use = replayed(
         prediction,

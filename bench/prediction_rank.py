@@ -24,12 +24,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.data import Sequences
+from launcher.measure.hardware import find_gpu
 from launcher.measure.memory import TracedMemory, memory_meter
 from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, expand_segments, leave, start
-from launcher.plan.fit import workspace_bytes
 from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -97,7 +97,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         world_size=world.size,
         device_type=world.device.type,
         rank=world.rank,
-        workspace_bytes=workspace_bytes(gpu_name(world)),
+        gpu=find_gpu(gpu_name(world)),
     )
     phases = {f"{period}/{phase}": size for (period, phase), size in predicted.peaks.items()}
     found = {

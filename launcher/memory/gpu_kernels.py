@@ -6,10 +6,12 @@ that each save what they need. Key heads that queries share are repeated for the
 not take them (`launcher.model.attention.dense`). Attention that a CPU does not have stands for
 torch's fused one: all of them save queries, keys, values, the output and a number per row. They
 drop attention weights without a mask of them, which they draw again in backward; a CPU's fused one
-cannot drop any, and torch would hold all T x T scores. The loss is fused.
+cannot drop any, and torch would hold all T x T scores. The loss is fused. A sum over many rows, as
+of a bias's gradient, is put together in memory of its own.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -42,6 +44,39 @@ class _RMSNorm(torch.autograd.Function):
 
 def _in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
     """A product that goes where its sum is."""
+
+
+def partial_sums_bytes(
+    rows: int, columns: int, element_bytes: int, *, resident_threads: int
+) -> int:
+    """What a sum over the rows of a contiguous matrix takes for the fp32 sums of its thread blocks,
+    while it runs; 0 where each column is summed by one block.
+
+    As setReduceConfig in torch 2.13.0's aten/src/ATen/native/cuda/Reduce.cuh cuts up the work.
+    """
+    while rows * columns * element_bytes > _MOST_INDEXED_BYTES:
+        rows = -(-rows // 2)
+    vector = math.gcd(columns, 4)
+    most_threads = 512 // vector
+    widest = min(_power_of_two(columns // vector), most_threads)
+    height = min(_power_of_two(rows), most_threads // min(widest, 32))
+    width = min(widest, most_threads // height)
+    rows_per_thread = -(-rows // height)
+    across = -(-(columns // vector) // width)
+    blocks_at_a_time = resident_threads // (width * height)
+    if rows_per_thread < 256 or across > blocks_at_a_time:
+        return 0
+    down = min(-(-blocks_at_a_time // across), -(-rows_per_thread // 16))
+    down = max(down, -(-rows_per_thread // 256))
+    return 4 * columns * vector * width * down if down > 1 else 0
+
+
+_MOST_INDEXED_BYTES = 2**31 - 1  # by a kernel; larger tensors are halved (TensorIterator)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest up to `number`."""
+    return 1 << (number.bit_length() - 1)
 
 
 @contextlib.contextmanager

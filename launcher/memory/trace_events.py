@@ -76,7 +76,7 @@ class Compute:
     autocast.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
-    documents.
+    documents. `resident_threads` are those of the GPU, 0 of one that nobody knows.
     """
 
     device_type: str = "cpu"
@@ -84,6 +84,7 @@ class Compute:
     autocast: bool = False
     stage3: bool = False
     documents: bool = False
+    resident_threads: int = 0
 
 
 # A storage of a trace: the segment that it is born in, and its number among that segment's.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.gathering import mark_modules, stage3_linears
-from launcher.memory.gpu_kernels import gpu_kernels
+from launcher.memory.gpu_kernels import gpu_kernels, partial_sums_bytes
 from launcher.memory.live_trace import LiveStorage, LiveTrace
 from launcher.memory.materialize import materialize_whole
 from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace
@@ -28,16 +28,17 @@ class Recorder(LiveTrace):
     """Keeps each storage's birth and end, by segment.
 
     Args:
-        adds_in_place: whether autograd adds a gradient to an earlier one in that one's memory, as
-            it does with real tensors, under no dispatch mode (torch 2.13.0's
+        compute: on a GPU autograd adds a gradient to an earlier one in that one's memory, as it
+            does with real tensors under no dispatch mode (torch 2.13.0's
             torch/csrc/autograd/input_buffer.cpp): where grad mode is off, and the earlier one is
             dense and belongs to nobody else. With fake tensors it never does, nor under the mode
             that measures on a CPU.
     """
 
-    def __init__(self, *, adds_in_place: bool) -> None:
+    def __init__(self, compute: Compute) -> None:
         super().__init__()
-        self._adds_in_place = adds_in_place
+        self._on_gpu = compute.device_type == "cuda"
+        self._resident_threads = compute.resident_threads
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.place = Place("embed")
         self.gradients: list[tuple[str, Birth, Place, int]] = []
@@ -81,11 +82,27 @@ class Recorder(LiveTrace):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        adds = func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled()
-        if adds and self._adds_in_place and _is_dense_and_whole(args[0]):
-            earlier, total = (self._live[t.untyped_storage()._cdata] for t in (args[0], out))
-            self._just_added = (earlier, total)
+        if self._on_gpu:
+            if func is torch.ops.aten.sum.dim_IntList:
+                self._sum(*args)
+            elif func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+                self._add(args[0], out)
         return out
+
+    def _sum(self, matrix: Tensor, dims: list[int], *_: Any) -> None:
+        if matrix.dim() == 2 and dims == [0] and matrix.is_contiguous():
+            rows, columns = matrix.shape
+            size_bytes = partial_sums_bytes(
+                rows, columns, matrix.element_size(), resident_threads=self._resident_threads
+            )
+            if size_bytes:
+                self._see(torch.empty(size_bytes, dtype=torch.uint8))
+
+    def _add(self, earlier: Tensor, total: Tensor) -> None:
+        dense = torch.ops.aten.is_non_overlapping_and_dense(earlier)
+        if dense and not earlier._is_view():  # else another tensor has that storage, too
+            keys = earlier.untyped_storage()._cdata, total.untyped_storage()._cdata
+            self._just_added = self._live[keys[0]], self._live[keys[1]]
 
     def _change(self, live: LiveStorage, change: int) -> None:
         super()._change(live, change)
@@ -120,7 +137,7 @@ def record_trace(
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
     kernels keep instead is in `launcher.memory.gpu_kernels`.
     """
-    recorder = Recorder(adds_in_place=compute.device_type == "cuda")
+    recorder = Recorder(compute)
     neighbours = None if part is None else Neighbours(part=part, group=None)
     on_cpu = compute.device_type == "cpu"
     peers = None if share is None else Peers(share=share, group=None, copies=on_cpu)
@@ -173,11 +190,6 @@ def _follow(module: GPT, recorder: Recorder) -> None:
     module.ln_f.register_forward_pre_hook(enter_head)
     for name, parameter in module.named_parameters():
         parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))
-
-
-def _is_dense_and_whole(tensor: Tensor) -> bool:
-    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    return dense and not tensor._is_view()  # to which another tensor belongs, of the same storage
 
 
 def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:

@@ -18,7 +18,6 @@ from launcher.measure.records import WARMUP_STEPS
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.parallel.world import World
 from launcher.plan.calibration import Calibration
-from launcher.plan.fit import workspace_bytes
 from launcher.plan.machine import Machine
 from launcher.plan.predict import by_category, predict
 from launcher.plan.timing import step_seconds
@@ -118,7 +117,7 @@ def _against(
         world_size=world.size,
         device_type=world.device.type,
         rank=world.rank,
-        workspace_bytes=workspace_bytes(gpu),
+        gpu=find_gpu(gpu),
     )
     measured_step_s = statistics.median(step_times_s) if step_times_s else None
     predicted_step_s = None

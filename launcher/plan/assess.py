@@ -14,12 +14,13 @@ import torch
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
+from launcher.measure.hardware import find_gpu
 from launcher.memory.ledger import Ledger
 from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import PRECISIONS, Choice, choices
-from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict, workspace_bytes
+from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, by_category, predict
 from launcher.plan.timing import StepTime, rated_type, step_seconds
@@ -208,7 +209,7 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
         run,
         world_size=place.world_size,
         device_type=place.machine.device,
-        workspace_bytes=workspace_bytes(place.machine.name) if on_gpu else 0,
+        gpu=find_gpu(place.machine.name) if on_gpu else None,
     )
     used = prediction.peak_bytes
     if on_gpu:

@@ -58,7 +58,7 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         resolved,
         world_size=world_size,
         device_type=room.device_type,
-        workspace_bytes=workspace_bytes(room.gpu),
+        gpu=find_gpu(room.gpu),
     )
     if room.gpu is None:
         # What is offloaded is in the same memory.
@@ -72,13 +72,6 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         limit_bytes=room.size_bytes - around,
         expandable_segments=resolved.config.loop.expandable_segments,
     )
-
-
-def workspace_bytes(gpu: str | None) -> int:
-    """What cuBLAS takes through the allocator, for each thread; nothing on a CPU, or on a GPU that
-    nobody knows."""
-    known = find_gpu(gpu)
-    return 0 if known is None else known.cublas_workspace_bytes
 
 
 def replayed(

@@ -1,12 +1,13 @@
 """The bytes of one rank of a run, without a GPU, a process group or the model's memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
+from launcher.measure.hardware import Gpu
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
@@ -59,7 +60,7 @@ def predict(
     world_size: int,
     device_type: str,
     rank: int | None = None,
-    workspace_bytes: int = 0,
+    gpu: Gpu | None = None,
 ) -> Prediction:
     """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
     shards of the first one and, where sequences are cut, the part of the last one.
@@ -68,7 +69,7 @@ def predict(
     the context of a GPU, come on top.
 
     Args:
-        workspace_bytes: what cuBLAS takes on this GPU, for each thread that multiplies.
+        gpu: whose kernels take memory of their own; None on a CPU, or of one that nobody knows.
 
     Raises:
         UserError: the strategy's library is another version than the one that is followed.
@@ -90,9 +91,10 @@ def predict(
     buffers.build()
     timeline.period = "first_step"
     timeline.enter("data")
+    workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes
     for number in range(THREADS):  # as soon as the engine is built: see take_workspaces
         timeline.allocate(("workspace", number), workspace_bytes, "temporary")
-    trace = _trace(seen, mesh)
+    trace = _trace(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
         _step(seen, timeline, buffers, trace)
@@ -113,11 +115,11 @@ def predict(
     )
 
 
-def _trace(rank: Rank, mesh: Mesh) -> MicroBatch:
+def _trace(rank: Rank, mesh: Mesh, resident_threads: int) -> MicroBatch:
     resolved = rank.resolved
     trace = trace_micro_batch(
         resolved.model,
-        _compute(rank),
+        replace(_compute(rank), resident_threads=resident_threads),
         micro_batch=resolved.config.data.micro_batch,
         seq_len=resolved.local_seq_len,
         part=mesh.part,

@@ -1,6 +1,7 @@
 """Predictions against a real run in this process, and what must hold of any of them."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.measure.hardware import gpu_named
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
 from launcher.plan.predict import Prediction, by_category, predict
@@ -124,6 +126,19 @@ def test_optimizer_states_are_born_in_the_first_step() -> None:
     assert prediction.peak.device.optimizer_bytes >= 8 * resolved_of(1).model.parameter_count
 
 
+def test_fsdp_of_one_rank_fetches_and_casts_one_parameter_at_a_time() -> None:
+    """There is nobody to gather from: on more ranks a group is cast as one, to be sent."""
+    flags = {"strategy": "fsdp", "offload_param": "cpu", "precision": "bf16"}
+    alone, among = (predicted(ranks, device_type="cuda", **flags) for ranks in (1, 2))
+    assert "gather" in among.streams.values()
+    assert "gather" not in alone.streams.values()
+    largest = 4 * 260 * 64  # in fp32
+    forward = [size for _, size in alone.events if size == largest // 2]
+    # Each time that it is whole: its cast copy, and itself.
+    assert len(forward) >= 4
+    assert largest in [size for _, size in alone.events]
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero2", "zero3"])
 def test_more_ranks_hold_less_each(strategy: str) -> None:
     held = [predicted(n, **STRATEGIES[strategy]).held.device.states_bytes for n in (2, 8, 32)]
@@ -168,8 +183,8 @@ def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
 def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on() -> None:
     resolved = resolved_of(1, device_type="cuda")
     without, given = (
-        predict(resolved, world_size=1, device_type="cuda", workspace_bytes=size)
-        for size in (0, 32 * MIB)
+        predict(resolved, world_size=1, device_type="cuda", gpu=gpu)
+        for gpu in (None, replace(gpu_named("H100"), resident_threads=0))
     )
     init = ("init", "build")
     assert given.peaks[init] == without.peaks[init]

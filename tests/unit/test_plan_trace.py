@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from launcher.memory.gpu_kernels import partial_sums_bytes
 from launcher.memory.trace import _deepened, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Place
 from launcher.memory.trace_record import Recorder, record_trace
@@ -214,19 +215,54 @@ def test_gradients_are_added_in_place_as_autograd_does(rows: int, in_place: bool
     assert gradient is not None
     assert (gradient.data_ptr() == made[0]) == in_place
 
-    for adds_in_place in (True, False):  # as real tensors are added, and fake ones
-        recorder = Recorder(adds_in_place=adds_in_place)
+    for compute in (COMPUTES["gpu"], Compute()):  # the mode that measures a CPU's forbids it
+        recorder = Recorder(compute)
         recorder.place = Place("embed_backward")
         with FakeTensorMode(), recorder:
             weight = used_twice(lambda tensor: None)
         big = [life for life in recorder.lives() if life.size_bytes >= 4 * 4 * 8]
-        sums = 0 if in_place and adds_in_place else 1
+        sums = 0 if in_place and compute.device_type == "cuda" else 1
         assert len(big) == 1 + 2 + sums  # the leaf and its gradients
         assert weight.grad is not None
         recorder.gradient("weight", weight)
         birth = recorder.gradients[0][1]
         kept = [life for life in big if life.birth == birth]
         assert [life.end for life in kept] == [None]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size_bytes"),
+    [
+        (1024, 192, 1_572_864),
+        (1024, 768, 6_291_456),
+        (217_600, 768, 138_412_032),
+        (1000, 768, 0),  # a block for each column is enough
+    ],
+)
+def test_partial_sums_take_what_the_real_allocator_gave_them(
+    rows: int, columns: int, size_bytes: int
+) -> None:
+    """Sums of bf16 over an H200's 132 x 2048 threads, in torch's own record of a run's memory on a
+    GPU that computes nothing (bench/allocator.py)."""
+    assert partial_sums_bytes(rows, columns, 2, resident_threads=132 * 2048) == size_bytes
+
+
+def test_sums_of_more_than_a_kernel_can_index_are_halved() -> None:
+    halves = partial_sums_bytes(350_000, 3072, 2, resident_threads=132 * 2048)
+    assert partial_sums_bytes(700_000, 3072, 2, resident_threads=132 * 2048) == halves
+
+
+def test_on_a_known_gpu_partial_sums_are_born_in_backward() -> None:
+    model = model_of("none")
+    sizes: list[set[int]] = []
+    for threads in (0, 132 * 2048):
+        compute = replace(COMPUTES["gpu"], resident_threads=threads)
+        traced = trace_micro_batch(model, compute, micro_batch=64, seq_len=SEQ_LEN)
+        born = [e for _, events in traced.backward for e in events if isinstance(e, Born)]
+        sizes.append({event.size_bytes for event in born})
+    partial = partial_sums_bytes(64 * SEQ_LEN, 3 * 48, 4, resident_threads=132 * 2048)
+    assert partial not in sizes[0]
+    assert partial in sizes[1]
 
 
 def test_recomputing_saves_less() -> None:

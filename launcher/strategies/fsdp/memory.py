@@ -46,6 +46,13 @@ class FsdpBuffers(Buffers):
         self._reductions = 0
         self._group_parameters()
 
+    def _replace(self, key: str, elements: int) -> None:
+        """A variable's new value is there before the old one goes."""
+        self.timeline.allocate("new", FP32 * elements, "temporary")
+        self.timeline.free(key)
+        if elements:
+            self.timeline.rename("new", key, "temporary")
+
     def _group_parameters(self) -> None:
         tied = self.rank.resolved.model.tied
         reshard = self.rank.resolved.config.sharding.reshard_after_forward
@@ -62,22 +69,17 @@ class FsdpBuffers(Buffers):
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
 
     def build(self) -> None:
-        before = 0
         for p in self.parameters:
             size_bytes, where = self.stored * self._padded(p), self.rank.params_where
             self.timeline.allocate(
                 ("param", p.name), size_bytes, "params", where=where, pinned=self.rank.pins
             )
-        # Each parameter's full initial value is made and cut; the one before is still there.
+        # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
-            cut = 0 if self.ranks == 1 else math.prod(self._local_shape(p))
-            self.timeline.allocate("before", FP32 * before, "temporary")
-            self.timeline.allocate("value", FP32 * p.elements, "temporary")
-            self.timeline.free("before")
-            self.timeline.allocate("cut", FP32 * cut, "temporary")
-            self.timeline.free("value")
-            self.timeline.free("cut")
-            before = p.elements + cut
+            self._replace("value", p.elements)
+            self._replace("cut", math.prod(self._local_shape(p)))
+        self.timeline.free("value")
+        self.timeline.free("cut")
 
     def begin_forward(self, *, last: bool) -> None:
         self.reduces = last or self.each
@@ -165,12 +167,13 @@ class FsdpBuffers(Buffers):
         if group.gathered or group.gathering:
             return
         group.gathering = True
+        if self.ranks == 1:
+            return
         shard = self.element * sum(self._padded(p) for p in group.parameters)
         if self.casts or self.offloaded:
             self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
-        if self.ranks > 1:
-            key = ("gather", group.name)
-            self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
+        key = ("gather", group.name)
+        self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
     def _copy_out(self, group: _Group, *, forward: bool) -> None:
@@ -178,8 +181,11 @@ class FsdpBuffers(Buffers):
         if group.gathered:
             return
         for p in group.parameters:
+            if self.ranks == 1:
+                self._copy_alone(p)
             whole = self.element * self.ranks * self._padded(p)
             self.timeline.allocate(("whole", p.name), whole, "temporary")
+        self.timeline.free("copied")
         group.gathered, group.gathering = True, False
         if forward:
             # Kept until the next copy-out, so that its memory is not reused while it is sent.
@@ -187,6 +193,19 @@ class FsdpBuffers(Buffers):
             self._kept_gather = group.name
         else:
             self.timeline.free(("gather", group.name))
+
+    def _copy_alone(self, p: Parameter) -> None:
+        """With nobody to gather from, parameters are fetched and cast one by one; a copy lives
+        until the next one is made."""
+        if self.offloaded:
+            self.timeline.allocate("fetched", self.stored * p.elements, "temporary")
+        if self.casts:
+            self.timeline.allocate("cast", self.element * p.elements, "temporary")
+            self.timeline.free("fetched")
+        made = "cast" if self.casts else "fetched"
+        self.timeline.free("copied")
+        if self.timeline.has(made):
+            self.timeline.rename(made, "copied", "temporary")
 
     def _free_kept_gather(self) -> None:
         self.timeline.free(("gather", self._kept_gather))
