@@ -46,7 +46,7 @@ class Place:
     calibration: Calibration | None = None
     """Corrections of times learnt from finished runs on such machines."""
     fixed_bytes: int
-    """What a process takes of it before the first tensor: context, NCCL, workspaces."""
+    """What a process takes of it beside tensors: context, NCCL, what kernels take for a moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from launcher.measure.hardware import GPUS, Gpu
 from launcher.plan.assess import Assessment, Place, plan
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import given_fields
-from launcher.plan.fit import outside_bytes
+from launcher.plan.fit import STAGING_BYTES, outside_bytes
 from launcher.plan.machine import Machine
 from launcher.plan.table import (
     allocator_lines,
@@ -179,7 +179,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
         if not options.no_calibration:
             calibration = Calibration.load()
             notes += calibration.describe(machine.name, grouped=grouped)
-        outside = outside_bytes(machine.name, grouped=grouped, learnt=calibration)
+        outside = STAGING_BYTES + outside_bytes(machine.name, grouped=grouped, learnt=calibration)
     place = Place(
         machine=machine,
         # Ratios were learnt against data sheets: what a profile has measured needs none.
@@ -191,8 +191,8 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
     )
     if place.memory_bytes <= place.fixed_bytes:
         raise UserError(
-            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU before its "
-            "first tensor: give more"
+            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU beside its "
+            "tensors: give more"
         )
     return place, notes
 

@@ -18,8 +18,8 @@ from launcher.strategies import strategy_of
 LATE_BYTES: Final = 12 * MIB
 TENSORBOARD_BYTES: Final = 22 * MIB
 LOW_PRECISION_BYTES: Final = 20 * MIB
-# On a GPU kernels take memory for a moment that no trace sees, as for partial sums: 8 MiB where it
-# was seen to decide (bench/allocator.py).
+# On a GPU kernels take memory for a moment that no trace sees, as attention's backward for queries'
+# gradients in fp32: 8 MiB where it was seen to decide (bench/allocator.py).
 STAGING_BYTES: Final = 16 * MIB
 SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""

@@ -28,8 +28,8 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
     lines += across_nodes(run.config.sharding, place.ranks_per_node)
     if place.fixed_bytes:
         lines.append(
-            f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context and NCCL before the "
-            "first tensor, and are counted"
+            f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context, NCCL and what kernels "
+            "take for a moment, and are counted"
         )
     return lines
 

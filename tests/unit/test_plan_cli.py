@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
 from launcher.plan.assess import Assessment, Place, assess, plan
 from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import Waiting, find_place, main, parse_options
+from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.machine import Machine
 from launcher.sizes import MIB, gib
 from launcher.strategies import variant_of
@@ -39,6 +41,10 @@ def test_the_command_of_the_best_is_ready_to_run(
     best = records[0]
     assert config.data.micro_batch == best["micro_batch"] == best["largest_micro_batch"] == 8
     assert config.optim.precision == "bf16"
+    # What a run asks for before it starts, and advice after it ran out of memory, say the same.
+    run = resolve(config, world_size=4, device_type="cuda")
+    room = Room(size_bytes=best["memory_bytes"], gpu="A100-40GB", capped=False)
+    assert best["used_bytes"] == needed_bytes(run, room, world_size=4)
     assert parse_run_config(["--config", str(files[2])]).sharding == config.sharding
     assert yaml.safe_load(files[2].read_text())["global_batch"] == 32
     # Every way of sharding is there once, each with a ledger whose lines add up.
@@ -148,7 +154,7 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
     [
         ("--gpu H9000", "GPU 'H9000' is not known: use one of"),
         ("", "which GPU? give --gpu NAME"),
-        ("--gpu-memory 4MB", "before its first tensor: give more"),
+        ("--gpu-memory 4MB", "beside its tensors: give more"),
         ("--gpu-memory lots", "--gpu-memory"),
         ("--gpus 0 --gpu H100", "--gpus 0 must be at least 1"),
         ("--gpu H100 --model gpt9", "model 'gpt9' is unknown"),
