@@ -46,6 +46,13 @@ def _in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
     """A product that goes where its sum is."""
 
 
+def layer_norm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """aten::native_layer_norm, whose mean and deviation of each row are in fp32 on a GPU, and on a
+    CPU in the type of the input."""
+    out, mean, deviation = torch.ops.aten.native_layer_norm(*args)
+    return out, mean.float(), deviation.float()
+
+
 def partial_sums_bytes(
     rows: int, columns: int, element_bytes: int, *, resident_threads: int
 ) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.gathering import mark_modules, stage3_linears
-from launcher.memory.gpu_kernels import gpu_kernels, partial_sums_bytes
+from launcher.memory.gpu_kernels import gpu_kernels, layer_norm, partial_sums_bytes
 from launcher.memory.live_trace import LiveStorage, LiveTrace
 from launcher.memory.materialize import materialize_whole
 from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace
@@ -81,6 +81,8 @@ class Recorder(LiveTrace):
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._on_gpu and func is torch.ops.aten.native_layer_norm.default:
+            func = layer_norm
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self._on_gpu:
             if func is torch.ops.aten.sum.dim_IntList:
