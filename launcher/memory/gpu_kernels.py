@@ -6,7 +6,8 @@ that each save what they need. Key heads that queries share are repeated for the
 not take them (`launcher.model.attention.dense`). Attention that a CPU does not have stands for
 torch's fused one: all of them save queries, keys, values, the output and a number per row. They
 drop attention weights without a mask of them, which they draw again in backward; a CPU's fused one
-cannot drop any, and torch would hold all T x T scores. The loss is fused. A sum over many rows, as
+cannot drop any, and torch would hold all T x T scores. Dropout keeps a mask of one byte per
+element, where a CPU's is of the type of what it drops. The loss is fused. A sum over many rows, as
 of a bias's gradient, is put together in memory of its own.
 """
 
@@ -93,6 +94,7 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     # Functions of modules have no place to be assigned to, to a type checker.
     functional, of_loss = cast(Any, F), cast(Any, fused_loss)
     attention, norm = functional.scaled_dot_product_attention, functional.rms_norm
+    composed_dropout = functional.dropout
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     backend = BACKENDS.get(model.sdpa_backend)
 
@@ -116,15 +118,20 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
         normed: Tensor = _RMSNorm.apply(x, weight)
         return normed
 
+    def dropout(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
+        return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
+
     fuses, add_product = of_loss.fuses, of_loss.add_product_
     if own_kernel:
         model = replace(model, attention="auto", window=None)
     elif model.sdpa_backend in ON_GPUS_ONLY:
         model = replace(model, sdpa_backend="auto")
     functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
+    functional.dropout = dropout
     of_loss.fuses, of_loss.add_product_ = lambda device_type: True, _in_place
     try:
         yield model
     finally:
         functional.scaled_dot_product_attention, functional.rms_norm = attention, norm
+        functional.dropout = composed_dropout
         of_loss.fuses, of_loss.add_product_ = fuses, add_product

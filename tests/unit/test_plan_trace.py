@@ -157,6 +157,22 @@ def test_on_a_gpu_the_composed_attention_keeps_what_it_drops() -> None:
     assert {scores, 4 * scores} & born_in_forward(sdpa_backend="math")
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_dropout_keeps_one_byte_per_element(precision: torch.dtype) -> None:
+    compute = Compute(device_type="cuda", params_dtype=precision)
+    rows = 4 * SEQ_LEN
+    # The embedding, and of 5 blocks both projections into the residual stream.
+    mask = rows * 48 * (1 + 2 * 5)
+    assert saved_bytes(compute, dropout=0.1) == saved_bytes(compute) + mask
+    # Attention weights of all heads too, where they are composed.
+    eager = saved_bytes(compute, attention="eager")
+    # In fp32 softmax's own output is what is dropped, and backward needs both.
+    weights = 5 if precision is torch.float32 else 1
+    scores = 5 * 4 * 4 * SEQ_LEN * SEQ_LEN
+    dropped = saved_bytes(compute, attention="eager", dropout=0.1)
+    assert dropped == eager + mask + weights * scores
+
+
 def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
     model = model_of("none", loss_chunk=100)  # 5 x 64 tokens: three chunks and a shorter one
     assembled = trace_micro_batch(model, Compute(), micro_batch=5, seq_len=SEQ_LEN)
