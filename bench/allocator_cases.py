@@ -98,7 +98,12 @@ LIMITED = {
     ),
 }
 LIMITED_STRATEGIES = ("single", "ddp", "fsdp", "zero2")
-COMPILED = ("single", "ddp", "fsdp")
+# Models and checkpointing, by the strategies that compile blocks.
+COMPILED = {
+    ("single", "ddp", "fsdp"): (("nano", "none"), ("seed", "none"), ("seed", "selective")),
+    ("single", "fsdp"): (("seed", "full"), ("gpt2", "selective"), ("qwen3", "none")),
+    ("single",): (("qwen3", "selective"), ("qwen3", "full"), ("llama", "none")),
+}
 
 
 @cache
@@ -125,12 +130,13 @@ def cases() -> tuple[Case, ...]:
         ]
     found += [
         _case(
-            f"{strategy}-compile-{mode}",
+            f"{strategy}-compile-{model}-{mode}",
             strategy,
-            (*MODELS["nano"], *BF16, "--compile", f"--activation-checkpointing={mode}"),
+            (*MODELS[model], *BF16, "--compile", f"--activation-checkpointing={mode}"),
         )
-        for strategy in COMPILED
-        for mode in ("none",)
+        for strategies, rows in COMPILED.items()
+        for model, mode in rows
+        for strategy in strategies
     ]
     fixed = [
         replace(

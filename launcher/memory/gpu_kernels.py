@@ -93,7 +93,7 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     `model`."""
     # Functions of modules have no place to be assigned to, to a type checker.
     functional, of_loss = cast(Any, F), cast(Any, fused_loss)
-    attention, norm = functional.scaled_dot_product_attention, functional.rms_norm
+    attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
     composed_dropout = functional.dropout
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     backend = BACKENDS.get(model.sdpa_backend)
@@ -115,7 +115,10 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
         return out
 
     def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
-        normed: Tensor = _RMSNorm.apply(x, weight)
+        if torch.compiler.is_compiling():  # a compiler takes the kernel apart, too
+            normed: Tensor = composed_norm(x, shape, weight, eps)
+        else:
+            normed = _RMSNorm.apply(x, weight)
         return normed
 
     def dropout(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
@@ -132,6 +135,6 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     try:
         yield model
     finally:
-        functional.scaled_dot_product_attention, functional.rms_norm = attention, norm
+        functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
         functional.dropout = composed_dropout
         of_loss.fuses, of_loss.add_product_ = fuses, add_product

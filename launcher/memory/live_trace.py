@@ -95,10 +95,11 @@ def _plain(value: Any) -> Iterator[Tensor]:
 class LiveTrace(TorchDispatchMode):
     """Counts live tensor storages; `record`/`stop` keep one step's events to look into its peak."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_modules: bool = True) -> None:
         super().__init__()
         self.current_bytes = 0
         self.phase = "build"
+        self._names_modules = names_modules
         self._modules = _ModulePath()
         self._peak_bytes = 0
         self._live: dict[int, LiveStorage] = {}
@@ -117,7 +118,8 @@ class LiveTrace(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]  # until __exit__
-        self._modules.follow()
+        if self._names_modules:
+            self._modules.follow()
         super().__enter__()
         return self
 

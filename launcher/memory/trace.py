@@ -21,6 +21,7 @@ from launcher.memory.trace_events import (
     Gradient,
     Key,
     MicroBatch,
+    Module,
     Place,
     Segment,
     Trace,
@@ -103,10 +104,11 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
             key = keys[born_in, birth[1]]
             left.discard(key)
             events[place].append((at, Gradient(key, _renamed(parameter, where, place))))
-    for module, where, at in trace.modules:
+    for mark, where, at in trace.marks:
         for place in _instances(where, trace.layers, layers):
-            name = _renamed(module.name, where, place)
-            events[place].append((at, replace(module, name=name)))
+            if isinstance(mark, Module):
+                mark = replace(mark, name=_renamed(mark.name, where, place))
+            events[place].append((at, mark))
     ordered = [
         (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
         for place in places

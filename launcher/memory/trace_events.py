@@ -56,7 +56,15 @@ class Module:
     forward: bool
 
 
-Event = Born | Freed | Gradient | Module
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A compiled kernel that is about to run for the first time, on a GPU: alternatives are timed,
+    each on a copy of what it writes over."""
+
+    copied_bytes: int
+
+
+Event = Born | Freed | Gradient | Module | Tuned
 Segment = tuple[Place, list[Event]]
 
 
@@ -76,7 +84,8 @@ class Compute:
     autocast.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
-    documents. `resident_threads` are those of the GPU, 0 of one that nobody knows.
+    documents, `compiled` for compiled blocks. `resident_threads` are those of the GPU, 0 of one
+    that nobody knows.
     """
 
     device_type: str = "cpu"
@@ -85,6 +94,7 @@ class Compute:
     stage3: bool = False
     documents: bool = False
     resident_threads: int = 0
+    compiled: bool = False
 
 
 # A storage of a trace: the segment that it is born in, and its number among that segment's.
@@ -110,4 +120,4 @@ class Trace:
     lives: list[Life]
     gradients: list[tuple[str, Birth, Place, int]]
     """(parameter, storage, segment and event number of its accumulation)."""
-    modules: list[tuple[Module, Place, int]]
+    marks: list[tuple[Module | Tuned, Place, int]]

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from launcher.memory.compiled import compiled
 from launcher.memory.gathering import mark_modules, stage3_linears
 from launcher.memory.gpu_kernels import gpu_kernels, layer_norm, partial_sums_bytes
 from launcher.memory.live_trace import LiveStorage, LiveTrace
 from launcher.memory.materialize import materialize_whole
-from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace
+from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace, Tuned
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.decoder import decoder
@@ -36,19 +37,26 @@ class Recorder(LiveTrace):
     """
 
     def __init__(self, compute: Compute) -> None:
-        super().__init__()
+        # Hooks on all modules would have compiled blocks compiled anew.
+        super().__init__(names_modules=False)
         self._on_gpu = compute.device_type == "cuda"
         self._resident_threads = compute.resident_threads
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.place = Place("embed")
+        self.first_compiled: tuple[Place, ...] = ()
         self.gradients: list[tuple[str, Birth, Place, int]] = []
-        self.modules: list[tuple[Module, Place, int]] = []
+        self.marks: list[tuple[Module | Tuned, Place, int]] = []
         self._births: dict[LiveStorage, tuple[Birth, int, int]] = {}
         # The next event's number, and the next storage's, in each segment.
         self._ticks: dict[Place, Iterator[int]] = defaultdict(itertools.count)
         self._numbers: dict[Place, Iterator[int]] = defaultdict(itertools.count)
         self._ends: dict[LiveStorage, tuple[Place, int]] = {}
         self._known: set[LiveStorage] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compile under this mode, and follow what compiled code does only."""
+        return True
 
     def know(self, tensors: Iterable[Tensor]) -> None:
         """What is there already, and would be seen for the first time through a view."""
@@ -67,7 +75,12 @@ class Recorder(LiveTrace):
 
     def module(self, name: str, entering: bool, forward: bool) -> None:
         """A module is entered or left."""
-        self.modules.append((Module(name, entering, forward), self.place, self._tick()))
+        self.marks.append((Module(name, entering, forward), self.place, self._tick()))
+
+    def tuned(self, copied_bytes: int) -> None:
+        """A compiled kernel has what it reads and writes."""
+        if self.place in self.first_compiled:
+            self.marks.append((Tuned(copied_bytes), self.place, self._tick()))
 
     def lives(self) -> list[Life]:
         """All storages born so far."""
@@ -153,23 +166,29 @@ def record_trace(
             device=torch.device("cpu"),
             dtype=compute.params_dtype,
         )
-        _follow(module, recorder)
         if compute.stage3:
             mark_modules(module, recorder.module)
-        tokens = torch.zeros(micro_batch, seq_len, dtype=torch.int64)
-        targets = torch.zeros(micro_batch, seq_len, dtype=torch.int64)
         # To a GPU's own kernel documents are no T x T mask.
         masks = compute.documents and traced.attention == model.attention
-        starts = [torch.zeros_like(tokens)] if masks else []
-        with recorder, stage3_linears() if compute.stage3 else contextlib.nullcontext():
-            inputs = [tokens, targets, *starts]
+        count = 3 if masks else 2  # tokens, targets, starts
+        inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
+        _follow(module, recorder)
+        with contextlib.ExitStack() as around:
+            if compute.stage3:
+                around.enter_context(stage3_linears())
+            if compute.compiled:
+                around.enter_context(compiled(list(module.blocks), recorder.tuned))
+            if not on_cpu:  # whose kernels nobody tunes
+                last = Place("block_backward", model.layers - 1)
+                recorder.first_compiled = (Place("block"), last)
+            around.enter_context(recorder)
             recorder.know([*module.parameters(), *inputs])
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
                 loss = module(*inputs)
             recorder.place = Place("head_backward")
             (loss * 1.0).backward()
         lives = recorder.lives()
-    return Trace(model.layers, lives, recorder.gradients, recorder.modules)
+    return Trace(model.layers, lives, recorder.gradients, recorder.marks)
 
 
 def _follow(module: GPT, recorder: Recorder) -> None:

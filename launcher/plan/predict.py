@@ -11,8 +11,17 @@ from launcher.measure.hardware import Gpu
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Segment
-from launcher.memory.workspaces import THREADS
+from launcher.memory.trace_events import (
+    Born,
+    Compute,
+    Freed,
+    Gradient,
+    MicroBatch,
+    Module,
+    Segment,
+    Tuned,
+)
+from launcher.memory.workspaces import THREADS, TUNING_BYTES
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
@@ -144,6 +153,7 @@ def _compute(rank: Rank) -> Compute:
         autocast=types.autocast is not None,
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,
+        compiled=config.loop.compile,
     )
 
 
@@ -155,12 +165,13 @@ def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -
     _read(timeline, sequences, rank.resolved, tensors)
     count = min(accumulation, _FOLLOWED[timeline.period])
     for number in range(1, count + 1):
+        compiles = timeline.period == "first_step" and number == 1
         timeline.enter("forward")
         buffers.begin_forward(last=number == count)
-        _run(trace.forward, timeline, buffers)
+        _run(trace.forward, timeline, buffers, compiles)
         buffers.end_forward()
         timeline.enter("backward")
-        _run(trace.backward, timeline, buffers)
+        _run(trace.backward, timeline, buffers, compiles)
         buffers.end_backward()
         for key in trace.left:
             timeline.free(key)
@@ -179,7 +190,7 @@ def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) 
     timeline.rename("next batch", "batch", "activations")
 
 
-def _run(segments: list[Segment], timeline: Timeline, buffers: Buffers) -> None:
+def _run(segments: list[Segment], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
     allocate, free = timeline.allocate, timeline.free
     for place, events in segments:
         buffers.enter(place)
@@ -193,4 +204,9 @@ def _run(segments: list[Segment], timeline: Timeline, buffers: Buffers) -> None:
                 buffers.gradient(event.key, event.parameter)
             elif type(event) is Module:
                 buffers.module(event)
+            elif type(event) is Tuned and compiles:
+                allocate("tuning copies", event.copied_bytes, "temporary")
+                allocate("tuning", TUNING_BYTES, "temporary")
+                free("tuning")
+                free("tuning copies")
         buffers.leave(place)

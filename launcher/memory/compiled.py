@@ -1,0 +1,193 @@
+"""Compiled blocks, for the trace: what torch.compile's graphs keep and hold, without any kernel.
+
+Dynamo, AOTAutograd and inductor's partitioner are the real ones (torch 2.13.0's
+torch/_inductor/compile_fx.py, which offers a place for the compiler of one graph), so that what is
+kept for backward is exact. In that place stands a graph that allocates as inductor's code would:
+a kernel of its own, as a matrix product, has its operands and its result in memory; what is
+between two of them is fused into kernels that write only what one of those reads, or the graph
+returns. Such a kernel writes over a tensor that nobody reads after it. Nothing is fused in another
+order than the graph's, and partial sums are left out.
+"""
+
+import contextlib
+import logging
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import getitem
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+_MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
+_FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
+
+
+@contextlib.contextmanager
+def compiled(blocks: Sequence[nn.Module], tuned: Callable[[int], None]) -> Iterator[None]:
+    """In which each block's forward is compiled when it is called, as `nn.Module.compile` would.
+
+    `tuned` hears of each fused kernel, when all it reads and writes is there: the bytes that it
+    writes over.
+    """
+    from torch._inductor.compile_fx import compile_fx  # seconds, and only here
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        compile_graph: Any = compile_fx
+        return compile_graph(graph, inputs, inner_compile=partial(_without_kernels, tuned))
+
+    forward = torch.compile(_anew(type(blocks[0]).forward), backend=backend, dynamic=False)
+    for block in blocks:
+        vars(block)["forward"] = types.MethodType(forward, block)
+    logging.disable(logging.WARNING)  # which a run is told, too
+    try:
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _anew(function: Any) -> Any:
+    """The same, as dynamo has never seen it: it knows functions by their code, and takes sizes for
+    variables that were others before."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__)
+
+
+def _without_kernels(
+    tuned: Callable[[int], None], graph: GraphModule, inputs: Any, **how: Any
+) -> Callable[[list[Any]], Any]:
+    run = _Graph(graph, tuned)
+
+    def boxed(inputs: list[Any]) -> list[Any]:
+        return run(inputs)
+
+    vars(boxed)["_boxed_call"] = True  # as AOTAutograd knows that it may hand over its list
+    return boxed
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """What runs by itself: reads tensors, and writes new ones."""
+
+    writes: list[Node]
+    reads: set[Node]
+    fused: bool
+
+
+class _Graph:
+    """Allocates and frees what the compiled code of a graph would."""
+
+    def __init__(self, graph: GraphModule, tuned: Callable[[int], None]) -> None:
+        nodes: list[Any] = list(graph.graph.nodes)
+        self.tuned = tuned
+        self.inputs = [node for node in nodes if node.op == "placeholder"]
+        self.outputs = [node if isinstance(node, Node) else None for node in nodes[-1].args[0]]
+        self.kernels = _kernels(nodes)
+        last = dict.fromkeys(self.inputs, 0)
+        for number, kernel in enumerate(self.kernels):
+            last |= dict.fromkeys([*kernel.reads, *kernel.writes], number)
+        for node in self.outputs:
+            if node is not None:
+                last.pop(_owner(node), None)
+        self.ends: list[list[Node]] = [[] for _ in self.kernels]
+        for node, number in last.items():
+            self.ends[number].append(node)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """What the graph returns; empties `inputs`, as compiled code does."""
+        held: dict[Node, Any] = dict(zip(self.inputs, inputs, strict=True))
+        inputs.clear()
+        for kernel, ends in zip(self.kernels, self.ends, strict=True):
+            for node in kernel.writes:
+                over = self._written_over(node, ends) if kernel.fused else None
+                held[node] = _empty(node) if over is None else held.pop(over)
+                if kernel.fused:
+                    self.tuned(0 if over is None else held[node].nbytes)
+            for node in ends:
+                held.pop(node, None)
+        return [None if n is None else _seen(held[_owner(n)], n) for n in self.outputs]
+
+    def _written_over(self, node: Node, ends: list[Node]) -> Node | None:
+        """What a fused kernel puts its result into, of the graph's own tensors that end there."""
+        own = (old for old in ends if old not in self.inputs and old is not node)
+        return next((old for old in own if _alike(old.meta["val"], node.meta["val"])), None)
+
+
+def _empty(node: Node) -> Tensor:
+    value = node.meta["val"]
+    if not isinstance(value.numel(), int):
+        return torch.empty(0)  # the state of a generator, which is on the host
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+
+
+def _alike(old: Tensor, new: Tensor) -> bool:
+    return old.dtype == new.dtype and old.numel() == new.numel()
+
+
+def _seen(held: Any, node: Node) -> Any:
+    value = node.meta["val"]
+    if node.op == "placeholder":
+        return held
+    return held.as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def _root(node: Any) -> Any:
+    """The operator that has returned a node, alone or among others."""
+    while node.target is getitem:
+        node = node.args[0]
+    return node
+
+
+def _owner(node: Any) -> Any:
+    """Whose memory a node is in."""
+    while _is_view(root := _root(node)):
+        node = root.args[0]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and (target.is_view or target._opname in _VIEWS)
+
+
+def _is_fused(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    own = target._opname in _MATRIX_PRODUCTS or "attention" in target._opname
+    return target.namespace in _FUSED_NAMESPACES and not own
+
+
+def _tensors(node: Node) -> list[Node]:
+    """What an operator returns."""
+    items = [user for user in node.users if user.target is getitem]
+    return [leaf for item in items for leaf in _tensors(item)] if items else [node]
+
+
+def _kernels(nodes: list[Any]) -> list[_Kernel]:
+    """Of a graph, in its order."""
+    calls = [n for n in nodes if n.op == "call_function" and n.target is not getitem]
+    calls = [node for node in calls if not _is_view(node)]
+    written = {_owner(node) for node in nodes[-1].args[0] if isinstance(node, Node)}
+    for node in calls:
+        if not _is_fused(node):
+            written |= {_owner(read) for read in node.all_input_nodes} | {*_tensors(node)}
+    found: list[_Kernel] = []
+    sources: dict[Node, set[Node]] = {}
+    for node in calls:
+        reads: set[Node] = set()
+        for owner in map(_owner, node.all_input_nodes):
+            reads |= {owner} if owner in written or owner.op != "call_function" else sources[owner]
+        tensors = _tensors(node)
+        sources |= dict.fromkeys(tensors, reads)
+        writes = [tensor for tensor in tensors if tensor in written]
+        if _is_fused(node):
+            found += [_Kernel([tensor], reads, fused=True) for tensor in writes]
+        else:
+            found.append(_Kernel(writes, reads, fused=False))
+    return found

@@ -1,0 +1,130 @@
+"""Compiled blocks in a plan: what they keep, hold and tune, without compiling a kernel."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_plan_predict import predicted
+from test_plan_trace import QWEN3, SEQ_LEN, levels, model_of, whole_trace
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from launcher.memory.compiled import _Graph
+from launcher.memory.live_trace import LiveTrace
+from launcher.memory.trace import trace_micro_batch
+from launcher.memory.trace_events import Born, Compute, Tuned
+from launcher.memory.workspaces import TUNING_BYTES
+from launcher.model.config import ActivationCheckpointing, ModelConfig
+from launcher.model.gpt import GPT, Sequences
+from launcher.strategies.compiled import compile_blocks
+
+CPU = Compute(compiled=True)
+GPU = Compute(device_type="cuda", autocast=True, compiled=True)
+MICRO_BATCH = 4
+
+
+def kept_by_compiled_code(model: ModelConfig) -> int:
+    """Bytes that the blocks of a real model, really compiled, keep for backward: no parameters,
+    and nothing that was there before the first block."""
+    decoder = GPT(model)
+    compile_blocks(decoder)
+    before = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
+
+    def note(_: Any, inputs: tuple[Tensor, Sequences]) -> None:
+        given = (inputs[0], *(inputs[1].rotation or ()))
+        before.update(tensor.untyped_storage()._cdata for tensor in given)
+
+    handle = decoder.blocks[0].register_forward_pre_hook(note)
+    tokens = torch.zeros(MICRO_BATCH, SEQ_LEN, dtype=torch.int64)
+    loss = decoder(tokens, tokens)
+    handle.remove()
+    found: dict[int, int] = {}
+    nodes = [loss.grad_fn]
+    while nodes:
+        node: Any = nodes.pop()
+        if type(node).__name__ == "CompiledFunctionBackward":
+            for saved in (t for t in node.saved_tensors if isinstance(t, Tensor)):
+                found[saved.untyped_storage()._cdata] = saved.untyped_storage().nbytes()
+        nodes += [child for child, _ in node.next_functions if child is not None]
+    return sum(size for key, size in found.items() if key not in before)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "changes"), [("none", {}), ("selective", QWEN3)], ids=["gpt2", "qwen3"]
+)
+def test_what_is_kept_is_what_compiled_code_keeps(
+    checkpointing: ActivationCheckpointing, changes: dict[str, Any]
+) -> None:
+    model = model_of(checkpointing, **{**changes, "layers": 2})
+    traced = trace_micro_batch(model, CPU, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+    kept = sum(
+        event.size_bytes
+        for place, events in traced.forward
+        for event in events
+        if place.part == "block" and isinstance(event, Born) and event.category == "activations"
+    )
+    last_output = 4 * MICRO_BATCH * SEQ_LEN * model.d_model  # which the last norm keeps
+    assert kept == kept_by_compiled_code(model) + last_output
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_put_together_as_traced_whole(checkpointing: ActivationCheckpointing) -> None:
+    model = model_of(checkpointing)
+    assembled = trace_micro_batch(model, GPU, micro_batch=3, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, GPU, 3))
+
+
+def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[int]]:
+    """Highest bytes that a compiled function allocates, and what its kernels write over."""
+    over: list[int] = []
+    graph = _Graph(make_fx(function)(*inputs), over.append)
+    with LiveTrace() as trace:
+        held = list(inputs)
+        outputs = graph(held)
+        assert not held
+    expected = function(*inputs)
+    assert [out.shape for out in outputs] == [out.shape for out in expected]
+    return trace.peak_bytes(), over
+
+
+def test_a_fused_kernel_writes_over_what_ends_there() -> None:
+    x, size_bytes = torch.zeros(8, 8), 4 * 64
+
+    def alone(x: Tensor) -> list[Tensor]:
+        return [(x @ x).relu().add(1) @ x]
+
+    def read_later(x: Tensor) -> list[Tensor]:
+        product = x @ x
+        return [product.relu().add(1) @ x, product]
+
+    assert peak_of(alone, x) == (2 * size_bytes, [size_bytes])
+    assert peak_of(read_later, x) == (3 * size_bytes, [0])
+
+
+def test_what_is_between_two_kernels_is_not_in_memory() -> None:
+    x, size_bytes = torch.zeros(8, 8), 4 * 64
+
+    def chain(x: Tensor) -> list[Tensor]:
+        return [x.exp().sin().cos().t().reshape(4, 16).sum(1).sigmoid(), x + 1]
+
+    assert peak_of(chain, x) == (size_bytes + 4 * 4, [0, 0])
+
+
+def test_on_a_gpu_the_first_step_tunes() -> None:
+    flags: dict[str, Any] = {"precision": "bf16", "micro_batch": 4, "optimizer": "sgd"}
+    eager, compiled = (predicted(1, "cuda", **flags, compile=value) for value in (False, True))
+    for phase in ("forward", "backward"):
+        steady = compiled.peaks["steady", phase]
+        assert steady < 2 * eager.peaks["steady", phase] < TUNING_BYTES
+        assert 0 <= compiled.peaks["first_step", phase] - TUNING_BYTES < steady
+    assert max(predicted(1, **flags, compile=True).peaks.values()) < TUNING_BYTES
+
+
+def test_only_the_first_block_of_each_pass_tunes() -> None:
+    traced = trace_micro_batch(model_of("none"), GPU, micro_batch=3, seq_len=SEQ_LEN)
+    where = [
+        (place.part, place.layer)
+        for place, events in (*traced.forward, *traced.backward)
+        if any(isinstance(event, Tuned) for event in events)
+    ]
+    assert where == [("block", 0), ("block_backward", 4)]
