@@ -5,9 +5,11 @@ Imports no torch, so that a command line can validate a model and count its para
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from launcher.model.config_checks import check_heads, check_rope
+from launcher.model.lora_config import Lora
 
 Position = Literal["learned", "rope"]
 Norm = Literal["layer", "rms"]
@@ -19,7 +21,6 @@ RopeScaling = tuple[float, float, float, float]
 
 MOST_LAYERS = 100_000
 MOST_PER_DIMENSION = 2**31 - 1
-MOST_ROPE = 1e30  # fp32 ends at 3.4e38
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,8 @@ class ModelConfig:
     """Tokens per chunk of the loss; None chooses by size, 0 computes all logits at once."""
     mlp_tile: int | None = None
     """Tokens that the MLP works on at a time, recomputed in backward; None is all, kept."""
+    lora: Lora | None = None
+    """Adapters, which alone are trained; None trains everything."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
@@ -107,44 +110,20 @@ class ModelConfig:
             _require_positive("loss_chunk", self.loss_chunk)
         for field, literal in _CHOICES.items():
             _require_one_of(field, getattr(self, field), literal)
-        self._require_heads()
-        self._require_positions()
-
-    def _require_heads(self) -> None:
-        if self.head_dim is None and self.d_model % self.heads:
-            raise ValueError(
-                f"{self.heads} heads do not divide d_model {self.d_model}; "
-                f"use {_nearest_divisors(self.d_model, self.heads)} heads."
-            )
-        if self.heads % self.kv_head_count:
-            raise ValueError(
-                f"{self.kv_heads} kv_heads do not divide {self.heads} heads; "
-                f"use {_nearest_divisors(self.heads, self.kv_head_count)} kv_heads."
-            )
-
-    def _require_positions(self) -> None:
+        check_heads(
+            d_model=self.d_model,
+            heads=self.heads,
+            kv_heads=self.kv_head_count,
+            head_dim=self.head_dim,
+        )
         if not 0.0 < self.norm_eps < 1.0:
             raise ValueError(f"norm_eps {self.norm_eps} is outside 0 to 1; GPT-2 has 1e-5.")
-        if not 1.0 < self.rope_theta <= MOST_ROPE:
-            raise ValueError(
-                f"rope_theta {self.rope_theta} is outside 1 to {MOST_ROPE:g}; Llama 2 has 10000."
-            )
-        if self.position == "rope" and self.head_size % 2:
-            raise ValueError(
-                f"position rope turns pairs, and a head of {self.head_size} is odd; use an even "
-                "head_dim, or position learned."
-            )
-        if self.rope_scaling is None:
-            return
-        factor, low, high, original = self.rope_scaling
-        if self.position != "rope":
-            raise ValueError("rope_scaling belongs to position rope; leave it out.")
-        if not (1 <= factor <= MOST_ROPE and 0 < low < high <= MOST_ROPE >= original >= 1):
-            raise ValueError(
-                f"rope_scaling {factor:g} {low:g} {high:g} {original:g} is not a factor of at "
-                "least 1, a low and a higher frequency factor and an original context; "
-                "Llama 3.1 has 8 1 4 8192."
-            )
+        check_rope(
+            rotary=self.position == "rope",
+            head_size=self.head_size,
+            theta=self.rope_theta,
+            scaling=self.rope_scaling,
+        )
 
     @property
     def head_size(self) -> int:
@@ -162,14 +141,25 @@ class ModelConfig:
         return self.heads * self.head_size
 
     @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Rows of the fused projection: of query, key and value heads."""
+        kv_dim = self.kv_head_count * self.head_size
+        return (self.attention_dim, kv_dim, kv_dim)
+
+    @property
     def qkv_dim(self) -> int:
-        """Rows of the fused projection: query, key and value heads."""
-        return (self.heads + 2 * self.kv_head_count) * self.head_size
+        """All rows of the fused projection."""
+        return sum(self.qkv_sizes)
+
+    @property
+    def up_sizes(self) -> tuple[int, ...]:
+        """Rows of the MLP's first projection: swiglu's gate and value are one matrix."""
+        return (self.ffn_dim,) * (2 if self.activation == "swiglu" else 1)
 
     @property
     def up_dim(self) -> int:
-        """Rows of the MLP's first projection: swiglu's gate and value are one matrix."""
-        return (2 if self.activation == "swiglu" else 1) * self.ffn_dim
+        """All rows of the MLP's first projection."""
+        return sum(self.up_sizes)
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -199,7 +189,28 @@ class ModelConfig:
         attention_biases = self.d_model if self.attention_bias else 0
         mlp_biases = self.up_dim + self.d_model if self.mlp_bias else 0
         vectors = qk_norms + qkv_biases + attention_biases + mlp_biases
-        return self._block_matmul_parameter_count + 2 * self._norm_parameter_count + vectors
+        matrices = self._block_matmul_parameter_count + self.block_adapter_count
+        return matrices + 2 * self._norm_parameter_count + vectors
+
+    @property
+    def block_adapter_count(self) -> int:
+        """Parameters of one block's adapters."""
+        if self.lora is None:
+            return 0
+        names, shapes = ("qkv", "proj", "mlp", "mlp"), self.linear_shapes
+        sizes = (self.qkv_sizes, (self.d_model,), self.up_sizes, (self.d_model,))
+        return self.lora.rank * sum(
+            len(outputs) * inner + outer
+            for name, (inner, outer), outputs in zip(names, shapes, sizes, strict=True)
+            if name in self.lora.targets
+        )
+
+    @property
+    def trained_parameter_count(self) -> int:
+        """Parameters that have gradients: all, or those of adapters."""
+        if self.lora is None:
+            return self.parameter_count
+        return self.layers * self.block_adapter_count
 
     @property
     def embedding_parameter_count(self) -> int:
@@ -271,12 +282,3 @@ def _require_one_of(field: str, value: str, literal: Any) -> None:
     choices = get_args(literal)
     if value not in choices:
         raise ValueError(f"{field} {value!r} is unknown; choose one of {', '.join(choices)}.")
-
-
-def _nearest_divisors(number: int, target: int) -> str:
-    """The divisors of `number` just below and just above `target`, as 'a or b'."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    divisors = sorted({*small, *(number // n for n in small)})
-    below = [n for n in divisors if n < target][-1:]
-    above = [n for n in divisors if n > target][:1]
-    return " or ".join(str(n) for n in below + above)

@@ -15,6 +15,7 @@ from launcher.model import fused_loss
 from launcher.model.activations import ACTIVATIONS
 from launcher.model.attention import kernel_for
 from launcher.model.config import ModelConfig
+from launcher.model.lora import freeze, is_adapter, linear
 from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
 from launcher.model.norms import head_norm, norm
 from launcher.model.recompute import keeping, recomputing
@@ -55,11 +56,12 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.window = config.window
         self.dropout = config.dropout
-        self.sizes = [config.attention_dim, *2 * [config.kv_head_count * config.head_size]]
-        self.qkv = nn.Linear(config.d_model, config.qkv_dim, bias=config.has_qkv_bias)
+        self.sizes = list(config.qkv_sizes)
+        self.qkv = linear(config, "qkv", config.d_model, *self.sizes, bias=config.has_qkv_bias)
         self.q_norm = head_norm(config)
         self.k_norm = head_norm(config)
-        self.proj = nn.Linear(config.attention_dim, config.d_model, bias=config.attention_bias)
+        inner, bias = config.attention_dim, config.attention_bias
+        self.proj = linear(config, "proj", inner, config.d_model, bias=bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
@@ -93,8 +95,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.fc = nn.Linear(config.d_model, config.up_dim, bias=config.mlp_bias)
-        self.out = nn.Linear(config.ffn_dim, config.d_model, bias=config.mlp_bias)
+        bias = config.mlp_bias
+        self.fc = linear(config, "mlp", config.d_model, *config.up_sizes, bias=bias)
+        self.out = linear(config, "mlp", config.ffn_dim, config.d_model, bias=bias)
         self.activation = ACTIVATIONS[config.activation]
         self.keeping = keeping(config)
         self.residual_dropout = nn.Dropout(config.dropout)
@@ -179,6 +182,8 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = norm(config)
         self.head = LMHead(config, self.wte.weight if config.tied else None)
+        if config.lora is not None:
+            freeze(self)
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
@@ -230,11 +235,12 @@ def initial_value(
     """The whole fp32 starting value of the parameter `name` as GPT-2 initialises it.
 
     Weights are normal with std 0.02, the two projections into the residual stream with
-    0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. A pure function of seed, name,
-    shape and config on one type of device, so a slice of a parameter can be cut from the same
-    values anywhere and in any order.
+    0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. An adapter's A is uniform up to
+    1 / sqrt(in), its B 0, as PEFT has them. A pure function of seed, name, shape and config on one
+    type of device, so a slice of a parameter can be cut from the same values anywhere and in any
+    order.
     """
-    if name.endswith(".bias"):
+    if name.endswith((".bias", ".lora_b")):
         return torch.zeros(*shape, device=device)
     if len(shape) == 1:
         return torch.ones(*shape, device=device)
@@ -243,4 +249,7 @@ def initial_value(
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    if is_adapter(name):
+        most = 1 / math.sqrt(shape[1])
+        return torch.empty(*shape, device=device).uniform_(-most, most, generator=generator)
     return torch.empty(*shape, device=device).normal_(std=std, generator=generator)

@@ -175,6 +175,8 @@ def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
         # Skipping a kernel that draws random numbers would shift every later dropout mask.
         return config.dropout == 0.0
     if op in _LINEAR_OPS:
+        if config.lora is not None and args[-1].size(0) <= 3 * config.lora.rank:
+            return False  # an adapter's second product, of at most three blocks: wide, and cheap
         # The last projection's output feeds only the residual sum: backward never asks for it,
         # and recomputation ends before reaching it. Known by its operand's shape, if it is alone.
         *others, last = config.linear_shapes

@@ -3,12 +3,17 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.flags import as_flags, flag
 from launcher.model import config as decoder
+from launcher.model.lora_config import TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, named
 from launcher.sizes import even_part
+
+LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora")
+"""The fields that choose adapters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +83,16 @@ class ModelChoice:
     mlp_tile: int | None = None
     """Tokens that the MLP of a block works on at a time, each tile recomputed in the backward (all
     of them, kept, when not given)."""
+    lora_rank: int | None = None
+    """Train low-rank adapters (LoRA) of this rank beside frozen weights, and nothing else."""
+    lora_alpha: float | None = None
+    """An adapter's product is multiplied with this over the rank (2 x rank when not given)."""
+    lora_dropout: float = 0.0
+    """Dropout probability of an adapter's input."""
+    lora_targets: str = "qkv,proj"
+    """Projections with adapters: some of qkv, proj and mlp with commas between them, or all."""
+    rslora: bool = False
+    """Divide --lora-alpha by the root of the rank instead (rank-stabilised LoRA)."""
 
     @property
     def label(self) -> str:
@@ -95,7 +110,10 @@ class ModelChoice:
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         name = changes.pop("model")
         del changes["init_from"]  # whose shape has been adopted (launcher/config/beginning.py)
+        for field in LORA:
+            del changes[field]
         try:
+            changes["lora"] = _lora(self)
             model = named(name, **{k: v for k, v in changes.items() if v is not None})
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -105,6 +123,24 @@ class ModelChoice:
                     f"{flag(given)} belongs to --position rope, not {model.position}: leave it out"
                 )
         return model
+
+
+def _lora(choice: ModelChoice) -> Lora | None:
+    """The adapters that are asked for; raises ValueError, or UserError for flags without a rank."""
+    if choice.lora_rank is None:
+        for field in dataclasses.fields(choice):
+            if field.name in LORA and getattr(choice, field.name) != field.default:
+                given = as_flags({field.name: getattr(choice, field.name)})
+                raise UserError(f"{given} belongs to --lora-rank: give one, 8 is usual")
+        return None
+    names = tuple(name.strip() for name in choice.lora_targets.split(","))
+    return Lora(
+        rank=choice.lora_rank,
+        alpha=2.0 * choice.lora_rank if choice.lora_alpha is None else choice.lora_alpha,
+        dropout=choice.lora_dropout,
+        targets=cast(tuple[LoraTarget, ...], TARGETS if names == ("all",) else names),
+        rslora=choice.rslora,
+    )
 
 
 def part_of(model: decoder.ModelConfig, ranks: int, index: int = -1) -> decoder.ModelConfig:

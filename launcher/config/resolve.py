@@ -16,6 +16,7 @@ import torch
 from launcher.config.model import part_of
 from launcher.config.rules import (
     Setting,
+    adapters,
     compute,
     default_seq_len,
     sequence,
@@ -33,7 +34,10 @@ from launcher.packages import how_to_install
 from launcher.startup import expands_segments
 
 DEFAULT_STEPS = 300
-RULES: Final = (*tensor.RULES, *sequence.RULES, *sharding.RULES, *compute.RULES)
+RULES: Final = (
+    *(*adapters.RULES, *tensor.RULES, *sequence.RULES),
+    *(*sharding.RULES, *compute.RULES),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,19 +9,27 @@ InitialValue = Callable[[str, torch.Size], Tensor]
 
 
 def materialize_whole(
-    module: nn.Module, initial_value: InitialValue, *, device: torch.device, dtype: torch.dtype
+    module: nn.Module,
+    initial_value: InitialValue,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    frozen_dtype: torch.dtype | None = None,
 ) -> None:
     """Replace every meta parameter by its initial value, whole, in its target type and place.
 
-    Tied parameters stay one parameter. The peak is the model plus one fp32 tensor.
+    Tied parameters stay one parameter. The peak is the model plus one fp32 tensor. What is not
+    trained is of `frozen_dtype`, where one is given.
     """
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if parameter not in replaced:
                 full_name = f"{prefix}.{name}" if prefix else name
-                value = initial_value(full_name, parameter.shape).to(device, dtype)
-                replaced[parameter] = nn.Parameter(value)
+                trained = parameter.requires_grad
+                own_dtype = dtype if trained or frozen_dtype is None else frozen_dtype
+                value = initial_value(full_name, parameter.shape).to(device, own_dtype)
+                replaced[parameter] = nn.Parameter(value, requires_grad=trained)
             setattr(owner, name, replaced[parameter])
 
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.model.lora import is_adapter
 from launcher.parallel.mesh import Share
 from launcher.parallel.tensor.cut import Cut, cut_of
 
@@ -22,6 +23,8 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
+    trained: bool = True
+    """Whether it has a gradient and optimizer states; what is frozen is only computed with."""
 
     @property
     def elements(self) -> int:
@@ -48,7 +51,15 @@ class _WithoutValues(TorchFunctionMode):
 
 def parameters_of(model: ModelConfig, share: Share | None = None) -> tuple[Parameter, ...]:
     """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
-    return tuple(Parameter(name, cut.shape) for name, cut in cuts_of(model, share).items())
+    return tuple(
+        Parameter(name, cut.shape, is_trained(name, model))
+        for name, cut in cuts_of(model, share).items()
+    )
+
+
+def is_trained(name: str, model: ModelConfig) -> bool:
+    """Whether a parameter of the model has a gradient."""
+    return model.lora is None or is_adapter(name)
 
 
 @cache

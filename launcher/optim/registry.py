@@ -44,14 +44,16 @@ def parameter_groups(
     weight_decay: float,
     only: Callable[[str, Sequence[int]], bool] = lambda name, shape: True,
 ) -> Groups:
-    """Decay for matrices (and embeddings), none for biases and norms; of the parameters for which
-    `only` (name, full shape) says so."""
+    """Decay for matrices (and embeddings), none for biases and norms; of the parameters that are
+    trained, and for which `only` (name, full shape) says so."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         # Under ZeRO-3 a parameter is empty between uses; its real shape is kept beside it.
         shape = getattr(parameter, "ds_shape", parameter.shape)
-        if only(name.removeprefix("module."), shape):  # DistributedDataParallel's prefix
+        if parameter.requires_grad and only(
+            name.removeprefix("module."), shape
+        ):  # DistributedDataParallel's prefix
             (matrices if len(shape) >= 2 else vectors).append(parameter)
     groups: Groups = [
         {"params": matrices, "weight_decay": weight_decay},

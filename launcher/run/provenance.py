@@ -22,6 +22,7 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
 SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
+CHANGES_THE_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 LONGEST_SHOWN = 400
 _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 SAID_OF_THE_RUN = (
@@ -29,6 +30,7 @@ SAID_OF_THE_RUN = (
     *("seq_len", "global_batch", "steps", "seed"),
     *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
     "apollo_rank",
+    "lora_dropout",
     *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
     *("weight_decay", "betas", "eps", "momentum", "clip"),
 )

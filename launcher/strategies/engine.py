@@ -198,8 +198,13 @@ class Recipe:
     def whole_module(self) -> nn.Module:
         """The model on the device, with its initial values."""
         module = self.meta_module()
-        dtype = self.types.parameters
-        materialize_whole(module, self.initial_value, device=self.world.device, dtype=dtype)
+        materialize_whole(
+            module,
+            self.initial_value,
+            device=self.world.device,
+            dtype=self.types.parameters,
+            frozen_dtype=self.types.computed,  # no update is too small for it
+        )
         return module
 
     def initial_value(self, name: str, shape: torch.Size) -> Tensor:

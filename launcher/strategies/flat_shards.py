@@ -62,7 +62,7 @@ class TrainingState(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Full shape of every parameter of the model; tied parameters once."""
+        """Full shape of every parameter that is trained; tied parameters once."""
 
     @property
     def kinds(self) -> Sequence[str]:
@@ -77,6 +77,10 @@ class TrainingState(Protocol):
 
     def loaded(self) -> Iterator[Shard]:
         """What this rank fills to hold its part of the state again."""
+
+    def frozen(self) -> Iterator[Shard]:
+        """This rank's part of the weights that are not trained, to be filled: no checkpoint has
+        them."""
 
     def counters(self) -> dict[str, float]:
         """The optimizer's own step counters, the same for every parameter."""
@@ -179,7 +183,9 @@ class NativeState:
         copies: tuple[int, int] | None = None,
     ) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
-        self._parameters = dict(inner.named_parameters())
+        named = dict(inner.named_parameters())
+        self._parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
         self._optimizer = optimizer
         self._copies = _ranks() if copies is None else copies
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
@@ -204,6 +210,12 @@ class NativeState:
             yield shard  # and have it filled, before going on
             parameter = self._parameters[shard.name]
             write_state(self._optimizer, parameter, shard.kind, shard.data)
+
+    def frozen(self) -> Iterator[Shard]:
+        """All that this rank holds of them."""
+        for name, parameter in self._frozen.items():
+            data, start, _, _ = _local_range(parameter, self._copies)
+            yield Shard(name=name, kind=PARAM, start=start, data=data)
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""

@@ -109,7 +109,8 @@ class NativeEngine:
     def count_states(self) -> StorageCount:
         count = StorageCount()
         parameters = list(self._module.parameters())
-        count.add("params", parameters)
+        count.add("params", [p for p in parameters if p.requires_grad])
+        count.add("frozen", parameters)  # the others
         count.add("grads", [p.grad for p in parameters])
         count.add("grads", self._hidden_gradients())
         count.add("optimizer", optimizer_tensors(self._optimizer))

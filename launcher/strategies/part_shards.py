@@ -53,6 +53,10 @@ class PartState:
         for shard in self._inner.loaded():
             yield from self._placed(shard)  # views: filled before the inner state goes on
 
+    def frozen(self) -> Iterator[Shard]:
+        """None: adapters are refused where matrices are cut."""
+        return iter(())
+
     def counters(self) -> dict[str, float]:
         """The optimizer's."""
         return self._inner.counters()

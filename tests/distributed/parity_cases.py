@@ -1,6 +1,6 @@
 """Which runs must give the same losses and gradient norms as one process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,15 @@ _NO_BIASES = ("--attention-bias=False", "--mlp-bias=False")
 FAMILIES = {
     "llama": (*_ROPE, *_NO_BIASES, "--tied=False"),
     "qwen3": (*_ROPE, *_NO_BIASES, "--head-dim=24", "--qk-norm=True", "--norm-eps=1e-6"),
+}
+# Adapters beside every projection of a small Qwen3, or of GPT-2's attention; alpha so large that
+# they matter beside weights that nobody has trained.
+ADAPTERS = {
+    "lora-qwen3": (
+        *FAMILIES["qwen3"],
+        *("--lora-rank=4", "--lora-targets=all", "--lora-alpha=64", "--lora-dropout=0"),
+    ),
+    "lora-gpt2": ("--lora-rank=8", "--lora-alpha=64", "--rslora"),
 }
 
 
@@ -97,7 +106,7 @@ def _case(
             f"--sequence-parallel={sequence}",
             f"--tensor-parallel={tensor}",
             f"--micro-batch={GLOBAL_BATCH * sequence * tensor // (ranks * accumulation)}",
-            *(FAMILIES[family] if family else (f"--tied={tied}",)),
+            *({**FAMILIES, **ADAPTERS}[family] if family else (f"--tied={tied}",)),
             f"--activation-checkpointing={checkpointing}",
             f"--precision={precision}",
             f"--clip={clip}",
@@ -107,7 +116,7 @@ def _case(
         # issue bounds bf16 losses only.
         loss_tolerance=2e-2 if low else 2e-5,
         norm_tolerance=None if low else 1e-3,
-        steps=FEW_STEPS if low or family or not clip or again else STEPS,
+        steps=FEW_STEPS if low or family in FAMILIES or not clip or again else STEPS,
     )
 
 
@@ -126,7 +135,8 @@ def references() -> list[Case]:
             ("tied-unclipped", ("--clip=0",)),
             ("odd", ("--clip=0.5", *ODD)),
             ("odd-vocabulary", ("--clip=0.5", *ODD_VOCABULARY)),
-            *((family, ("--clip=0.5", *flags)) for family, flags in FAMILIES.items()),
+            *((k, ("--clip=0.5", *flags)) for k, flags in {**FAMILIES, **ADAPTERS}.items()),
+            ("lora-gpt2-unclipped", ("--clip=0", *ADAPTERS["lora-gpt2"])),
         )
     ] + [
         _masked("single", ("--strategy=single",), ranks=1, accumulation=1, documents=documents)
@@ -350,6 +360,38 @@ def _cut_matrices() -> list[Case]:
     return cases
 
 
+def _adapters() -> list[Case]:
+    """Under every strategy; then what is kept, cast, offloaded, accumulated or cut otherwise."""
+    cases = [_case(k, v, ranks=2, family="lora-qwen3") for k, v in STRATEGIES.items()]
+    few = [
+        _case("single", ("--strategy=single",), ranks=1, family="lora-gpt2", checkpointing="full"),
+        *(
+            _case(k, STRATEGIES[k], ranks=2, family="lora-gpt2", checkpointing=c, accumulation=a)
+            for k, c, a in (
+                ("ddp", "selective", 2),
+                ("fsdp", "full", 2),
+                ("zero2", "full", 2),
+                ("zero3", "selective", 1),
+            )
+        ),
+        *(_case(k, v, ranks=2, family="lora-qwen3") for k, v in OFFLOADS.items()),
+        *(
+            _case(k, STRATEGIES[k], ranks=2, family="lora-qwen3", precision="bf16", accumulation=2)
+            for k in ("ddp", "fsdp", "zero0", "zero1", "zero2", "zero3")
+        ),
+        _case("fsdp", STRATEGIES["fsdp"], ranks=2, family="lora-qwen3", sequence=2),
+        _case("fsdp-compiled", (*STRATEGIES["fsdp"], "--compile"), ranks=2, family="lora-gpt2"),
+        _case(
+            "fsdp-in-backward",
+            (*STRATEGIES["fsdp"], "--optimizer-in-backward"),
+            ranks=2,
+            family="lora-gpt2",
+            clip=0,
+        ),
+    ]
+    return cases + [replace(case, steps=FEW_STEPS) for case in few]
+
+
 CASES = [
     *_one_process(),
     *_two_processes(),
@@ -359,5 +401,6 @@ CASES = [
     *_cut_sequences(),
     *_cut_matrices(),
     *_tiled(),
+    *_adapters(),
     *_four_processes(),
 ]

@@ -15,6 +15,7 @@ from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.provenance import (
+    CHANGES_THE_ADAPTERS,
     CHANGES_THE_FUNCTION,
     SAID_OF_THE_MODEL,
     SAID_OF_THE_RUN,
@@ -47,12 +48,18 @@ BYTE = ["--tokenizer=byte", "--vocab-size=257"]
 
 
 def test_every_field_of_a_run_is_decided_about() -> None:
-    decided = [*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL, *SAID_OF_THE_RUN, *SAYS_NOTHING]
+    decided = [
+        *CHANGES_THE_FUNCTION,
+        *CHANGES_THE_ADAPTERS,
+        *SAID_OF_THE_MODEL,
+        *SAID_OF_THE_RUN,
+        *SAYS_NOTHING,
+    ]
     assert len(set(decided)) == len(decided)
     assert set(decided) == set(field_types())
     of_the_model = {field.name for field in dataclasses.fields(ModelConfig)}
     assert {*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL} == of_the_model - {
-        *("activation_checkpointing", "loss_chunk", "mlp_tile")
+        *("activation_checkpointing", "loss_chunk", "mlp_tile", "lora")
     }
 
 

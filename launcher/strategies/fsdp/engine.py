@@ -25,6 +25,9 @@ def build(recipe: Recipe) -> Engine:
     """Shard the meta model block by block, then give each rank only its own slices."""
     sharding, tied = recipe.config.sharding, recipe.resolved.model.tied
     root = recipe.meta_module().to(recipe.types.stored)
+    for parameter in root.parameters():
+        if not parameter.requires_grad:  # no update is too small for the type it is computed in
+            parameter.data = parameter.data.to(recipe.types.computed)
     options = _options(recipe)
     reshard = sharding.reshard_after_forward
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)

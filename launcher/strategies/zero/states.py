@@ -72,8 +72,12 @@ def count_states(engine: Any) -> StorageCount:
     for bucket in (getattr(outer, "ipg_buckets", None) or {}).values():
         count.add("buffers", _tensors(getattr(bucket, "buffer", None)))
     count.add("params", _held(outer, PARAMETERS))
-    count.add("params", [getattr(p, "ds_tensor", None) for p in parameters])
-    count.add("params", [p.data for p in parameters])
+    trained, frozen = (
+        [p for p in parameters if p.requires_grad is wanted] for wanted in (True, False)
+    )
+    for category, own in (("params", trained), ("frozen", frozen)):
+        count.add(category, [getattr(p, "ds_tensor", None) for p in own])
+        count.add(category, [p.data for p in own])
     return count
 
 
@@ -134,9 +138,11 @@ class _FragmentedState:
                 if flat not in self._swapped
             ],
         )
+        self._parameters = dict(engine.module.named_parameters())
         self.shapes = {
             name: tuple(getattr(p, "ds_shape", p.shape))
-            for name, p in engine.module.named_parameters()
+            for name, p in self._parameters.items()
+            if p.requires_grad
         }
         self.kinds = (PARAM, *state_kinds(self._inner, self._masters[0]))
         self.own_shapes: OwnShapes = {}  # what is factored cannot be cut anywhere
@@ -176,9 +182,22 @@ class _FragmentedState:
             yield from shards
             write()
         if self._engine.zero_optimization_stage() < 3:
-            for name, parameter in self._engine.module.named_parameters():
-                data = parameter.detach().view(-1)
+            for name in self.shapes:
+                data = self._parameters[name].detach().view(-1)
                 yield Shard(name=name, kind=PARAM, start=0, data=data)
+
+    def frozen(self) -> Iterator[Shard]:
+        """Whole at stages 1 and 2, slices at stage 3."""
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad:
+                continue
+            if self._engine.zero_optimization_stage() < 3:
+                yield Shard(name=name, kind=PARAM, start=0, data=parameter.detach().view(-1))
+            else:
+                local = parameter.ds_tensor
+                start = self._outer._get_param_partition_rank(parameter) * local.ds_numel
+                numel = max(0, min(local.ds_numel, parameter.ds_numel - start))
+                yield Shard(name=name, kind=PARAM, start=start, data=local.data.view(-1)[:numel])
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""
@@ -199,7 +218,7 @@ class _FragmentedState:
 def _fragments(engine: Any) -> Iterator[_Fragment]:
     """Stages 1 and 2: the flat group is cut between ranks, anywhere in a parameter."""
     for name, parameter in engine.module.named_parameters():
-        mapping = parameter._hp_mapping
+        mapping = getattr(parameter, "_hp_mapping", None)  # none of what is frozen
         if mapping is not None:
             start, held = mapping.lp_fragment_address.start, mapping.hp_fragment_address
             yield _Fragment(name, start, mapping.param_group_index, held.start, held.numel)
@@ -209,6 +228,8 @@ def _slices(engine: Any) -> Iterator[_Fragment]:
     """Stage 3: every parameter is cut into equal slices, the last one padded."""
     outer = engine.optimizer
     for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         number, offset, slice_elements = outer.grad_position[outer.get_param_id(parameter)]
         start = outer._get_param_partition_rank(parameter) * parameter.ds_tensor.ds_numel
         numel = max(0, min(slice_elements, parameter.ds_numel - start))

@@ -1,0 +1,49 @@
+"""What does not go with low-rank adapters."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.config.rules import Rule, Setting
+
+
+def rank(setting: Setting) -> Iterator[str]:
+    """A rank beyond what a matrix has."""
+    model, lora = setting.model, setting.model.lora
+    if lora is None:
+        return
+    qkv, proj, up, down = model.linear_shapes
+    widths = {"qkv": (*qkv[:1], *model.qkv_sizes), "proj": proj, "mlp": (*up[:1], *down)}
+    most = min(min(widths[target]) for target in lora.targets)
+    if lora.rank > most:
+        yield (
+            f"--lora-rank {lora.rank} is more than the {most} rows or columns of the narrowest "
+            f"matrix that gets an adapter: use at most {most}, 8 is usual"
+        )
+
+
+def elsewhere(setting: Setting) -> Iterator[str]:
+    """What works on weights that are trained, or on whole projections."""
+    config = setting.config
+    if setting.model.lora is None:
+        return
+    flag = f"--lora-rank {setting.model.lora.rank}"
+    if config.sharding.tensor_parallel > 1:
+        yield (
+            f"{flag} with --tensor-parallel {config.sharding.tensor_parallel}: adapters are not "
+            "cut: use --strategy fsdp or --zero 3, which shard frozen weights, too"
+        )
+    if config.optim.precision == "fp8":
+        yield f"{flag} with --precision fp8, whose Linears have no adapters: use --precision bf16"
+    if config.optim.optimizer == "apollo":
+        yield (
+            f"{flag} with --optimizer apollo, which projects gradients to a low rank that those of "
+            "adapters have already: use --optimizer adamw"
+        )
+    if flags := config.sharding.flags_to("nvme"):
+        yield (
+            f"{flag} with {flags}: DeepSpeed swaps only what is trained, and that is little: use "
+            "--strategy fsdp, or --zero 3 with --offload-param cpu"
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (rank, elsewhere)

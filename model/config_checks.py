@@ -1,0 +1,54 @@
+"""Shapes of a decoder that cannot be built; each raises ValueError, with the value and the fix."""
+
+from __future__ import annotations
+
+import math
+
+MOST_ROPE = 1e30  # fp32 ends at 3.4e38
+
+
+def check_heads(*, d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
+    """Heads divide the width where no `head_dim` is given, and key heads the query heads."""
+    if head_dim is None and d_model % heads:
+        raise ValueError(
+            f"{heads} heads do not divide d_model {d_model}; "
+            f"use {_nearest_divisors(d_model, heads)} heads."
+        )
+    if heads % kv_heads:
+        raise ValueError(
+            f"{kv_heads} kv_heads do not divide {heads} heads; "
+            f"use {_nearest_divisors(heads, kv_heads)} kv_heads."
+        )
+
+
+def check_rope(
+    *, rotary: bool, head_size: int, theta: float, scaling: tuple[float, float, float, float] | None
+) -> None:
+    """Rotary positions turn pairs of a head's elements, by frequencies that there are."""
+    if not 1.0 < theta <= MOST_ROPE:
+        raise ValueError(f"rope_theta {theta} is outside 1 to {MOST_ROPE:g}; Llama 2 has 10000.")
+    if rotary and head_size % 2:
+        raise ValueError(
+            f"position rope turns pairs, and a head of {head_size} is odd; use an even "
+            "head_dim, or position learned."
+        )
+    if scaling is None:
+        return
+    factor, low, high, original = scaling
+    if not rotary:
+        raise ValueError("rope_scaling belongs to position rope; leave it out.")
+    if not (1 <= factor <= MOST_ROPE and 0 < low < high <= MOST_ROPE >= original >= 1):
+        raise ValueError(
+            f"rope_scaling {factor:g} {low:g} {high:g} {original:g} is not a factor of at "
+            "least 1, a low and a higher frequency factor and an original context; "
+            "Llama 3.1 has 8 1 4 8192."
+        )
+
+
+def _nearest_divisors(number: int, target: int) -> str:
+    """The divisors of `number` just below and just above `target`, as 'a or b'."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    divisors = sorted({*small, *(number // n for n in small)})
+    below = [n for n in divisors if n < target][-1:]
+    above = [n for n in divisors if n > target][:1]
+    return " or ".join(str(n) for n in below + above)

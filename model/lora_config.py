@@ -1,0 +1,61 @@
+"""What is trained where a model's weights are not: low-rank adapters (LoRA, arXiv:2106.09685).
+
+Imports no torch, as `launcher.model.config`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+LoraTarget = Literal["qkv", "proj", "mlp"]
+TARGETS: Final[tuple[LoraTarget, ...]] = ("qkv", "proj", "mlp")
+MOST_RANK: Final = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """Beside each projection W of `targets` two matrices A [rank, in] and B [out, rank], so that it
+    computes W x + scale B A x; nothing else is trained.
+
+    Where one matrix of ours is several of a family's (query, key and value; SwiGLU's gate and what
+    it multiplies), each has an adapter of its own, as it has in PEFT.
+
+    Raises ValueError, in one sentence with the value and the fix.
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: float
+    """What the adapter's product is multiplied with, over the rank."""
+    dropout: float = 0.0
+    """Probability with which an element of an adapter's input is dropped in training."""
+    targets: tuple[LoraTarget, ...] = ("qkv", "proj")
+    """qkv and proj of attention, mlp for both (or all three) of the MLP's."""
+    rslora: bool = False
+    """Divide alpha by the root of the rank (arXiv:2312.03732): gradients then keep their size."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MOST_RANK:
+            raise ValueError(f"lora_rank {self.rank} is outside 1 to {MOST_RANK}; 8 is usual.")
+        if not 0.0 < self.alpha < math.inf:
+            raise ValueError(f"lora_alpha {self.alpha} must be above 0; twice the rank is usual.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(
+                f"lora_dropout {self.dropout} is outside [0, 1); use 0 to turn it off."
+            )
+        unknown = [target for target in self.targets if target not in TARGETS]
+        if unknown or not self.targets or len({*self.targets}) < len(self.targets):
+            given = ",".join(self.targets)
+            raise ValueError(
+                f"lora_targets {given!r} must name some of {', '.join(TARGETS)}, once each; "
+                "or be all."
+            )
+
+    @property
+    def scale(self) -> float:
+        """Of an adapter's product."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
