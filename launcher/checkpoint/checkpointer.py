@@ -6,6 +6,7 @@ plan of who reads what, is a few comparisons once everything is boxes of flat ra
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,9 @@ class Loaded:
 
 class Weights(Protocol):
     """Parameters under our names, wherever they are from."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a parameter."""
 
     def read_into(self, shard: Shard) -> None:
         """Fill `shard.data`, of any type on any device, with its range.
@@ -166,23 +170,25 @@ class Checkpointer:
             raise DamagedCheckpoint(damages[0])
         return None
 
-    def begin_with(self, weights: Weights, engine: Engine) -> None:
+    def begin_with(self, weights: Weights, engine: Engine, *, trained: bool = True) -> None:
         """Fill the parameters of a freshly built engine, each rank reading only what it holds; its
-        optimizer stays new.
+        optimizer stays new. Adapters that are not among the weights keep their initial values;
+        without `trained` only what is frozen is filled.
 
         Raises:
             UserError: on every rank, when one rank cannot read them.
         """
         state, problem = engine.training_state(), None
         try:
-            for shard in state.loaded():
-                if shard.kind == PARAM and shard.data.numel() > 0:
+            for shard in itertools.chain(state.frozen(), state.loaded() if trained else ()):
+                if shard.kind == PARAM and shard.data.numel() > 0 and weights.has(shard.name):
                     weights.read_into(shard)
         except UserError as error:
             problem = error
         if (agreed := self._agreed(problem)) is not None:
             raise agreed
-        state.finish_load(state.counters())
+        if trained:
+            state.finish_load(state.counters())
 
     def _agreed(self, problem: UserError | None) -> UserError | None:
         """The first rank's problem that has one, on every rank."""

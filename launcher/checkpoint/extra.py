@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import MinLen
@@ -22,6 +23,19 @@ else:
     SavedConfig.__pydantic_config__ = _OPEN
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Base:
+    """Weights that adapters were trained beside, and that no checkpoint of them has."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    path: str | None = None
+    """Folder of a model of transformers, or a checkpoint; None where a seed gives them."""
+    seed: int | None = None
+    fingerprint: Annotated[str, MinLen(1)]
+    """Of their content."""
+
+
 class Extra(TypedDict, total=False):
     """Known entries have these types. Others are kept and not looked at: later versions add some,
     and who saves without a run adds none."""
@@ -34,6 +48,8 @@ class Extra(TypedDict, total=False):
     """The model with every choice made; since 0.2."""
     tokenizer: Annotated[str, MinLen(1)]
     """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""
+    base: Base
+    """What is beside the adapters; only where the model has some."""
     corpus: Annotated[str, MinLen(1)]
     """Fingerprint of the tokens it was trained on; since 0.2."""
     steps: Count

@@ -161,7 +161,7 @@ class Checkpoint(Contents):
         except UserError as error:
             return f"says that its model is none: {error}"
         held = sum(map(math.prod, self.shapes.values()))
-        if model is None or model.parameter_count == held:
+        if model is None or model.trained_parameter_count == held:
             return None
         return f"has {held:,} parameters, and the model that it names has another number"
 

@@ -15,7 +15,7 @@ from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import Checkpoint
 from launcher.checkpoint.store import candidates
 from launcher.errors import UserError
-from launcher.memory.parameters import parameter_shapes
+from launcher.memory.parameters import trained_shapes
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import PARAM, Shard
 
@@ -53,7 +53,7 @@ def open_weights(source: Path) -> Iterator[Weights]:
             f"checkpoint {checkpoint.path}: does not say which model it holds; "
             "give one that launcher.train has saved"
         )
-    checkpoint.check_model(parameter_shapes(config), checkpoint.kinds, list(checkpoint.counters))
+    checkpoint.check_model(trained_shapes(config), checkpoint.kinds, list(checkpoint.counters))
     with RangeReader(checkpoint) as reader:
         yield Weights(checkpoint=checkpoint, config=config, reader=reader)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.model import ModelChoice
+from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError, naming
 from launcher.families import read_hf_config
@@ -14,6 +14,7 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.sizes import CUSTOM, NAMED
 
 HF_CONFIG: Final = "config.json"
+ADAPTER_CONFIG: Final = "adapter_config.json"
 _RUN_CONFIG = "config.yaml"
 _TOKENIZER = "tokenizer.json"
 
@@ -35,6 +36,7 @@ def adopt(config: RunConfig, read_config: ReadConfig) -> RunConfig:
     with naming("--init-from"):
         model = model_in(folder, read_config)
     own = model.computes()
+    _check_adapters(config, model)
     for name in WHAT_IT_COMPUTES:
         given = getattr(config.model, name)
         if given not in (None, own[name]) and not _only_a_limit(name, model):
@@ -44,6 +46,9 @@ def adopt(config: RunConfig, read_config: ReadConfig) -> RunConfig:
             )
     kept = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(config.model)}
     given = {name: value for name, value in kept.items() if value is not None and name != "model"}
+    if model.lora is not None and config.model.lora_rank is None:
+        for name in LORA:
+            given.pop(name, None)
     changes: dict[str, Any] = in_words(model) | given
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
@@ -58,6 +63,11 @@ def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
     """
     if (folder / HF_CONFIG).is_file():
         return read_hf_config(folder / HF_CONFIG)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise UserError(
+            f"{folder}: is an adapter of PEFT: make a run folder of it with shardscale import, and "
+            "give that one"
+        )
     run = run_of(folder)
     if run is None:
         what = "holds no config.json and no config.yaml" if folder.is_dir() else "is no folder"
@@ -77,7 +87,21 @@ def in_words(model: ModelConfig) -> dict[str, Any]:
     fields = {**own, "window": model.window, "dropout": model.dropout}
     alike = (n for n, m in NAMED.items() if m.computes() == own and m.window == model.window)
     spelled = {name: value for name, value in fields.items() if value is not None}
-    return {"model": next(alike, CUSTOM), **spelled}
+    return {"model": next(alike, CUSTOM), **spelled, **adapter_flags(model.lora)}
+
+
+def _check_adapters(config: RunConfig, model: ModelConfig) -> None:
+    """A run that begins with adapters goes on with the same ones."""
+    if model.lora is None or config.model.lora_rank is None:
+        return
+    own, given = adapter_flags(model.lora), adapter_flags(config.model.build_lora())
+    changed = [name for name in CHANGES_ADAPTERS if own[name] != given[name]]
+    if changed:
+        here, there = (as_flags({name: one[name] for name in changed}) for one in (given, own))
+        raise UserError(
+            f"{here} differs from --init-from {config.model.init_from}, whose adapters have "
+            f"{there}: leave it out, or merge them first with shardscale export --merge"
+        )
 
 
 def run_of(folder: Path) -> Path | None:

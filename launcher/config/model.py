@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from launcher.errors import UserError
 from launcher.flags import as_flags, flag
@@ -12,6 +12,8 @@ from launcher.model.lora_config import TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, named
 from launcher.sizes import even_part
 
+CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
+"""The fields that change what adapters compute."""
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora")
 """The fields that choose adapters."""
 
@@ -113,7 +115,7 @@ class ModelChoice:
         for field in LORA:
             del changes[field]
         try:
-            changes["lora"] = _lora(self)
+            changes["lora"] = self.build_lora()
             model = named(name, **{k: v for k, v in changes.items() if v is not None})
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -124,23 +126,39 @@ class ModelChoice:
                 )
         return model
 
+    def build_lora(self) -> Lora | None:
+        """The adapters that are asked for; raises ValueError for ones that cannot be.
 
-def _lora(choice: ModelChoice) -> Lora | None:
-    """The adapters that are asked for; raises ValueError, or UserError for flags without a rank."""
-    if choice.lora_rank is None:
-        for field in dataclasses.fields(choice):
-            if field.name in LORA and getattr(choice, field.name) != field.default:
-                given = as_flags({field.name: getattr(choice, field.name)})
-                raise UserError(f"{given} belongs to --lora-rank: give one, 8 is usual")
-        return None
-    names = tuple(name.strip() for name in choice.lora_targets.split(","))
-    return Lora(
-        rank=choice.lora_rank,
-        alpha=2.0 * choice.lora_rank if choice.lora_alpha is None else choice.lora_alpha,
-        dropout=choice.lora_dropout,
-        targets=cast(tuple[LoraTarget, ...], TARGETS if names == ("all",) else names),
-        rslora=choice.rslora,
-    )
+        Raises:
+            UserError: flags of adapters without a rank.
+        """
+        if self.lora_rank is None:
+            for field in dataclasses.fields(self):
+                if field.name in LORA and getattr(self, field.name) != field.default:
+                    given = as_flags({field.name: getattr(self, field.name)})
+                    raise UserError(f"{given} belongs to --lora-rank: give one, 8 is usual")
+            return None
+        names = tuple(name.strip() for name in self.lora_targets.split(","))
+        return Lora(
+            rank=self.lora_rank,
+            alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
+            dropout=self.lora_dropout,
+            targets=cast(tuple[LoraTarget, ...], TARGETS if names == ("all",) else names),
+            rslora=self.rslora,
+        )
+
+
+def adapter_flags(lora: Lora | None) -> dict[str, Any]:
+    """Adapters in the words of RunConfig."""
+    if lora is None:
+        return {}
+    return {
+        "lora_rank": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "lora_targets": ",".join(lora.targets),
+        "rslora": lora.rslora,
+    }
 
 
 def part_of(model: decoder.ModelConfig, ranks: int, index: int = -1) -> decoder.ModelConfig:

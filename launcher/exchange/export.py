@@ -1,7 +1,9 @@
 """`shardscale export`: the weights of a checkpoint as safetensors, for transformers or bare."""
 
 import dataclasses
+import functools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,7 @@ import tyro
 from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder, DamagedCheckpoint
-from launcher.checkpoint.weights import Weights, open_weights
-from launcher.errors import ExitCode, refusing
+from launcher.errors import ExitCode, UserError, refusing
 from launcher.exchange.companions import (
     GENERATION_FILE,
     choose_tokenizer,
@@ -23,6 +24,8 @@ from launcher.exchange.companions import (
     write_tokenizer,
 )
 from launcher.exchange.files import new_folder, write_json, write_weights
+from launcher.exchange.peft import write_adapter
+from launcher.exchange.stored import Merged, Stored, open_stored
 from launcher.families import Family, family_for
 from launcher.flags import one_sentence
 from launcher.memory.parameters import parameter_shapes
@@ -47,6 +50,10 @@ class ExportOptions:
     """Type of the weights; checkpoints are fp32."""
     shard_size: str = "5GB"
     """hf: the most bytes in one file of weights (5GB, 500MiB)."""
+    adapter: bool = False
+    """Only the adapters of a run with --lora-rank, for PEFT."""
+    merge: bool = False
+    """The weights with the products of a run's adapters added to them."""
     tokenizer: str | None = None
     """hf: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves it out."""
 
@@ -67,49 +74,103 @@ def export(options: ExportOptions) -> str:
         UserError: nothing to export, damaged, or not expressible in the format.
     """
     while True:
-        with open_weights(options.run) as weights:
+        with open_stored(options.run) as stored:
             try:
-                return _export(weights, options)
+                return _export(_chosen(stored, options), options)
             except DamagedCheckpoint:
                 # A run that is alive saves a newer one and removes this one, with --keep.
-                path = weights.checkpoint.path
-                if path == options.run or path.exists():
+                path = None if stored.checkpoint is None else stored.checkpoint.path
+                if path is None or path == options.run or path.exists():
                     raise
 
 
-def _export(weights: Weights, options: ExportOptions) -> str:
-    checkpoint, config = weights.checkpoint, weights.config
+def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
+    """What the flags ask for of a run.
+
+    Raises:
+        UserError: it is none, or they do not fit it.
+    """
+    flag = "--adapter" if options.adapter else "--merge"
+    if stored.checkpoint is None:
+        raise UserError(
+            f"{options.run}: is no run of shardscale: give a run folder or a checkpoint"
+        )
+    if options.adapter and options.merge:
+        raise UserError("--adapter writes adapters alone, --merge none: give one of them")
+    if stored.config.lora is None:
+        if options.adapter or options.merge:
+            raise UserError(f"{flag}: {options.run} has no adapters: leave it out")
+        return stored
+    if not options.adapter and not options.merge:
+        raise UserError(
+            f"{options.run}: has adapters beside weights that it does not hold: give --merge for "
+            "whole weights, or --adapter for the adapters alone"
+        )
+    if options.adapter and options.format != "hf":
+        raise UserError(
+            f"--adapter is PEFT's format, not --format {options.format}: leave that out"
+        )
+    return stored if options.adapter else Merged(stored)
+
+
+def _export(model: Stored | Merged, options: ExportOptions) -> str:
+    checkpoint, config = model.checkpoint, model.config
+    assert checkpoint is not None
     dtype = _DTYPES[options.dtype]
     most_bytes = parse_bytes(options.shard_size, "--shard-size")
     with new_folder(options.out) as folder:
-        metadata = {"format": "pt"}
-        if options.format == "hf":
-            family, theirs = family_for(config)
-            said = _write_settings(folder, checkpoint, config, family, options)
-            parts = {part.theirs: part for part in family.parts(theirs, parameter_shapes(theirs))}
-            shapes = {name: part.their_shape for name, part in parts.items()}
+        if options.adapter:
+            base = checkpoint.extra.get("base")
+            path = None if base is None else base.path
+            write_adapter(folder, config, model.read, base=path, dtype=dtype)
+            count, in_files = config.trained_parameter_count, "an adapter for PEFT"
         else:
-            said = "our names"
-            parts, shapes, most_bytes = {}, dict(checkpoint.shapes), MOST_BYTES
-            model = json.dumps(dataclasses.asdict(config))
-            metadata |= {"step": str(checkpoint.step), "model": model}
-
-        def read(name: str) -> Tensor:
-            part = parts.get(name)
-            if part is None:
-                return weights.read(name)
-            if part.ours not in checkpoint.shapes:  # a bias that our model was built without
-                return torch.zeros(part.their_shape)
-            return part.turned(weights.read_part(part.ours, part.start, part.shape))
-
-        files = write_weights(
-            folder, shapes, read, dtype=dtype, metadata=metadata, most_bytes=most_bytes
-        )
-    in_files = "1 file" if files == 1 else f"{files} files"
+            count = config.parameter_count
+            in_files = _write_whole(folder, model, checkpoint, options, dtype, most_bytes)
     return (
         f"exported {checkpoint.path} to {options.out}: {_which_step(checkpoint)}; "
-        f"{config.parameter_count:,} parameters, {options.dtype}, {in_files}, {said}"
+        f"{count:,} parameters, {options.dtype}, {in_files}"
     )
+
+
+def _write_whole(
+    folder: Path,
+    model: Stored | Merged,
+    checkpoint: Checkpoint,
+    options: ExportOptions,
+    dtype: torch.dtype,
+    most_bytes: int,
+) -> str:
+    """Write all weights; what to say of the files."""
+    config = model.config
+    own = parameter_shapes(config)
+    metadata = {"format": "pt"}
+    if options.format == "hf":
+        family, theirs = family_for(config)
+        said = _write_settings(folder, checkpoint, config, family, options)
+        parts = {part.theirs: part for part in family.parts(theirs, parameter_shapes(theirs))}
+        shapes = {name: part.their_shape for name, part in parts.items()}
+    else:
+        said = "our names"
+        parts, shapes, most_bytes = {}, dict(own), MOST_BYTES
+        described = json.dumps(dataclasses.asdict(config))
+        metadata |= {"step": str(checkpoint.step), "model": described}
+
+    whole = functools.lru_cache(maxsize=1)(model.read)  # its parts follow each other
+
+    def read(name: str) -> Tensor:
+        part = parts.get(name)
+        if part is None:
+            return model.read(name)
+        if part.ours not in own:  # a bias that our model was built without
+            return torch.zeros(part.their_shape)
+        begin = part.start // math.prod(part.shape[1:])
+        return part.turned(whole(part.ours)[begin : begin + part.shape[0]])
+
+    files = write_weights(
+        folder, shapes, read, dtype=dtype, metadata=metadata, most_bytes=most_bytes
+    )
+    return f"{'1 file' if files == 1 else f'{files} files'}, {said}"
 
 
 def _write_settings(

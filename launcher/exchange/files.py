@@ -129,8 +129,9 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, tuple[Path, Any]] = {}
+        self.paths = _weight_files(folder)
         with contextlib.ExitStack() as opening:
-            for path in _weight_files(folder):
+            for path in self.paths:
                 try:
                     opened = opening.enter_context(safe_open(path, framework="pt"))
                 except (SafetensorError, OSError) as error:

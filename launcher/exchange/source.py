@@ -63,6 +63,10 @@ class Source:
         """Let go of the files; tensors that have been read stay."""
         self._stack.close()
 
+    def files(self) -> list[Path]:
+        """Those that hold weights, by name."""
+        return self._weights.paths
+
     def parts(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """Our parameter `name`, flattened, as pieces one after another: the first element of each
         and the piece as it is stored, most often a view of a file that is not read yet.

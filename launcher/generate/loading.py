@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.weights import open_weights
 from launcher.config.beginning import HF_CONFIG
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.hub import HUB_PREFIX
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.errors import UserError
-from launcher.exchange import source as exchange
 from launcher.exchange.companions import GENERATION_FILE, choose_tokenizer, run_of
+from launcher.exchange.peft import folder_beside
+from launcher.exchange.stored import Merged, Stored, open_stored
 from launcher.files import read_json
 from launcher.memory.materialize import materialize_whole
 from launcher.model.config import ModelConfig
@@ -50,28 +50,22 @@ class Vocabulary:
 
 @contextmanager
 def open_source(folder: Path) -> Iterator[Source]:
-    """What `folder` holds: a run, a checkpoint, or a model of transformers; reads no weights yet.
+    """What `folder` holds: a run, a checkpoint, a model of transformers, or adapters of PEFT; reads
+    no weights yet.
 
     Raises:
         UserError: nothing of that, or it is damaged.
     """
-    if (folder / HF_CONFIG).is_file():
-        with exchange.Source(folder) as source:
-            yield Source(
-                config=source.config,
-                # Some are stored the other way round.
-                read=lambda name: source.read(name).contiguous(),
-                tokenizer=partial(_tokenizer_in, folder),
-                beside=folder,
-            )
-    else:
-        with open_weights(folder) as weights:
-            yield Source(
-                config=weights.config,
-                read=weights.read,
-                tokenizer=partial(choose_tokenizer, weights.checkpoint, None),
-                beside=run_of(weights.checkpoint),
-            )
+    with open_stored(folder) as stored:
+        model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
+        checkpoint = model.checkpoint
+        if checkpoint is None:
+            beside = folder if (folder / HF_CONFIG).is_file() else folder_beside(folder)
+            tokenizer = partial(_tokenizer_in, beside)
+        else:
+            beside = run_of(checkpoint)
+            tokenizer = partial(choose_tokenizer, checkpoint, None)
+        yield Source(config=model.config, read=model.read, tokenizer=tokenizer, beside=beside)
 
 
 def _tokenizer_in(folder: Path) -> str | None:

@@ -89,6 +89,11 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {parameter.name: parameter.shape for parameter in parameters_of(model)}
 
 
+def trained_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Those of them that have gradients."""
+    return {p.name: p.shape for p in parameters_of(model) if p.trained}
+
+
 def row_shard(
     shape: tuple[int, ...], *, rank: int, ranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,12 +20,12 @@ from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_o
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
 from launcher.errors import UserError
-from launcher.exchange.beginning import open_weights
 from launcher.measure.boards import require_boards
 from launcher.measure.nvml import names_gpu
-from launcher.memory.parameters import parameter_shapes
+from launcher.memory.parameters import trained_shapes
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
+from launcher.run.base import check_beginning, same_base
 from launcher.run.enough_room import check_checkpoint_room, check_offload, refuse_what_cannot_fit
 from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer
@@ -68,8 +68,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         check_checkpoint_room(out, resolved)
     checkpoint = None
     if origin.source is None and config.model.init_from is not None:
-        with open_weights(config.model.init_from):
-            pass  # they are there, and of this model
+        check_beginning(config.model.init_from, resolved)
         if config.data.tokenizer == "bpe":  # it would be trained, and its ids mean something else
             raise UserError(
                 f"--init-from {config.model.init_from}: has no tokenizer.json: give --tokenizer "
@@ -158,7 +157,9 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
     checkpoint = _newest_intact(source, reads_all=reads_all)
     check_model(checkpoint, resolved.model)
     states, counters = checkpointed(resolved.config.optim)
-    checkpoint.check_model(parameter_shapes(resolved.model), (PARAM, *states), counters)
+    checkpoint.check_model(trained_shapes(resolved.model), (PARAM, *states), counters)
+    if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
+        raise problem
     steps = resolved.config.loop.steps
     if steps is not None and checkpoint.step >= steps and (origin.over or not origin.reopens):
         raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.extra import Extra, saved_model
+from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
@@ -22,7 +23,6 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
 SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
-CHANGES_THE_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 LONGEST_SHOWN = 400
 _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 SAID_OF_THE_RUN = (
@@ -68,6 +68,10 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     ]
     if saved.context < model.context:  # what it computes up to there is the same
         changed.remove("context")
+    for values, one in ((before, saved), (after, model)):
+        own = adapter_flags(one.lora)
+        values |= {name: own.get(name) for name in CHANGES_ADAPTERS}
+    changed += [name for name in CHANGES_ADAPTERS if before[name] != after[name]]
     if changed:
         there, here = (
             as_flags({name: one[name] for name in changed if one[name] is not None})

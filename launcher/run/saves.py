@@ -1,16 +1,18 @@
 """When checkpoints are written and read; how is launcher/checkpoint/'s business."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
-from launcher.checkpoint import Checkpointer, Saved, SaveError
-from launcher.checkpoint.extra import Extra
+from launcher.checkpoint import Checkpoint, Checkpointer, Saved, SaveError
+from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
-from launcher.exchange.beginning import open_weights
+from launcher.exchange.stored import open_stored
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
+from launcher.run.base import base_of, same_base
 from launcher.run.console import RunConsole
 from launcher.run.journal import Journal
 from launcher.run.origin import Origin
@@ -40,7 +42,7 @@ class Saves:
         skipped: SkippedSteps,
         memory: MemoryMeter,
     ) -> None:
-        self._memory = memory
+        self._memory, self._world = memory, world
         self._resolved, self._corpus = resolved, corpus
         self._agreement = agreement
         self._skipped = skipped
@@ -62,13 +64,14 @@ class Saves:
             if origin.reopens:
                 self._console.line("nothing was saved yet: begins again at step 1")
             if (folder := self._resolved.config.model.init_from) is not None:
-                with self._memory.checkpointing("resume"), open_weights(folder) as weights:
+                with self._memory.checkpointing("resume"), open_stored(folder) as weights:
                     self._opened().begin_with(weights, engine)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
         with self._memory.checkpointing("resume"):
             loaded = self._opened().load(origin.source, engine)
-        assert loaded is not None
+            assert loaded is not None
+            self._fill_base(loaded.checkpoint, engine)
         for reason in loaded.passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
         checkpoint = loaded.checkpoint
@@ -85,6 +88,17 @@ class Saves:
         if checkpoint.path.parent == self._folder:
             self._saved_step = checkpoint.step
         return checkpoint.step
+
+    def _fill_base(self, checkpoint: Checkpoint, engine: Engine) -> None:
+        """What adapters are beside is not in their checkpoint."""
+        if self._resolved.model.lora is None:
+            return
+        refusal = same_base(checkpoint, self._resolved) if self._world.is_main else None
+        if (refusal := self._world.agreed(refusal)) is not None:
+            raise refusal
+        if (folder := self._resolved.config.model.init_from) is not None:
+            with open_stored(folder) as weights:
+                self._opened().begin_with(weights, engine, trained=False)
 
     def after_step(self, step: int, engine: Engine) -> bool:
         """Save where the schedule of saves says so; whether it did."""
@@ -126,8 +140,15 @@ class Saves:
             "loss_scale": engine.loss_scale(),
             "skipped_steps": self._skipped.total,
         }
+        if (base := self._base) is not None:
+            extra["base"] = base
         with self._memory.checkpointing("save"):
             self._report(lambda: self._opened().save(step, engine, extra))
+
+    @cached_property
+    def _base(self) -> Base | None:
+        """Of adapters; read by who writes it."""
+        return base_of(self._resolved) if self._world.is_main else None
 
     def finish(self) -> None:
         """Wait until everything is on disk."""

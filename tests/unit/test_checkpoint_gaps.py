@@ -18,7 +18,7 @@ from launcher.checkpoint.document import digest
 from launcher.checkpoint.files import RangeReader, write_shards
 from launcher.checkpoint.index import Range, RankFile
 from launcher.exchange import export
-from launcher.exchange.beginning import _Folder, open_weights
+from launcher.exchange.stored import Folder, open_stored
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
@@ -558,10 +558,10 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     Checkpointer(tmp_path / "run" / "checkpoints").save(1, engine, extra)
     out = tmp_path / "hf"
     assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
-    monkeypatch.setattr("launcher.exchange.beginning.CHUNK_ELEMENTS", 100)  # a few rows each
+    monkeypatch.setattr("launcher.exchange.stored.CHUNK_ELEMENTS", 100)  # a few rows each
     draw = random.Random(0)
     for folder in (out, tmp_path / "run"):
-        with open_weights(folder) as weights:
+        with open_stored(folder) as weights:
             for name, parameter in module.named_parameters():
                 for shard in random_layout(draw, name, PARAM, parameter.detach()):
                     data = torch.empty(len(shard.data), dtype=torch.bfloat16)
@@ -579,6 +579,6 @@ def test_only_the_rows_that_are_needed_are_read(tmp_path: Path) -> None:
 
     data = torch.empty(20, 3)
     shard = Shard(name="m", kind=PARAM, start=83, data=data.view(-1), run=3, pitch=8)
-    _Folder(cast(Any, Source())).read_into(shard)
+    Folder(cast(Any, Source())).read_into(shard)
     assert torch.equal(data, whole[10:30, 3:6])
     assert asked == [(83, 83 + 19 * 8 + 3)]

@@ -8,6 +8,7 @@ import pytest
 
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.document import digest
+from launcher.config.model import CHANGES_ADAPTERS
 from launcher.config.schema import field_types
 from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
 from launcher.errors import UserError
@@ -15,7 +16,6 @@ from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.provenance import (
-    CHANGES_THE_ADAPTERS,
     CHANGES_THE_FUNCTION,
     SAID_OF_THE_MODEL,
     SAID_OF_THE_RUN,
@@ -50,7 +50,7 @@ BYTE = ["--tokenizer=byte", "--vocab-size=257"]
 def test_every_field_of_a_run_is_decided_about() -> None:
     decided = [
         *CHANGES_THE_FUNCTION,
-        *CHANGES_THE_ADAPTERS,
+        *CHANGES_ADAPTERS,
         *SAID_OF_THE_MODEL,
         *SAID_OF_THE_RUN,
         *SAYS_NOTHING,

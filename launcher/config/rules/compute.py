@@ -170,6 +170,8 @@ def tf32(setting: Setting) -> Iterator[str]:
 def beginning(setting: Setting) -> Iterator[str]:
     """--init-from beside --resume."""
     folder, resume = setting.config.model.init_from, setting.config.loop.resume
+    if setting.model.lora is not None:
+        return  # which has weights beside it, and goes on with its own
     if folder is not None and resume is not None and str(resume) != "auto":
         yield (
             f"--init-from {folder} and --resume {resume} both say where weights come from: give "

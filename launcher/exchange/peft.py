@@ -1,0 +1,275 @@
+"""Adapters as PEFT has them: adapter_config.json and adapter_model.safetensors."""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from launcher.config.beginning import ADAPTER_CONFIG
+from launcher.errors import UserError
+from launcher.exchange.adapters import Projection, projections
+from launcher.exchange.files import write_json, write_safetensors
+from launcher.files import read_json
+from launcher.model.config import ModelConfig
+from launcher.model.lora_config import TARGETS, Lora
+from launcher.strategies.flat_shards import Shard
+
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+_BASE = "base_model_name_or_path"
+# Settings under which an adapter computes something else than ours, and the values that do not.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None,),
+    "layer_replication": (None,),
+    "lora_bias": (False, None),
+}
+_PLAIN_NAME = re.compile(r"[\w.]+")
+
+
+class PeftFolder:
+    """The adapters in a folder that PEFT's save_pretrained has written, as ours.
+
+    Args:
+        folder: where they are.
+        base: the model that they are beside.
+
+    Raises:
+        UserError: they compute something that ours do not, or are missing or damaged.
+    """
+
+    checkpoint = None
+
+    def __init__(self, folder: Path, base: ModelConfig) -> None:
+        self._config_path, self._path = folder / ADAPTER_CONFIG, folder / WEIGHTS_FILE
+        self._settings = read_json(self._config_path)
+        self._check_settings()
+        self._projections = projections(base)
+        with contextlib.ExitStack() as opening:
+            try:
+                self._file: Any = opening.enter_context(safe_open(self._path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise UserError(
+                    f"{self._path}: cannot be read as safetensors ({error}); save the adapter "
+                    "again with PEFT's save_pretrained"
+                ) from None
+            self._names = set(self._file.keys())
+            self._ranks = {p.module: self._rank(p) for p in self._projections}
+            self._check_names()
+            self.config = dataclasses.replace(base, lora=self._lora())
+            self._stack = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def has(self, name: str) -> bool:
+        """Whether it is a matrix of one of our adapters."""
+        return bool(self._found(name))
+
+    def read(self, name: str) -> Tensor:
+        """A whole matrix of ours, fp32. Zeros stand for the adapter that a projection does not
+        have, and for the rank that it has less than others: they have no gradients, and stay."""
+        half = name[-1]
+        return torch.cat([self._read(projection, half) for projection in self._found(name)])
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill a range."""
+        places = shard.places
+        shard.data.copy_(self.read(shard.name).flatten()[places.start : places.stop])
+
+    def _found(self, name: str) -> list[Projection]:
+        module, _, half = name.rpartition(".")
+        assert self.config.lora is not None
+        targets = self.config.lora.targets if half in ("lora_a", "lora_b") else ()
+        return [p for p in self._projections if p.ours == module and p.target in targets]
+
+    def _read(self, projection: Projection, half: str) -> Tensor:
+        lora, rank = self.config.lora, self._ranks[projection.module]
+        assert lora is not None
+        if half == "a":
+            a = torch.zeros(lora.rank, projection.inner)
+            if rank:
+                a[:rank] = self._tensor(_key(projection, "A"))
+            return a.repeat(len(projection.sizes), 1)
+        b = torch.zeros(sum(projection.sizes), lora.rank)
+        if rank:
+            own = dataclasses.replace(lora, rank=rank, alpha=self._alpha(projection.module))
+            b[:, :rank] = self._tensor(_key(projection, "B")) * (own.scale / lora.scale)
+        return b
+
+    def _tensor(self, key: str) -> Tensor:
+        tensor: Tensor = self._file.get_tensor(key).float()
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{self._path}: {key} has values that are NaN or infinite; fetch it again"
+            )
+        return tensor
+
+    def _rank(self, projection: Projection) -> int:
+        """Of a projection's adapter, 0 where it has none."""
+        keys = [_key(projection, half) for half in "AB"]
+        missing = [key for key in keys if key not in self._names]
+        if len(missing) == 2:
+            return 0
+        if missing:
+            raise UserError(f"{self._path}: lacks {missing[0]}; save the adapter again")
+        (rank, inner), (outer, same) = (self._file.get_slice(key).get_shape() for key in keys)
+        wanted = [projection.inner, sum(projection.sizes), rank]
+        if [inner, outer, same] != wanted:
+            raise UserError(
+                f"{self._path}: {keys[0]} and B are [{rank}, {inner}] and [{outer}, {same}], and "
+                f"the base has [{rank}, {wanted[0]}] and [{wanted[1]}, {rank}] there; give the "
+                "base that belongs to it"
+            )
+        return int(rank)
+
+    def _check_settings(self) -> None:
+        for key, allowed in _ONLY.items():
+            value = self._settings.get(key, allowed[0])
+            if value not in allowed:
+                raise UserError(
+                    f"{self._config_path}: {key} is {value!r}, and shardscale's adapters compute "
+                    f"only {allowed[0]!r}: it cannot be imported"
+                )
+        for key in self._settings.get("alpha_pattern") or {}:
+            if not _PLAIN_NAME.fullmatch(key):
+                raise UserError(
+                    f"{self._config_path}: alpha_pattern has {key!r}, which is no name of a "
+                    "module: spell out the modules that it stands for"
+                )
+
+    def _check_names(self) -> None:
+        known = {_key(projection, half) for projection in self._projections for half in "AB"}
+        if unknown := sorted(self._names - known):
+            raise UserError(
+                f"{self._path}: {unknown[0]} is no adapter of a block's projection, and "
+                "shardscale has no others: train without it, or give the base that belongs to it"
+            )
+        if not any(self._ranks.values()):
+            raise UserError(f"{self._path}: holds no adapters; save the adapter again")
+
+    def _lora(self) -> Lora:
+        present = {p.target for p in self._projections if self._ranks[p.module]}
+        try:
+            return Lora(
+                rank=max(self._ranks.values()),
+                alpha=float(self._settings.get("lora_alpha", 8)),
+                dropout=float(self._settings.get("lora_dropout") or 0.0),
+                targets=tuple(target for target in TARGETS if target in present),
+                rslora=bool(self._settings.get("use_rslora")),
+            )
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self._config_path}: {error}") from None
+
+    def _alpha(self, module: str) -> float:
+        """Of one projection; all have the same where nothing else is said."""
+        for key, alpha in (self._settings.get("alpha_pattern") or {}).items():
+            if f".{module}".endswith(f".{key}"):
+                return float(alpha)
+        return float(self._settings.get("lora_alpha", 8))
+
+
+def folder_beside(folder: Path) -> Path:
+    """The folder of the model that a PEFT folder's adapters are beside.
+
+    Raises:
+        UserError: it is not here.
+    """
+    named = read_json(folder / ADAPTER_CONFIG).get(_BASE)
+    if not isinstance(named, str) or not Path(named).is_dir():
+        raise UserError(
+            f"{folder / ADAPTER_CONFIG}: {_BASE} is {named!r}, which is no folder here: write "
+            "there where the model is that the adapter was trained beside"
+        )
+    return Path(named)
+
+
+def write_adapter(
+    folder: Path,
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    *,
+    base: str | None,
+    dtype: torch.dtype,
+) -> None:
+    """Write both files, of adapters that `read` fetches by our names, beside the model at `base`.
+
+    What is three matrices of ours and one of theirs becomes one adapter of three times the rank,
+    with the blocks of B in their places.
+
+    Raises:
+        UserError: no family of transformers has this model.
+        OSError: no room, most often.
+    """
+    lora = config.lora
+    assert lora is not None
+    rank = lora.rank
+    chosen = [p for p in projections(config) if p.target in lora.targets]
+    tensors = {_key(p, half): (p, half) for p in chosen for half in "AB"}
+
+    def shape(projection: Projection, half: str) -> tuple[int, ...]:
+        own_rank = rank * len(projection.sizes)
+        return (own_rank, projection.inner) if half == "A" else (sum(projection.sizes), own_rank)
+
+    def tensor(key: str) -> Tensor:
+        projection, half = tensors[key]
+        ours = read(f"{projection.ours}.lora_{half.lower()}")
+        if half == "A":
+            first, count = projection.number * rank, len(projection.sizes) * rank
+            return ours[first : first + count]
+        rows = ours[projection.first : projection.first + sum(projection.sizes)]
+        blocks: Tensor = torch.block_diag(*rows.split(list(projection.sizes)))
+        return blocks
+
+    write_safetensors(
+        folder / WEIGHTS_FILE,
+        {key: shape(*which) for key, which in tensors.items()},
+        tensor,
+        dtype=dtype,
+        metadata={"format": "pt"},
+    )
+    write_json(folder / ADAPTER_CONFIG, _settings_of(chosen, lora, base=base))
+
+
+def _settings_of(chosen: Sequence[Projection], lora: Lora, *, base: str | None) -> dict[str, Any]:
+    names = {_short_name(p.module): len(p.sizes) for p in chosen}
+    joined = {name: count for name, count in names.items() if count > 1}
+    growth = math.sqrt if lora.rslora else float
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        _BASE: base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "target_modules": list(names),
+        "rank_pattern": {name: lora.rank * count for name, count in joined.items()},
+        "alpha_pattern": {name: lora.alpha * growth(count) for name, count in joined.items()},
+        "bias": "none",
+        "fan_in_fan_out": chosen[0].part.transposed,
+        "inference_mode": True,
+    }
+
+
+def _short_name(module: str) -> str:
+    """The end of a module's name that no other kind of module has: GPT-2 calls two c_proj."""
+    owner, name = module.split(".")[-2:]
+    return f"{owner}.{name}" if name == "c_proj" else name
+
+
+def _key(projection: Projection, half: str) -> str:
+    """Of A or B in the file."""
+    return f"base_model.model.{projection.module}.lora_{half}.weight"

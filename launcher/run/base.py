@@ -1,0 +1,51 @@
+"""The weights that a run begins with, or that its adapters are trained beside."""
+
+from pathlib import Path
+
+from launcher.checkpoint import Checkpoint
+from launcher.checkpoint.extra import Base
+from launcher.config.resolve import Resolved
+from launcher.errors import UserError, naming
+from launcher.exchange.stored import check_base, open_stored
+
+
+def base_of(resolved: Resolved) -> Base | None:
+    """What a run's adapters are beside; None where it has none. Reads all of it.
+
+    Raises:
+        UserError: it is not there, or damaged.
+    """
+    if resolved.model.lora is None:
+        return None
+    folder = resolved.config.model.init_from
+    if folder is not None:
+        with naming("--init-from"), open_stored(folder) as weights:
+            return weights.base()
+    # Values are the same on one type of device.
+    seed, device = resolved.config.loop.seed, resolved.config.loop.device
+    return Base(seed=seed, fingerprint=f"seed {seed} on {device}")
+
+
+def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
+    """Why a checkpoint's adapters do not belong to the weights of this run, or None."""
+    base = base_of(resolved)
+    try:
+        if base is not None:
+            check_base(checkpoint, base)
+    except UserError as error:
+        return error
+    return None
+
+
+def check_beginning(folder: Path, resolved: Resolved) -> None:
+    """The weights of `--init-from` are there, and of this run's model.
+
+    Raises:
+        UserError: they are not, or there are adapters among them that the run does not have.
+    """
+    with naming("--init-from"), open_stored(folder) as weights:
+        if weights.config.lora is not None and resolved.model.lora is None:
+            raise UserError(
+                f"{folder}: has adapters, and this run trains all weights: merge them first with "
+                "shardscale export --merge, or give the --lora-rank that they have"
+            )
