@@ -75,6 +75,8 @@ ROPE = (
     *("--attention-bias=False", "--qkv-bias=True", "--mlp-bias=False"),
 )
 
+LORA = (*ROPE, "--lora-rank=3", "--lora-targets=all", "--lora-alpha=60")
+
 CASES: list[Case] = [
     *_cases("fp32", ranks=1, single=("--strategy=single",), zero2=ZERO2),
     *_cases(
@@ -128,6 +130,19 @@ CASES: list[Case] = [
     *_cases("rope", ranks=2, more=ROPE, fsdp=FSDP, zero2=ZERO2, zero3=ZERO3),
     *_cases("rope", ranks=2, more=ROPE, tensor=("--strategy=single", TENSOR)),
     *_cases("rope", ranks=4, more=ROPE, hybrid=(*FSDP, "--replicate=2"), zero3=ZERO3),
+    *_cases("lora", ranks=1, more=LORA, single=("--strategy=single",)),
+    *_cases(
+        "lora",
+        ranks=2,
+        more=LORA,
+        ddp=DDP,
+        fsdp=FSDP,
+        zero1=ZERO1,
+        zero2=ZERO2,
+        zero3=ZERO3,
+        zero3_offload=ZERO3_OFFLOAD,
+    ),
+    *_cases("lora", ranks=4, more=LORA, hybrid=(*FSDP, "--replicate=2"), zero3=ZERO3),
 ]
 BY_NAME = {case.name: case for case in CASES}
 PAIRS = [(a, b) for a in CASES for b in CASES if a.family == b.family]

@@ -58,7 +58,7 @@ def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
             "before": before,
             "after": after,
             "size_bytes": saved.size_bytes,
-            "parameters": prepared.resolved.model.parameter_count,
+            "parameters": prepared.resolved.model.trained_parameter_count,
         }
 
 

@@ -1,0 +1,398 @@
+"""Low-rank adapters: what they compute, what is trained, what is saved, and PEFT's format."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from launcher.checkpoint import Checkpoint
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.errors import UserError
+from launcher.exchange import export, import_
+from launcher.exchange.stored import Merged, open_stored
+from launcher.memory.materialize import materialize_whole
+from launcher.memory.parameters import parameters_of, trained_shapes
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, initial_value
+from launcher.model.lora import LoRALinear, is_adapter
+from launcher.model.lora_config import Lora
+
+SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
+LLAMA = {
+    **SHAPE,
+    **{"kv_heads": 2, "d_ff": 48, "position": "rope", "norm": "rms", "activation": "swiglu"},
+    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+}
+LORA = Lora(rank=4, alpha=16.0, targets=("qkv", "proj", "mlp"))
+
+
+def drawn(config: ModelConfig, *, seed: int = 0, b_std: float = 0.0) -> GPT:
+    """A model with its initial values; `b_std` for adapters that do something already."""
+    with torch.device("meta"):
+        model = GPT(config)
+
+    def value(name: str, shape: torch.Size) -> Tensor:
+        if name.endswith("lora_b") and b_std:
+            generator = torch.Generator().manual_seed(math.prod(shape) + len(name))
+            return torch.empty(shape).normal_(std=b_std, generator=generator)
+        return initial_value(name, shape, config, seed=seed, device="cpu")
+
+    materialize_whole(model, value, device=torch.device("cpu"), dtype=torch.float32)
+    return model
+
+
+def test_each_part_of_a_matrix_has_an_adapter_of_its_own() -> None:
+    torch.manual_seed(0)
+    lora = Lora(rank=3, alpha=5.0, rslora=True)
+    linear = LoRALinear(8, (6, 2, 4), bias=True, lora=lora)
+    torch.nn.init.normal_(linear.lora_a)
+    torch.nn.init.normal_(linear.lora_b)
+    x = torch.randn(7, 8)
+    expected = F.linear(x, linear.weight, linear.bias)
+    rows = 0
+    for number, size in enumerate((6, 2, 4)):
+        a = linear.lora_a[3 * number : 3 * number + 3]
+        b = linear.lora_b[rows : rows + size]
+        expected[:, rows : rows + size] += 5 / math.sqrt(3) * (x @ a.t() @ b.t())
+        rows += size
+    torch.testing.assert_close(linear(x), expected)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("targets", [("qkv",), ("proj", "mlp"), ("qkv", "proj", "mlp")], ids=str)
+def test_only_adapters_are_trained_and_counted(shape: Any, targets: Any) -> None:
+    config = ModelConfig(**shape, lora=Lora(rank=4, alpha=8, targets=targets))
+    model = drawn(config)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if is_adapter(name)}
+    assert trained == set(trained_shapes(config))
+    elements = {p.name: p.elements for p in parameters_of(config)}
+    assert sum(elements[name] for name in trained) == config.trained_parameter_count
+    assert sum(elements.values()) == config.parameter_count
+    # R rows and columns: nothing else depends on the rank.
+    assert config.lora is not None
+    twice = dataclasses.replace(config, lora=dataclasses.replace(config.lora, rank=8))
+    assert twice.trained_parameter_count == 2 * config.trained_parameter_count
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputation_changes_no_gradient(mode: Any) -> None:
+    config = ModelConfig(**LLAMA, lora=LORA)
+    tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for checkpointing in ("none", mode):
+        changed = dataclasses.replace(config, activation_checkpointing=checkpointing)
+        model = drawn(changed, b_std=0.1)
+        model(tokens, tokens).backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters() if p.requires_grad})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rslora", [False, True], ids=["lora", "rslora"])
+def test_trains_like_peft(rslora: bool, tmp_path: Path) -> None:
+    """The same adapters, 20 steps of plain AdamW: PEFT's losses."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = ModelConfig(**LLAMA, lora=dataclasses.replace(LORA, rslora=rslora))
+    ours = drawn(config, b_std=0.05)
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    write_run(tmp_path / "run", ours)
+    assert export.main([str(tmp_path / "run"), "--out", str(adapter), "--adapter"]) == 0
+    plain = drawn(dataclasses.replace(config, lora=None))
+    write_run(tmp_path / "plain", plain)
+    assert export.main([str(tmp_path / "plain"), "--out", str(base), "--tokenizer", "none"]) == 0
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), adapter, is_trainable=True
+    )
+    losses: list[list[float]] = [[], []]
+    optimizers = [
+        torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=3e-3)
+        for m in (ours, theirs)
+    ]
+    frozen = {n: p.detach().clone() for n, p in ours.named_parameters() if not p.requires_grad}
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        tokens = torch.randint(257, (4, 33), generator=generator)
+        logits = theirs(tokens[:, :-1]).logits
+        both = (
+            ours(tokens[:, :-1], tokens[:, 1:]),
+            F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()),
+        )
+        for loss, optimizer, seen in zip(both, optimizers, losses, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][0] != losses[0][-1]
+    for name, parameter in ours.named_parameters():
+        if name in frozen:
+            assert torch.equal(parameter, frozen[name])
+
+
+def write_run(folder: Path, model: GPT) -> None:
+    """A checkpoint of a model as it is."""
+    from launcher.checkpoint import Checkpointer
+    from launcher.checkpoint.extra import Base
+    from launcher.strategies.native import NativeEngine
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine = NativeEngine(
+        model,
+        torch.optim.AdamW(trained, fused=True),
+        accumulation=1,
+        clip=0.0,
+        device=torch.device("cpu"),
+    )
+    extra: dict[str, Any] = {"model": model.config}
+    if model.config.lora is not None:
+        extra["base"] = Base(seed=0, fingerprint="seed 0 on cpu")
+    Checkpointer(folder / "checkpoints").save(3, engine, extra)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["gpt2", "llama"])
+def test_an_export_is_the_same_function_in_peft(shape: Any, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    config = ModelConfig(**shape, lora=LORA)
+    model = drawn(config, b_std=0.1).eval()
+    write_run(tmp_path / "run", model)
+    write_run(tmp_path / "plain", drawn(dataclasses.replace(config, lora=None)))
+    folders = {name: tmp_path / name for name in ("adapter", "merged", "base")}
+    none = ("--tokenizer", "none")
+    for name, source, flags in (
+        ("adapter", "run", ("--adapter",)),
+        ("merged", "run", ("--merge", *none)),
+        ("base", "plain", none),
+    ):
+        assert export.main([str(tmp_path / source), "--out", str(folders[name]), *flags]) == 0
+    tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
+    expected = model(tokens).detach()
+    merged = AutoModelForCausalLM.from_pretrained(folders["merged"]).eval()
+    torch.testing.assert_close(merged(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    base = AutoModelForCausalLM.from_pretrained(folders["base"])
+    theirs = PeftModel.from_pretrained(base, folders["adapter"]).eval()
+    torch.testing.assert_close(theirs(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+
+    # And back again: PEFT's own file, beside the base that it names.
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    settings = tmp_path / "saved" / "adapter_config.json"
+    document = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**document, "base_model_name_or_path": str(folders["base"])}))
+    assert import_.main([str(tmp_path / "saved"), "--out", str(tmp_path / "imported")]) == 0
+    with open_stored(tmp_path / "imported") as stored:
+        plain = Merged(stored)
+        back = drawn(plain.config).eval()
+        with torch.no_grad():
+            for name, parameter in back.named_parameters():
+                parameter.copy_(plain.read(name))
+    torch.testing.assert_close(back(tokens).detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def train(*arguments: str, refused: bool = False) -> str:
+    """A real run; what it says to stderr."""
+    command = [sys.executable, "-m", "launcher.train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == (2 if refused else 0), done.stderr
+    if refused:
+        assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+FLAGS = ["--layers=1", "--d-model=32", "--heads=2", "--context=32", "--vocab-size=257"]
+RUN = ["--tokenizer=byte", "--device=cpu", "--micro-batch=4", "--test-batches=1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base run, and a run of adapters beside it."""
+    folder = tmp_path_factory.mktemp("lora")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(4000)))
+    common = [*RUN, f"--data={text}"]
+    train(*FLAGS, *common, "--steps=4", f"--out={folder / 'base'}")
+    base = f"--init-from={folder / 'base'}"
+    train(base, *common, "--lora-rank=2", "--steps=4", f"--out={folder / 'run'}")
+    return folder
+
+
+def test_frozen_weights_are_not_saved_again(trained: Path) -> None:
+    with open_stored(trained / "run") as adapted, open_stored(trained / "base") as base:
+        assert adapted.checkpoint is not None
+        lora = adapted.config.lora
+        assert lora is not None
+        assert set(adapted.checkpoint.shapes) == set(trained_shapes(adapted.config))
+        assert adapted.base() == base.base() == adapted.checkpoint.extra["base"]
+        for parameter in parameters_of(base.config):
+            assert torch.equal(adapted.read(parameter.name), base.read(parameter.name))
+
+
+def test_goes_on_with_its_own_base_only(trained: Path, tmp_path: Path) -> None:
+    text = f"--data={trained / 'text.txt'}"
+    common = [*RUN, text, f"--resume={trained / 'run'}", "--steps=6", "--lora-rank=2"]
+    base = f"--init-from={trained / 'base'}"
+    train(base, *common, f"--out={tmp_path / 'on'}")
+    other = tmp_path / "other"
+    train(*FLAGS, *RUN, text, "--seed=5", "--steps=1", f"--out={other}")
+    wrong = f"--out={tmp_path / 'wrong'}"
+    said = train(f"--init-from={other}", *common, wrong, refused=True)
+    assert "trained beside the weights of" in said
+    said = train(base, *common, "--lora-alpha=3", wrong, refused=True)
+    assert "--lora-alpha 4.0" in said
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_begins_with_adapters_and_trains_them_on(trained: Path, tmp_path: Path) -> None:
+    """Their shape is adopted, and so is what they are beside."""
+    out = tmp_path / "on"
+    flags = [f"--init-from={trained / 'run'}", *RUN, f"--data={trained / 'text.txt'}"]
+    train(*flags, "--steps=1", "--lr=1e-30", f"--out={out}")
+    with open_stored(out) as on, open_stored(trained / "run") as before:
+        assert on.config.lora == before.config.lora
+        assert on.base() == before.base()
+        for name in trained_shapes(on.config):
+            torch.testing.assert_close(on.read(name), before.read(name))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lora_rank": 0}, "lora_rank 0 is outside"),
+        ({"lora_rank": 64}, "--lora-rank 64 is more than the 32"),
+        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha 0.0 must be above 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout 1.0"),
+        ({"lora_rank": 2, "lora_targets": "q"}, "lora_targets 'q'"),
+        ({"lora_rank": 2, "lora_targets": "qkv,qkv"}, "lora_targets 'qkv,qkv'"),
+        ({"lora_alpha": 4.0}, "--lora-alpha 4.0 belongs to --lora-rank"),
+        ({"lora_targets": "all"}, "--lora-targets all belongs to --lora-rank"),
+        ({"rslora": True}, "--rslora belongs to --lora-rank"),
+        ({"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258}, "adapters are not cut"),
+        ({"lora_rank": 2, "precision": "fp8"}, "whose Linears have no adapters"),
+        ({"lora_rank": 2, "optimizer": "apollo"}, "low rank"),
+        (
+            {"lora_rank": 2, "zero": 3, "offload_optimizer": "nvme", "nvme_path": Path()},
+            "swaps only what is trained",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_in_one_sentence(changes: dict[str, Any], said: str) -> None:
+    shape = {name: SHAPE[name] for name in ("layers", "heads", "d_model", "context")}
+    with pytest.raises(UserError) as raised:
+        resolve(RunConfig().replace(**{**shape, **changes}), world_size=2, device_type="cpu")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def adapter_of(trained: Path, out: Path) -> Path:
+    assert export.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
+    settings = out / "adapter_config.json"
+    base = out.with_name("base-hf")
+    if not base.exists():
+        assert export.main([str(trained / "base"), "--out", str(base), "--tokenizer", "none"]) == 0
+    document = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**document, "base_model_name_or_path": str(base)}))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"base_model_name_or_path": "nowhere/at-all"}, "is no folder here"),
+        ({"alpha_pattern": {".*": 3}}, "is no name of a module"),
+        ({"lora_alpha": 0}, "lora_alpha 0.0"),
+    ],
+    ids=str,
+)
+def test_a_foreign_adapter_is_refused(
+    trained: Path,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = adapter_of(trained, tmp_path / "adapter")
+    settings = folder / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **changes}))
+    capsys.readouterr()
+    assert import_.main([str(folder), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_adapters_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = adapter_of(trained, tmp_path / "adapter")
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(key for key in tensors if key.endswith("lora_A.weight"))
+    for changed, words in (
+        ({**tensors, "base_model.model.lm_head.lora_A.weight": torch.ones(2, 2)}, "no adapter of"),
+        ({key: t for key, t in tensors.items() if key != name}, "lacks"),
+        ({**tensors, name: torch.ones(2, 7)}, "the base has"),
+        ({**tensors, name: tensors[name] * math.nan}, "NaN"),
+    ):
+        save_file(changed, path)
+        capsys.readouterr()
+        assert import_.main([str(folder), "--out", str(tmp_path / "out")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "words"),
+    [
+        ("run", [], "--merge"),
+        ("run", ["--merge", "--adapter"], "give one of them"),
+        ("base", ["--merge"], "has no adapters"),
+        ("run", ["--adapter", "--format=safetensors"], "PEFT's format"),
+    ],
+)
+def test_an_export_that_says_nothing_of_adapters(
+    trained: Path,
+    tmp_path: Path,
+    source: str,
+    flags: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert export.main([str(trained / source), "--out", str(tmp_path / "out"), *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert words in said
+
+
+def test_a_changed_base_is_noticed(trained: Path) -> None:
+    """Also by who only reads."""
+    with open_stored(trained / "run") as adapted:
+        checkpoint = adapted.checkpoint
+    assert isinstance(checkpoint, Checkpoint)
+    index = Path(checkpoint.extra["base"].path or "") / "index.json"
+    before = index.read_bytes()
+    index.write_bytes(before + b" ")
+    try:
+        with pytest.raises(UserError, match="these are others"), open_stored(trained / "run"):
+            pass
+    finally:
+        index.write_bytes(before)
