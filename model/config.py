@@ -17,6 +17,7 @@ Activation = Literal["gelu", "relu", "swiglu"]
 AttentionKind = Literal["auto", "eager", "sdpa", "flash", "flex"]
 SdpaBackend = Literal["auto", "flash", "cudnn", "efficient", "math"]
 ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
+Quantization = Literal["none", "int8", "nf4"]
 RopeScaling = tuple[float, float, float, float]
 
 MOST_LAYERS = 100_000
@@ -87,6 +88,8 @@ class ModelConfig:
     """Tokens that the MLP works on at a time, recomputed in backward; None is all, kept."""
     lora: Lora | None = None
     """Adapters, which alone are trained; None trains everything."""
+    quantize_base: Quantization = "none"
+    """How the weights of projections are stored that adapters are beside."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
@@ -260,6 +263,7 @@ _CHOICES = {
     "attention": AttentionKind,
     "sdpa_backend": SdpaBackend,
     "activation_checkpointing": ActivationCheckpointing,
+    "quantize_base": Quantization,
 }
 
 WHAT_IT_COMPUTES = (

@@ -18,6 +18,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.lora import freeze, is_adapter, linear
 from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
 from launcher.model.norms import head_norm, norm
+from launcher.model.quantized import PACKED, inner_of, quantize, weight_of
 from launcher.model.recompute import keeping, recomputing
 from launcher.model.rope import Rotation, rotate, rotation
 
@@ -232,7 +233,8 @@ def initial_value(
     seed: int,
     device: torch.device | str,
 ) -> Tensor:
-    """The whole fp32 starting value of the parameter `name` as GPT-2 initialises it.
+    """The whole starting value of the parameter `name` as GPT-2 initialises it, in fp32; of a
+    quantised weight its bytes.
 
     Weights are normal with std 0.02, the two projections into the residual stream with
     0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. An adapter's A is uniform up to
@@ -240,6 +242,11 @@ def initial_value(
     type of device, so a slice of a parameter can be cut from the same values anywhere and in any
     order.
     """
+    if name.endswith(PACKED):
+        inner = inner_of(shape[1], config.quantize_base)
+        weight, whole = weight_of(name), (shape[0], inner)
+        value = initial_value(weight, whole, config, seed=seed, device=device)
+        return quantize(value, config.quantize_base)
     if name.endswith((".bias", ".lora_b")):
         return torch.zeros(*shape, device=device)
     if len(shape) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,23 +11,24 @@ from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora, LoraTarget
+from launcher.model.quantized import QuantizedLinear
 
 ADAPTERS = ("lora_a", "lora_b")
 
 
-class LoRALinear(nn.Linear):
-    """W x + bias + scale B A x, of which only A and B are trained.
+class _Adapter(nn.Module):
+    """Adds scale B A x to what the projection that it is mixed into gives for x.
 
     Args:
         inner: width of x.
         sizes: rows of W, as many for each of the matrices that it is made of. Each has `rank` rows
             of A and its own rows of B.
-        bias: whether there is one.
         lora: rank, scale and dropout.
+        options: the projection's own.
     """
 
-    def __init__(self, inner: int, sizes: Sequence[int], *, bias: bool, lora: Lora) -> None:
-        super().__init__(inner, sum(sizes), bias=bias)
+    def __init__(self, inner: int, sizes: Sequence[int], *, lora: Lora, **options: Any) -> None:
+        super().__init__(inner, sum(sizes), **options)
         self.sizes = list(sizes)
         self.scale = lora.scale
         self.dropout = nn.Dropout(lora.dropout)
@@ -41,13 +43,26 @@ class LoRALinear(nn.Linear):
         return torch.addmm(super().forward(x), low, b.t(), alpha=self.scale)
 
 
+class LoRALinear(_Adapter, nn.Linear):
+    """W x + bias + scale B A x, of which only A and B are trained."""
+
+
+class QuantizedLoRALinear(_Adapter, QuantizedLinear):
+    """The same of a quantised W."""
+
+
 def linear(
     config: ModelConfig, target: LoraTarget, inner: int, *sizes: int, bias: bool
-) -> nn.Linear:
+) -> nn.Module:
     """A projection of a block, [*, inner] -> [*, sum(sizes)], with an adapter where it has one."""
-    if config.lora is None or target not in config.lora.targets:
-        return nn.Linear(inner, sum(sizes), bias=bias)
-    return LoRALinear(inner, sizes, bias=bias, lora=config.lora)
+    quantized: dict[str, Any] = {"bias": bias}
+    if config.quantize_base != "none":
+        quantized["kind"] = config.quantize_base
+    if config.lora is not None and target in config.lora.targets:
+        kind = QuantizedLoRALinear if "kind" in quantized else LoRALinear
+        return kind(inner, sizes, lora=config.lora, **quantized)
+    plain = QuantizedLinear if "kind" in quantized else nn.Linear
+    return plain(inner, sum(sizes), **quantized)
 
 
 def is_adapter(name: str) -> bool:

@@ -12,6 +12,8 @@ from typing import Final, Literal
 LoraTarget = Literal["qkv", "proj", "mlp"]
 TARGETS: Final[tuple[LoraTarget, ...]] = ("qkv", "proj", "mlp")
 MOST_RANK: Final = 65_536
+BLOCK: Final = 64
+"""Elements of a quantised weight that share a scale; a row is a multiple of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -95,6 +95,9 @@ class ModelChoice:
     """Projections with adapters: some of qkv, proj and mlp with commas between them, or all."""
     rslora: bool = False
     """Divide --lora-alpha by the root of the rank instead (rank-stabilised LoRA)."""
+    quantize_base: decoder.Quantization = "none"
+    """The frozen projections that adapters are beside: nf4 (4 bits, QLoRA's) or int8, both with
+    quantised scales."""
 
     @property
     def label(self) -> str:

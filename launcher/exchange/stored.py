@@ -24,6 +24,7 @@ from launcher.exchange.source import Source
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
+from launcher.model.quantized import dequantize, is_quantized, quantize
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.places import Places
 
@@ -126,7 +127,7 @@ class Drawn:
 
     def __init__(self, config: ModelConfig, base: Base) -> None:
         assert base.seed is not None
-        self.config = dataclasses.replace(config, lora=None)
+        self.config = dataclasses.replace(config, lora=None, quantize_base="none")
         self._base, self._seed = base, base.seed
         self._shapes = parameter_shapes(self.config)
         self._device = base.fingerprint.rpartition(" ")[2]
@@ -244,13 +245,17 @@ class Merged:
     def __init__(self, model: Stored) -> None:
         assert model.config.lora is not None
         self._model, self._lora = model, model.config.lora
-        self.config = dataclasses.replace(model.config, lora=None)
+        self._quantized = model.config.quantize_base
+        self.config = dataclasses.replace(model.config, lora=None, quantize_base="none")
         self.checkpoint = model.checkpoint
 
     def read(self, name: str) -> Tensor:
         """A parameter of the plain model."""
         weight = self._model.read(name)
         module = name.removesuffix(".weight")
+        if self._quantized != "none" and is_quantized(name):  # what the adapters were trained with
+            packed = quantize(weight.float(), self._quantized)
+            weight = dequantize(packed, weight.size(1), self._quantized, torch.float32)
         if not self._model.has(f"{module}.lora_a"):
             return weight
         a, b = (self._model.read(f"{module}.lora_{part}").float() for part in "ab")

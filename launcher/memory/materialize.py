@@ -28,6 +28,8 @@ def materialize_whole(
                 full_name = f"{prefix}.{name}" if prefix else name
                 trained = parameter.requires_grad
                 own_dtype = dtype if trained or frozen_dtype is None else frozen_dtype
+                if not parameter.is_floating_point():  # quantised
+                    own_dtype = parameter.dtype
                 value = initial_value(full_name, parameter.shape).to(device, own_dtype)
                 replaced[parameter] = nn.Parameter(value, requires_grad=trained)
             setattr(owner, name, replaced[parameter])

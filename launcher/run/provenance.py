@@ -22,7 +22,7 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
-SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend")
+SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize_base")
 LONGEST_SHOWN = 400
 _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 SAID_OF_THE_RUN = (

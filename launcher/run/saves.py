@@ -5,10 +5,12 @@ from functools import cached_property
 from pathlib import Path
 
 from launcher.checkpoint import Checkpoint, Checkpointer, Saved, SaveError
+from launcher.checkpoint.checkpointer import Weights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
-from launcher.exchange.stored import open_stored
+from launcher.exchange.quantized import Quantized
+from launcher.exchange.stored import Stored, open_stored
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
@@ -65,7 +67,7 @@ class Saves:
                 self._console.line("nothing was saved yet: begins again at step 1")
             if (folder := self._resolved.config.model.init_from) is not None:
                 with self._memory.checkpointing("resume"), open_stored(folder) as weights:
-                    self._opened().begin_with(weights, engine)
+                    self._opened().begin_with(self._as_stored(weights), engine)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
         with self._memory.checkpointing("resume"):
@@ -98,7 +100,11 @@ class Saves:
             raise refusal
         if (folder := self._resolved.config.model.init_from) is not None:
             with open_stored(folder) as weights:
-                self._opened().begin_with(weights, engine, trained=False)
+                self._opened().begin_with(self._as_stored(weights), engine, trained=False)
+
+    def _as_stored(self, weights: Stored) -> Weights:
+        model = self._resolved.model
+        return weights if model.quantize_base == "none" else Quantized(weights, model)
 
     def after_step(self, step: int, engine: Engine) -> bool:
         """Save where the schedule of saves says so; whether it did."""

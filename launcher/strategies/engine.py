@@ -14,9 +14,10 @@ from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.memory.materialize import materialize_whole
-from launcher.memory.parameters import cuts_of
+from launcher.memory.parameters import cuts_of, is_trained
 from launcher.memory.storages import StorageCount
 from launcher.model.gpt import initial_value
+from launcher.model.quantized import PACKED
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
 from launcher.parallel.decoder import decoder
@@ -208,8 +209,12 @@ class Recipe:
         return module
 
     def initial_value(self, name: str, shape: torch.Size) -> Tensor:
-        """The fp32 initial value of this rank's part of a parameter, on the device."""
+        """The fp32 initial value of this rank's part of a parameter, on the device; zeros where it
+        is frozen and will be read from somewhere."""
         model, seed, device = self.resolved.model, self.config.loop.seed, self.world.device
+        if self.config.model.init_from is not None and not is_trained(name, model):
+            packed = name.endswith(PACKED)
+            return torch.zeros(shape, dtype=torch.uint8 if packed else None, device=device)
         if self.peers is None:
             return initial_value(name, shape, model, seed=seed, device=device)
         cut = cuts_of(model, self.peers.share)[name]

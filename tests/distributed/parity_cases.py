@@ -42,6 +42,10 @@ ADAPTERS = {
         *FAMILIES["qwen3"],
         *("--lora-rank=4", "--lora-targets=all", "--lora-alpha=64", "--lora-dropout=0"),
     ),
+    "lora-nf4": (
+        *(*_ROPE, *_NO_BIASES, "--d-model=64", "--d-ff=128", "--lora-rank=4", "--lora-targets=all"),
+        *("--lora-alpha=64", "--quantize-base=nf4"),
+    ),
     "lora-gpt2": ("--lora-rank=8", "--lora-alpha=64", "--rslora"),
 }
 
@@ -363,6 +367,7 @@ def _cut_matrices() -> list[Case]:
 def _adapters() -> list[Case]:
     """Under every strategy; then what is kept, cast, offloaded, accumulated or cut otherwise."""
     cases = [_case(k, v, ranks=2, family="lora-qwen3") for k, v in STRATEGIES.items()]
+    cases += [_case(k, v, ranks=2, family="lora-nf4") for k, v in STRATEGIES.items()]
     few = [
         _case("single", ("--strategy=single",), ranks=1, family="lora-gpt2", checkpointing="full"),
         *(
@@ -379,6 +384,11 @@ def _adapters() -> list[Case]:
             _case(k, STRATEGIES[k], ranks=2, family="lora-qwen3", precision="bf16", accumulation=2)
             for k in ("ddp", "fsdp", "zero0", "zero1", "zero2", "zero3")
         ),
+        *(
+            _case(k, STRATEGIES[k], ranks=2, family="lora-nf4", precision="bf16", checkpointing=c)
+            for k, c in (("ddp", "selective"), ("fsdp", "full"), ("zero2", "none"))
+        ),
+        _case("zero3", STRATEGIES["zero3"], ranks=2, family="lora-nf4", precision="bf16"),
         _case("fsdp", STRATEGIES["fsdp"], ranks=2, family="lora-qwen3", sequence=2),
         _case("fsdp-compiled", (*STRATEGIES["fsdp"], "--compile"), ranks=2, family="lora-gpt2"),
         _case(

@@ -152,6 +152,8 @@ def test_rms_norm_is_its_formula() -> None:
 def test_swiglu_is_its_formula() -> None:
     mlp = _model("llama").get_submodule("blocks.0.mlp")
     assert isinstance(mlp, MLP)
+    assert isinstance(mlp.fc, torch.nn.Linear)
+    assert isinstance(mlp.out, torch.nn.Linear)
     x = torch.randn(2, 3, 24)
     gate, value = F.linear(x, mlp.fc.weight).chunk(2, dim=-1)
     expected = F.linear(gate * torch.sigmoid(gate) * value, mlp.out.weight)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.model.lora_config import BLOCK
 
 
 def rank(setting: Setting) -> Iterator[str]:
@@ -46,4 +47,20 @@ def elsewhere(setting: Setting) -> Iterator[str]:
         )
 
 
-RULES: Final[tuple[Rule, ...]] = (rank, elsewhere)
+def quantized(setting: Setting) -> Iterator[str]:
+    """--quantize-base."""
+    model = setting.model
+    if model.quantize_base == "none":
+        return
+    flag = f"--quantize-base {model.quantize_base}"
+    if model.lora is None:
+        yield f"{flag} leaves nothing to train: give --lora-rank, 8 is usual"
+    for name, inner in zip(("qkv", "proj", "mlp", "mlp"), model.linear_shapes, strict=True):
+        if inner[0] % BLOCK:
+            yield (
+                f"{flag} has one scale for each {BLOCK} elements of a row, and the rows of {name} "
+                f"have {inner[0]}: leave it out for this model"
+            )
+
+
+RULES: Final[tuple[Rule, ...]] = (rank, elsewhere, quantized)

@@ -26,7 +26,9 @@ def build(recipe: Recipe) -> Engine:
     sharding, tied = recipe.config.sharding, recipe.resolved.model.tied
     root = recipe.meta_module().to(recipe.types.stored)
     for parameter in root.parameters():
-        if not parameter.requires_grad:  # no update is too small for the type it is computed in
+        if (
+            parameter.is_floating_point() and not parameter.requires_grad
+        ):  # no update is too small for the type it is computed in
             parameter.data = parameter.data.to(recipe.types.computed)
     options = _options(recipe)
     reshard = sharding.reshard_after_forward

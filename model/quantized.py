@@ -1,0 +1,135 @@
+"""Frozen weights in 4 or 8 bits: NF4 (arXiv:2305.14314) or int8, both with quantised scales.
+
+A weight is one tensor of bytes, a row of it a row of the weight: codes, one byte for the scale of
+each 64 of them, and the smallest and largest scale of the row in fp32. So whatever cuts parameters
+by rows or anywhere cuts these alike, and nothing has to know what the bytes mean. A weight takes
+0.516 or 1.016 bytes per element, and 8 bytes per row.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from launcher.model.config import Quantization
+from launcher.model.lora_config import BLOCK
+from launcher.model.loss import compute_dtype
+from launcher.model.recompute import as_one
+
+PACKED: Final = ".packed"
+"""How the name of a quantised weight ends."""
+_PROJECTION = re.compile(r"^blocks\.\d+\.(attn|mlp)\.(qkv|proj|fc|out)\.weight$")
+_RANGE_BYTES = 8
+# Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).
+_NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+def row_bytes(inner: int, kind: Quantization) -> int:
+    """Bytes of a row of `inner` elements."""
+    return _code_bytes(inner, kind) + inner // BLOCK + _RANGE_BYTES
+
+
+def inner_of(row: int, kind: Quantization) -> int:
+    """Elements of a row of so many bytes."""
+    return (row - _RANGE_BYTES) * BLOCK // (BLOCK // 2 + 1 if kind == "nf4" else BLOCK + 1)
+
+
+def weight_of(name: str) -> str:
+    """The name that a quantised weight has in a model that is not."""
+    return name.removesuffix(PACKED) + ".weight"
+
+
+def is_quantized(name: str) -> bool:
+    """Whether a weight of that name is one, in a model with quantised projections."""
+    return bool(_PROJECTION.search(name))
+
+
+def _code_bytes(inner: int, kind: Quantization) -> int:
+    return inner // 2 if kind == "nf4" else inner
+
+
+def quantize(weight: Tensor, kind: Quantization) -> Tensor:
+    """weight [out, in] fp32 -> [out, row_bytes(in)] uint8."""
+    rows = weight.size(0)
+    blocks = weight.view(rows, -1, BLOCK)
+    scales = blocks.abs().amax(-1)
+    low, high = scales.amin(-1, keepdim=True), scales.amax(-1, keepdim=True)
+    step = (high - low) / 255
+    steps = torch.where(step > 0, (scales - low) / step, 0).round()
+    relative = blocks / (low + steps * step).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    if kind == "nf4":
+        values = weight.new_tensor(_NF4)
+        nearest = torch.bucketize(relative, (values[1:] + values[:-1]) / 2).to(torch.uint8)
+        pairs = nearest.view(rows, -1, 2)
+        codes = pairs[..., 0] * 16 + pairs[..., 1]
+    else:
+        codes = (relative * 127).round().clamp(-127, 127).add(128).to(torch.uint8).view(rows, -1)
+    ranges = torch.cat([low, high], dim=1).view(torch.uint8)
+    return torch.cat([codes, steps.to(torch.uint8), ranges], dim=1)
+
+
+def dequantize(packed: Tensor, inner: int, kind: Quantization, dtype: torch.dtype) -> Tensor:
+    """[out, row_bytes(in)] uint8 -> [out, in] of `dtype`."""
+    rows, end = packed.size(0), _code_bytes(inner, kind)
+    low, high = packed[:, -_RANGE_BYTES:].contiguous().view(torch.float32).split(1, dim=1)
+    scales = (low + packed[:, end:-_RANGE_BYTES] * ((high - low) / 255)).to(dtype)
+    if kind == "nf4":
+        values = torch.tensor(_NF4, dtype=dtype, device=packed.device)
+        pairs = torch.stack([values.repeat_interleave(16), values.repeat(16)], dim=1)
+        weight = F.embedding(packed[:, :end].int(), pairs)
+    else:
+        weight = packed[:, :end].to(dtype).sub_(128).mul_(1 / 127)
+    weight.view(rows, -1, BLOCK).mul_(scales[..., None])
+    return weight.view(rows, inner)
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + bias, which keeps the bytes of W and not W: backward makes it once more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, packed: Tensor, bias: Tensor | None, kind: Quantization
+    ) -> Tensor:
+        ctx.save_for_backward(packed)
+        ctx.inner, ctx.kind, ctx.dtype = x.size(1), kind, x.dtype
+        dtype = compute_dtype(x)
+
+        def product() -> Tensor:
+            weight = dequantize(packed, ctx.inner, kind, dtype)
+            with torch.autocast(x.device.type, enabled=False):
+                return F.linear(x.to(dtype), weight, None if bias is None else bias.to(dtype))
+
+        return as_one(product)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (packed,) = ctx.saved_tensors
+        grad_x = grad @ dequantize(packed, ctx.inner, ctx.kind, grad.dtype)
+        return grad_x.to(ctx.dtype), None, None, None
+
+
+class QuantizedLinear(nn.Module):
+    """`nn.Linear` with a frozen, quantised weight."""
+
+    def __init__(self, inner: int, outer: int, *, bias: bool, kind: Quantization) -> None:
+        super().__init__()
+        self.kind = kind
+        packed = torch.empty(outer, row_bytes(inner, kind), dtype=torch.uint8)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(outer), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N, in] -> [N, out]."""
+        y: Tensor = _Linear.apply(x, self.packed, self.bias, self.kind)
+        return y
