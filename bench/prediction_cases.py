@@ -1,6 +1,6 @@
 """Which runs the prediction is held against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STRATEGIES = {
     "single": ("--strategy=single",),
@@ -104,6 +104,22 @@ TECHNIQUES = {
         ("--mlp-tile=24", "--activation-checkpointing=full", "--precision=bf16"),
     ),
 }
+# Adapters beside frozen weights: a row of the others, and what is trained.
+_LORA = ("--lora-rank=8",)
+_EVERYWHERE = ("--lora-rank=4", "--lora-targets=all")
+LORA_ROWS: tuple[tuple[tuple[str, str, int, str], tuple[str, ...]], ...] = (
+    (("fp32", "none", 1, "even"), _LORA),
+    (("bf16", "selective", 2, "llama"), _EVERYWHERE),
+    (("bf16", "full", 1, "qwen3"), _LORA),
+    (("fp32", "full", 2, "odd"), (*_EVERYWHERE, "--lora-dropout=0.1")),
+    (("bf16", "none", 2, "odd"), _EVERYWHERE),
+)
+LORA_STRATEGIES = (
+    *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp-hybrid-grad-op"),
+    *("zero0", "zero1", "zero2", "zero3"),
+)
+LORA_OFFLOADS = ("fsdp-offload", "zero1-offload", "zero2-offload", "zero3-offload")
+IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +170,27 @@ def cases_for(ranks: int, device: str) -> list[Case]:
         for technique, (strategies, flags) in TECHNIQUES.items():
             for strategy in strategies:
                 cases.append(_technique_case(technique, strategy, flags, device))
+    return [*cases, *_lora_cases(ranks, device)]
+
+
+def _lora_cases(ranks: int, device: str) -> list[Case]:
+    """All rows on two ranks, a part on others."""
+    everything = ranks == 2 or device == "cuda"
+    rows = LORA_ROWS if everything else LORA_ROWS[1:3]
+    names = [s for s in LORA_STRATEGIES if ranks > 1 or "hybrid" not in s]
+    found = [("", s, row, more) for s in names for row, more in rows]
+    if ranks == 1:
+        found += [("", "single", row, more) for row, more in LORA_ROWS]
+        found += [("-in-backward", "single", LORA_ROWS[2][0], (*_EVERYWHERE, *IN_BACKWARD))]
+    else:
+        found += [("", s, *row) for s in LORA_OFFLOADS for row in rows[:2]]
+        row, more = LORA_ROWS[0]
+        for name in ("fsdp", "fsdp-hybrid"):
+            found += [("-in-backward", name, row, (*more, *IN_BACKWARD))]
+    cases = []
+    for suffix, strategy, row, more in found:
+        case = _case(strategy, (*STRATEGIES[strategy], *more), row, ranks, device)
+        cases.append(replace(case, name=f"{case.name}{suffix}-lora", family="lora"))
     return cases
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from prediction_cases import Case, cases_for
-from torch.nn import parallel
+from torch.nn import functional, parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.config.arguments import parse_run_config
@@ -35,6 +35,7 @@ from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 
 STEPS = 3
+LINEAR = functional.linear
 
 
 def main() -> None:
@@ -205,7 +206,9 @@ def complete_reductions(engine: Any, world: World) -> None:
 
 
 def release(engine: Any) -> None:
-    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
+    """Drop DeepSpeed's hooks and buffers, which hold the model in cycles, and take back its own
+    linear function, which the next case's run would not have: it keeps inputs of frozen weights."""
+    vars(functional)["linear"] = LINEAR
     inner = getattr(engine, "_engine", None)
     if inner is not None:
         inner.destroy()

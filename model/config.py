@@ -209,6 +209,11 @@ class ModelConfig:
         )
 
     @property
+    def trained_block_parameter_count(self) -> int:
+        """Parameters of one block that have gradients."""
+        return self.block_parameter_count if self.lora is None else self.block_adapter_count
+
+    @property
     def trained_parameter_count(self) -> int:
         """Parameters that have gradients: all, or those of adapters."""
         if self.lora is None:

@@ -30,10 +30,11 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, bias = ctx.saved_tensors
-        grad_x = grad.matmul(weight)
-        grad_weight = grad.t().matmul(x)
-        return grad_x, grad_weight, None if bias is None else grad.sum(0)
+        x, weight, _ = ctx.saved_tensors
+        of_x, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]
+        grad_x = grad.matmul(weight) if of_x else None
+        grad_weight = grad.t().matmul(x) if of_weight else None
+        return grad_x, grad_weight, grad.sum(0) if of_bias else None
 
 
 class _Passing(torch.autograd.Function):

@@ -31,6 +31,11 @@ class Parameter:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def category(self) -> str:
+        """The ledger's, of its value."""
+        return "params" if self.trained else "frozen"
+
 
 class _WithoutValues(TorchFunctionMode):
     """Modules are built without drawing values: on the meta device, which has no room for any,

@@ -81,7 +81,7 @@ class MicroBatch:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
     """Where and in which types the model computes: parameters as given, or fp32 under bf16
-    autocast.
+    autocast; frozen ones in a type of their own.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
     documents, `compiled` for compiled blocks. `resident_threads` are those of the GPU, 0 of one
@@ -90,6 +90,7 @@ class Compute:
 
     device_type: str = "cpu"
     params_dtype: torch.dtype = torch.float32
+    frozen_dtype: torch.dtype = torch.float32
     autocast: bool = False
     stage3: bool = False
     documents: bool = False

@@ -165,6 +165,7 @@ def record_trace(
             lambda name, shape: torch.empty(shape),
             device=torch.device("cpu"),
             dtype=compute.params_dtype,
+            frozen_dtype=compute.frozen_dtype,
         )
         if compute.stage3:
             mark_modules(module, recorder.module)
@@ -210,11 +211,13 @@ def _follow(module: GPT, recorder: Recorder) -> None:
         block.register_forward_pre_hook(partial(enter, layer))
     module.ln_f.register_forward_pre_hook(enter_head)
     for name, parameter in module.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))
 
 
 def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:
     def arrived(gradient: Tensor) -> None:
         recorder.place = place
 
-    tensor.register_hook(arrived)
+    if tensor.requires_grad:  # not under the first adapters
+        tensor.register_hook(arrived)

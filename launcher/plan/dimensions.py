@@ -6,7 +6,7 @@ from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.optim.dtypes import dtypes
-from launcher.plan.work import mlp_tiles
+from launcher.plan.operators import mlp_tiles
 from launcher.strategies import strategy_of
 from launcher.strategies.traffic import Collective, Transfer
 

@@ -150,6 +150,7 @@ def _compute(rank: Rank) -> Compute:
     return Compute(
         device_type=rank.device_type,
         params_dtype=torch.bfloat16 if types.parameters.itemsize == 2 else torch.float32,
+        frozen_dtype=torch.bfloat16 if types.computed.itemsize == 2 else torch.float32,
         autocast=types.autocast is not None,
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,

@@ -149,7 +149,7 @@ def rated_type(resolved: Resolved, machine: Machine) -> str:
 def accumulate_s(resolved: Resolved, machine: Machine) -> float:
     """From the second micro-batch on each gradient is read, added to and written, in fp32."""
     again = resolved.accumulation - 1
-    return again * 12 * resolved.own_model.parameter_count / machine.copy_bytes_per_s
+    return again * 12 * resolved.own_model.trained_parameter_count / machine.copy_bytes_per_s
 
 
 def optimizer_s(
@@ -170,7 +170,7 @@ def optimizer_s(
     strategy = strategy_of(config)
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0
-    own = model.parameter_count / (shard.size if sharded else 1)
+    own = model.trained_parameter_count / (shard.size if sharded else 1)
     updated_on = machine.device if offload == "none" else "cpu"
     update_bytes, bf16_flops, fp32_flops = update_work(model, config.optim, updated_on)
     rates = machine.matmul_flops_per_s
@@ -199,11 +199,12 @@ def optimizer_s(
 def update_work(
     model: ModelConfig, optim: OptimChoice, device_type: str
 ) -> tuple[float, float, float]:
-    """(bytes read and written, FLOPs of matmuls in bf16, of those in fp32) per parameter of the
-    whole model's update."""
+    """(bytes read and written, FLOPs of matmuls in bf16, of those in fp32) per trained parameter of
+    the whole model's update."""
     entry = OPTIMIZERS[optim.optimizer]
-    costs = [entry.costs(p.name, p.shape, optim, device_type) for p in parameters_of(model)]
-    count = model.parameter_count
+    trained = [p for p in parameters_of(model) if p.trained]
+    costs = [entry.costs(p.name, p.shape, optim, device_type) for p in trained]
+    count = model.trained_parameter_count
     return (
         sum(each.update_bytes for each in costs) / count,
         sum(each.update_flops for each in costs) / count,

@@ -1,41 +1,21 @@
 """What a micro-batch costs a rank in arithmetic, memory traffic and operators."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from launcher.config.resolve import Resolved
 from launcher.model.attention import kernel_for
 from launcher.model.config import ModelConfig, Norm
-from launcher.model.cost import flops_per_token
 from launcher.model.loss import automatic_chunk_rows
+from launcher.plan.operators import (
+    block_operators,
+    mlp_tiles,
+    one_kernel,
+    outer_operators,
+    tile_operators,
+    tiles_operators,
+    tokens_of,
+)
 from launcher.strategies import strategy_of
-
-
-class Operators(NamedTuple):
-    """Operators that torch dispatches in fp32, views included, and what recomputation adds to those
-    of the backward."""
-
-    forward: int
-    backward: int
-    recomputed: int
-
-    def times(self, number: int) -> "Operators":
-        """`number` of them."""
-        return Operators(*(number * part for part in self))
-
-
-# Counted with a TorchDispatchMode around model.gpt. A block without norms and biases, and what is
-# outside the blocks without the last norm: embeddings, head and loss.
-_BLOCK, _OUTER = Operators(26, 46, 46), Operators(15, 19, 0)
-_BIAS, _SWIGLU = Operators(0, 3, 0), Operators(2, 6, 3)
-_REBUILT = {"gelu": Operators(0, 3, 0), "swiglu": Operators(0, 5, 0)}  # kept by its source
-_NORM = Operators(1, 3, 7)
-_COMPOSED_NORM = Operators(7, 18, 17)  # RMSNorm on a CPU, which has no kernel for it
-_TURNED = Operators(16, 20, 16)
-_TABLE = Operators(9, -4, 0)  # in the place of an embedding of positions
-# The MLP's half of a block, in tiles: of one without norm and biases, and what puts them together.
-_TILE, _TOGETHER = Operators(8, 14, 20), Operators(5, 4, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +32,17 @@ class Work:
 def forward_work(resolved: Resolved) -> Work:
     """One micro-batch forward.
 
-    FLOPs: a third of `model.cost.flops_per_token`, attention counted apart; a fused kernel skips
-    the masked half of the T x T scores. A chunked loss computes its gradients here (model/loss.py).
+    FLOPs: 2 for each weight of a matmul, adapters' too, attention counted apart; a fused kernel
+    skips the masked half of the T x T scores. A chunked loss computes its gradients here
+    (model/loss.py).
     """
-    model, tokens = resolved.own_model, _tokens(resolved)
+    model, tokens = resolved.own_model, tokens_of(resolved)
     documents = resolved.config.data.document_attention
     attention = attention_flops(model, resolved.seq_len, documents=documents)
-    whole = flops_per_token(model, resolved.seq_len) / 3
-    matmul = whole - 4 * model.layers * model.attention_dim * resolved.seq_len
+    head = 2 * model.vocab_size * model.d_model
+    matmul = 2 * (model.matmul_parameter_count + _adapters(model))
     if _chunked(resolved):
-        matmul += 4 * model.vocab_size * model.d_model
+        matmul += _gradients(model) * head
     return Work(
         matmul_flops=tokens * matmul,
         attention_flops=tokens * attention,
@@ -69,13 +50,14 @@ def forward_work(resolved: Resolved) -> Work:
         copied_bytes=_weight_cast_bytes(resolved)
         + max(0, mlp_tiles(resolved) - 1) * _mlp_cast_bytes(resolved),
         operators=model.layers
-        * (block_operators(resolved).forward + _tiles_operators(resolved).forward)
+        * (block_operators(resolved).forward + tiles_operators(resolved).forward)
         + outer_operators(resolved).forward,
     )
 
 
 def backward_work(resolved: Resolved) -> Work:
-    """One micro-batch backward: twice the matmuls of the forward, and what is recomputed.
+    """One micro-batch backward: twice the matmuls of the forward, or once those with frozen
+    weights, and what is recomputed.
 
     A fused attention kernel recomputes its scores: 5 matmuls for the forward's 2
     (FlashAttention-2, arXiv:2307.08691, section 3.1.2). Full checkpointing recomputes the blocks,
@@ -83,13 +65,15 @@ def backward_work(resolved: Resolved) -> Work:
     matmuls and attention (model/recompute.py). Tiles of the MLP are recomputed one by one, inside
     recomputed blocks once more but for the last.
     """
-    model, tokens = resolved.own_model, _tokens(resolved)
+    model, tokens = resolved.own_model, tokens_of(resolved)
     documents = resolved.config.data.document_attention
     forward = attention_flops(model, resolved.seq_len, documents=documents)
     attention = (2.5 if kernel_for(model).fused else 2.0) * forward
     head = 2 * model.vocab_size * model.d_model
-    blocks = 2 * model.matmul_parameter_count - head
-    matmul = 2 * blocks + (0 if _chunked(resolved) else 2 * head)
+    frozen_or_not = 2 * model.matmul_parameter_count - head
+    blocks = frozen_or_not + 2 * _adapters(model)
+    matmul = _gradients(model) * (frozen_or_not + (0 if _chunked(resolved) else head))
+    matmul += 2 * 2 * _adapters(model)
     elementwise = 2 * _block_bytes(resolved)
     each = block_operators(resolved)
     operators = model.layers * each.backward + outer_operators(resolved).backward
@@ -108,11 +92,11 @@ def backward_work(resolved: Resolved) -> Work:
         share = (tiles - 1) / tiles if whole else 1.0
         recomputed += share * 2 * _recomputed_in_tiles(model)
         elementwise += 0 if mode == "selective" else share * _tile_elements_bytes(resolved)
-        operators += model.layers * _tiles_operators(resolved).backward
+        operators += model.layers * tiles_operators(resolved).backward
         if whole:
-            operators += model.layers * (tiles - 1) * _tile_operators(resolved).forward
+            operators += model.layers * (tiles - 1) * tile_operators(resolved).forward
         elif mode == "none":
-            operators += model.layers * _tile_operators(resolved).recomputed
+            operators += model.layers * tile_operators(resolved).recomputed
         copied += (2 * tiles - 1 + (tiles - 2 if whole else 0)) * _mlp_cast_bytes(resolved)
     return Work(
         matmul_flops=tokens * (matmul + recomputed),
@@ -123,42 +107,6 @@ def backward_work(resolved: Resolved) -> Work:
     )
 
 
-def block_operators(resolved: Resolved) -> Operators:
-    """Of one block."""
-    model, device = resolved.model, resolved.config.loop.device
-    biases = model.has_qkv_bias + model.attention_bias + 2 * model.mlp_bias
-    parts = [_BLOCK, _norm_operators(model.norm, device).times(2), _BIAS.times(biases)]
-    parts += [_SWIGLU] if model.activation == "swiglu" else []
-    parts += [_TURNED] if model.position == "rope" else []
-    parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
-    rebuilt = model.activation_checkpointing == "none" and model.mlp_tile is None
-    parts += [_REBUILT[model.activation]] if rebuilt and model.activation in _REBUILT else []
-    return _sum(parts)
-
-
-def _tile_operators(resolved: Resolved) -> Operators:
-    """Of one tile of a block's MLP, with its norm and residual sum."""
-    model, device = resolved.model, resolved.config.loop.device
-    parts = [_TILE, _norm_operators(model.norm, device), _BIAS.times(2 * model.mlp_bias)]
-    return _sum([*parts, *([_SWIGLU] if model.activation == "swiglu" else [])])
-
-
-def _tiles_operators(resolved: Resolved) -> Operators:
-    """What tiles add to a block, each recomputed but for the first, which stands for the MLP."""
-    tiles, (forward, backward, recomputed) = mlp_tiles(resolved), _tile_operators(resolved)
-    if not tiles:
-        return Operators(0, 0, 0)
-    further = Operators(forward, backward + recomputed, 0).times(tiles - 1)
-    return _sum([_TOGETHER, further])
-
-
-def outer_operators(resolved: Resolved) -> Operators:
-    """Of the embeddings, the last norm, the head and the loss."""
-    model, device = resolved.model, resolved.config.loop.device
-    table = [_TABLE] if model.position == "rope" else []
-    return _sum([_OUTER, _norm_operators(model.norm, device), *table])
-
-
 def attention_flops(model: ModelConfig, seq_len: int, *, documents: bool = False) -> float:
     """Forward, per token, of all layers: Q K^T and A V over T positions, all heads wide, 2 FLOPs
     each, less what the kernel skips because the mask hides it."""
@@ -166,33 +114,9 @@ def attention_flops(model: ModelConfig, seq_len: int, *, documents: bool = False
     return 4 * model.layers * model.attention_dim * seq_len * share
 
 
-def _sum(parts: Sequence[Operators]) -> Operators:
-    return Operators(*map(sum, zip(*parts, strict=True)))
-
-
-def _one_kernel(norm: Norm, device_type: str) -> bool:
-    """Whether a norm is; a CPU composes RMSNorm of several."""
-    return norm == "layer" or device_type == "cuda"
-
-
-def _norm_operators(norm: Norm, device_type: str) -> Operators:
-    return _NORM if _one_kernel(norm, device_type) else _COMPOSED_NORM
-
-
 def _norm_passes(norm: Norm, device_type: str) -> int:
     """How often a norm reads or writes as much as its input."""
-    return 2 if _one_kernel(norm, device_type) else 7
-
-
-def _tokens(resolved: Resolved) -> int:
-    return resolved.config.data.micro_batch * resolved.local_seq_len
-
-
-def mlp_tiles(resolved: Resolved) -> int:
-    """Into how many the MLP cuts a micro-batch; 0 where it does not."""
-    rows = resolved.model.mlp_tile
-    own = _tokens(resolved) // resolved.config.sharding.tensor_parallel
-    return -(-own // rows) if rows else 0
+    return 2 if one_kernel(norm, device_type) else 7
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
@@ -219,7 +143,7 @@ def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> floa
 
 
 def _chunked(resolved: Resolved) -> bool:
-    model, rows = resolved.own_model, _tokens(resolved)
+    model, rows = resolved.own_model, tokens_of(resolved)
     if model.loss_chunk is not None:
         return model.loss_chunk > 0
     fused = _fused_loss(resolved)
@@ -240,7 +164,7 @@ def _activation_bytes(resolved: Resolved) -> float:
 
 def block_input_bytes(resolved: Resolved) -> float:
     """What a checkpointed block keeps of a micro-batch: the residual stream."""
-    rows = _tokens(resolved) / resolved.config.sharding.tensor_parallel
+    rows = tokens_of(resolved) / resolved.config.sharding.tensor_parallel
     return _activation_bytes(resolved) * rows * resolved.model.d_model
 
 
@@ -259,6 +183,16 @@ def _tile_elements_bytes(resolved: Resolved) -> float:
     return model.layers * elements * _activation_bytes(resolved)
 
 
+def _adapters(model: ModelConfig) -> int:
+    """Weights of all adapters' matmuls."""
+    return model.layers * model.block_adapter_count
+
+
+def _gradients(model: ModelConfig) -> int:
+    """Matmuls of a backward for one of the forward with the model's own weights."""
+    return 2 if model.lora is None else 1
+
+
 def _activation_passes(model: ModelConfig) -> int:
     return 5 if model.activation == "swiglu" else 2
 
@@ -268,14 +202,26 @@ def block_elements(model: ModelConfig, device_type: str, ranks: int = 1) -> int:
     each), the copy of the attention's output (2 of its width), and the activation (2 d_ff; swiglu's
     silu and product 5 d_ff), and what puts tiles together (2 d). Of queries and keys, a norm and
     the rotation (4 products, 2 sums and a copy: 9 of their width). What is d wide, each of `ranks`
-    has a part of."""
+    has a part of. Adapters, of which no rank has parts, add to what projections have computed (2 of
+    its width) and drop some of their input (3 of its width)."""
     elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model // ranks
     elements += 2 * model.attention_dim
     elements += _activation_passes(model) * model.ffn_dim
     elements += 2 * model.d_model // ranks if model.mlp_tile else 0
+    elements += _adapter_elements(model)
     per_head = _norm_passes("rms", device_type) if model.qk_norm else 0
     per_head += 9 if model.position == "rope" else 0
     return elements + per_head * (model.heads + model.kv_head_count) * model.head_size
+
+
+def _adapter_elements(model: ModelConfig) -> int:
+    if model.lora is None:
+        return 0
+    dropped = 3 if model.lora.dropout else 0
+    named = zip(("qkv", "proj", "mlp", "mlp"), model.linear_shapes, strict=True)
+    return sum(
+        2 * outer + dropped * inner for name, (inner, outer) in named if name in model.lora.targets
+    )
 
 
 def _loss_bytes(resolved: Resolved) -> float:
@@ -288,12 +234,19 @@ def _loss_bytes(resolved: Resolved) -> float:
 
 def _weight_cast_bytes(resolved: Resolved) -> float:
     """autocast reads fp32 weights and writes low-precision ones in every forward, and the reverse
-    for gradients in the backward."""
+    for gradients in the backward; frozen ones are of low precision already."""
     autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
-    return 6.0 * resolved.own_model.matmul_parameter_count if autocast else 0.0
+    model = resolved.own_model
+    cast = model.matmul_parameter_count if model.lora is None else _adapters(model)
+    return 6.0 * cast if autocast else 0.0
 
 
 def _mlp_cast_bytes(resolved: Resolved) -> float:
     """The MLPs' part of it, which each tile has anew."""
-    share = _mlp_parameters(resolved.own_model) / resolved.own_model.matmul_parameter_count
+    model = resolved.own_model
+    share = _mlp_parameters(model) / model.matmul_parameter_count
+    if model.lora is not None:
+        others = tuple(target for target in model.lora.targets if target != "mlp")
+        without = replace(model.lora, targets=others) if others else None
+        share = 1 - _adapters(replace(model, lora=without)) / _adapters(model)
     return share * _weight_cast_bytes(resolved)

@@ -81,11 +81,13 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
     types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
     group = sharding.shard_ranks(world_size) // sharding.replicate
     entry = OPTIMIZERS[optim.optimizer]
-    count = resolved.own_model.parameter_count
+    model = resolved.own_model
+    count = model.trained_parameter_count
     element = (types.parameters if strategy.keeps_master else types.stored).itemsize
     parameters = states = 0
     if sharding.offload_param == "none":
         parameters = element * count
+        parameters += types.computed.itemsize * (model.parameter_count - count)  # frozen
     if sharding.offload_optimizer == "none":
         if entry.elementwise:
             states += entry.costs("", (count,), optim, resolved.config.loop.device).state_bytes

@@ -16,7 +16,7 @@ class Buffers:
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         self.rank = rank
         self.timeline = timeline
-        self.parameters = rank.parameters
+        self.parameters, self.trained = rank.parameters, rank.trained
         self.by_name = {parameter.name: parameter for parameter in self.parameters}
         self.element, self.stored = rank.computed_bytes, rank.stored_bytes
 
@@ -86,11 +86,13 @@ class Whole(Buffers):
         self.materialize("param", self.stored)
 
     def materialize(self, kind: str, element: int) -> None:
-        """Parameters are drawn in fp32, one by one, and converted to `element` bytes each."""
+        """Parameters are drawn in fp32, one by one, and converted to `element` bytes each; frozen
+        ones to the type that is computed in."""
         for p in self.parameters:
-            if element != FP32:
+            own = element if p.trained else self.element
+            if own != FP32:
                 self.timeline.allocate("drawn", FP32 * p.elements, "temporary")
-            self.timeline.allocate((kind, p.name), element * p.elements, "params")
+            self.timeline.allocate((kind, p.name), own * p.elements, p.category)
             self.timeline.free("drawn")
 
     def begin_forward(self, *, last: bool) -> None:
@@ -112,9 +114,9 @@ class Whole(Buffers):
 
     def step(self) -> None:
         if not self.rank.updates_in_backward:
-            self.clip_and_update([(p, p.shape) for p in self.parameters])
+            self.clip_and_update([(p, p.shape) for p in self.trained])
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        for p in self.parameters:
+        for p in self.trained:
             self.timeline.free(("grad", p.name))

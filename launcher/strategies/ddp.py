@@ -1,5 +1,6 @@
 """DistributedDataParallel: every rank holds everything, gradients are averaged."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torch.nn.parallel import DistributedDataParallel
@@ -35,10 +36,14 @@ class DdpBuffers(Whole):
 
     def build(self) -> None:
         super().build()
-        # The constructor sends rank 0's values to all, flattened in pieces of 250 MB.
-        whole = self.stored * sum(p.elements for p in self.parameters)
-        self.transient(min(whole, 250 * 10**6))
-        self._allocate(self.parameters, "first")
+        # The constructor sends rank 0's values to all, flattened by type in pieces of 250 MB, of
+        # which two are on their way.
+        whole: defaultdict[int, int] = defaultdict(int)
+        for p in self.parameters:
+            element = self.rank.element_bytes(p)
+            whole[element] += element * p.elements
+        self.transient(sum(min(size_bytes, 250 * 10**6) for size_bytes in whole.values()))
+        self._allocate(self.trained, "first")
 
     def begin_forward(self, *, last: bool) -> None:
         super().begin_forward(last=last)
@@ -116,5 +121,7 @@ class Ddp(Strategy):
     def traffic(self, wire: Wire) -> Traffic:
         """All-reduce of the gradients, in the parameters' type (fp32 under autocast), in the last
         backward, in buckets as they fill."""
-        pieces = wire.stored_bytes * (wire.blocks + wire.head) / BUCKET_BYTES
-        return Traffic(last_backward=wire.all_reduce(wire.stored_bytes, pieces=max(1.0, pieces)))
+        pieces = wire.stored_bytes * wire.trained.before_embeddings / BUCKET_BYTES
+        return Traffic(
+            last_backward=tuple(wire.all_reduce(wire.stored_bytes, pieces=max(1.0, pieces)))
+        )

@@ -1,11 +1,12 @@
 """Bytes that offloaded training states take in host memory and on disk. Arithmetic only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
 from launcher.memory.allocator_blocks import page_locked_bytes
-from launcher.memory.parameters import parameters_of
+from launcher.memory.parameters import Parameter, parameters_of
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtypes import dtypes
@@ -34,15 +35,16 @@ class OffloadSizes:
 
 
 def state_bytes(model: ModelConfig, optim: OptimChoice) -> float:
-    """What is offloaded with the optimizer, per parameter: the weights that it updates, and its
-    states without counters (all that it keeps for a tensor of no elements)."""
+    """What is offloaded with the optimizer, per trained parameter: the weights that it updates, and
+    its states without counters (all that it keeps for a tensor of no elements)."""
     entry = OPTIMIZERS[optim.optimizer]
     states = sum(
         entry.costs(p.name, p.shape, optim, "cpu").state_bytes
         - entry.costs(p.name, (0,) * len(p.shape), optim, "cpu").state_bytes
         for p in parameters_of(model)
+        if p.trained
     )
-    return dtypes(optim).stored.itemsize + states / model.parameter_count
+    return dtypes(optim).stored.itemsize + states / model.trained_parameter_count
 
 
 def largest_slice_count(model: ModelConfig, world_size: int) -> int:
@@ -60,20 +62,23 @@ def optimizer_buffer_count(offload: OffloadChoice) -> int:
     return OVERLAPPED_OPTIMIZER_BUFFERS if offload.nvme_overlap else OPTIMIZER_BUFFERS
 
 
-def _crossing_bytes(config: RunConfig, model: ModelConfig, world_size: int, element: int) -> int:
-    """A rank's share of all parameters, or gradients, on their way between host and device.
+def _crossing_bytes(
+    config: RunConfig, parameters: Sequence[Parameter], world_size: int, element: int
+) -> int:
+    """A rank's share of some parameters, or gradients, on their way between host and device.
 
     For a GPU they are page-locked, and rounded up to powers of two: each of FSDP's shards, or each
-    of DeepSpeed's flat groups (matrices, vectors). NVMe's staging buffers are another allocator's.
+    of DeepSpeed's flat groups (matrices, vectors), which frozen ones are not in. NVMe's staging
+    buffers are another allocator's.
     """
-    parameters = parameters_of(model)
     if not (config.offload.pin_memory and config.loop.device == "cuda"):
-        return element * -(-model.parameter_count // world_size)
-    if config.sharding.strategy == "fsdp":
-        pieces = [p.elements for p in parameters]
-    else:
-        matrices = sum(p.elements for p in parameters if len(p.shape) >= 2)
-        pieces = [matrices, model.parameter_count - matrices]
+        return element * -(-sum(p.elements for p in parameters) // world_size)
+    alone = config.sharding.strategy == "fsdp"
+    pieces = [p.elements for p in parameters if alone or not p.trained]
+    if not alone:
+        flat = [p for p in parameters if p.trained]
+        matrices = sum(p.elements for p in flat if len(p.shape) >= 2)
+        pieces += [matrices, sum(p.elements for p in flat) - matrices]
     return sum(page_locked_bytes(element * -(-piece // world_size)) for piece in pieces)
 
 
@@ -81,10 +86,13 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     """Per rank, for an even split; zeros where nothing is offloaded.
 
     Beside an offloaded optimizer the accumulated gradients are in host memory too. FSDP's
-    offloaded parameters are the master weights themselves.
+    offloaded parameters are the master weights themselves, or frozen.
     """
     sharding, offload = config.sharding, config.offload
-    mine = -(-model.parameter_count // world_size)
+    parameters = parameters_of(model)
+    trained = [p for p in parameters if p.trained]
+    frozen = [p for p in parameters if not p.trained]
+    mine = -(-model.trained_parameter_count // world_size)
     element = dtypes(config.optim).computed.itemsize
     gradient = 2 if sharding.grad_accum_dtype == "bf16" else FP32
     largest = largest_slice_count(model, world_size)
@@ -93,16 +101,17 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     states = int(state_bytes(model, config.optim) * mine)
     host = locked = disk = 0
     if sharding.offload_optimizer == "cpu":
-        host += states + _crossing_bytes(config, model, world_size, gradient)
+        host += states + _crossing_bytes(config, trained, world_size, gradient)
         if sharding.zero != 3:  # whose master weights stay where they are
             stored = dtypes(config.optim).stored.itemsize
-            host += _crossing_bytes(config, model, world_size, stored) - stored * mine
+            host += _crossing_bytes(config, trained, world_size, stored) - stored * mine
     elif sharding.offload_optimizer == "nvme":
-        host += _crossing_bytes(config, model, world_size, gradient)
+        host += _crossing_bytes(config, trained, world_size, gradient)
         disk += states
         locked += optimizer_buffer_count(offload) * FP32 * group
-    if sharding.offload_param == "cpu" and sharding.strategy == "zero":
-        host += _crossing_bytes(config, model, world_size, element)
+    if sharding.offload_param == "cpu":
+        moved = parameters if sharding.strategy == "zero" else frozen
+        host += _crossing_bytes(config, moved, world_size, element)
     elif sharding.offload_param == "nvme":
         disk += element * mine
         locked += element * (PARAM_BUFFERS * largest + group)

@@ -35,6 +35,15 @@ class Rank:
         return parameters_of(self.resolved.model, self.share)
 
     @property
+    def trained(self) -> tuple[Parameter, ...]:
+        """Those of them that have gradients."""
+        return tuple(p for p in self.parameters if p.trained)
+
+    def element_bytes(self, parameter: Parameter) -> int:
+        """Bytes of an element between steps: what is frozen needs no more than is computed with."""
+        return self.stored_bytes if parameter.trained else self.computed_bytes
+
+    @property
     def computed_bytes(self) -> int:
         """Bytes of an element that is computed with."""
         return dtypes(self.resolved.config.optim).computed.itemsize

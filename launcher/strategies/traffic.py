@@ -7,7 +7,7 @@ the machine, and is the planner's business.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
@@ -43,6 +43,13 @@ class Traffic:
     step: tuple[Transfer, ...] = ()
 
 
+class Reduced(NamedTuple):
+    """How many parameters have gradients, by when those are complete."""
+
+    before_embeddings: int
+    embeddings: int
+
+
 class Wire:
     """The parameters of a run by when they travel, and the transfers that strategies share.
 
@@ -65,9 +72,18 @@ class Wire:
         self.embeddings = model.embedding_parameter_count
         """Of tokens and positions: used first, so their gradients are complete last."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
+        if model.lora is None:
+            self.trained = Reduced(self.blocks + self.head, self.embeddings)
+        else:
+            self.trained = Reduced(model.trained_parameter_count, 0)
+        trained = model.trained_parameter_count
+        resting = self.stored_bytes * trained
+        resting += self.computed_bytes * (model.parameter_count - trained)
+        self.resting_bytes = resting / model.parameter_count
+        """Of an element of a shard, on average: frozen ones are stored as they are computed with."""
 
     def gather(
-        self, parameters: float, *, pieces: int, host_element: int, hideable: bool = True
+        self, parameters: float, *, pieces: int, host_element: float, hideable: bool = True
     ) -> Iterator[Transfer]:
         """Gather parameters; from host memory first where they live there (`host_element` bytes
         each), and copied out of the gathered buffer afterwards."""
@@ -82,16 +98,15 @@ class Wire:
 
     def all_reduce(
         self, element: int, *, pieces: float, hideable: bool = True
-    ) -> tuple[Transfer, Transfer]:
+    ) -> Iterator[Transfer]:
         """Sum whole gradients of `element` bytes each. The embeddings' come last: nothing is left
         to hide them behind."""
-        before = element * (self.blocks + self.head)
-        return (
-            Transfer(kind="all_reduce", size_bytes=before, pieces=pieces, hideable=hideable),
-            Transfer(kind="all_reduce", size_bytes=element * self.embeddings, hideable=False),
-        )
+        before = element * self.trained.before_embeddings
+        yield Transfer(kind="all_reduce", size_bytes=before, pieces=pieces, hideable=hideable)
+        if last := element * self.trained.embeddings:
+            yield Transfer(kind="all_reduce", size_bytes=last, hideable=False)
 
-    def gather_model(self, host_element: int) -> Iterator[Transfer]:
+    def gather_model(self, host_element: float) -> Iterator[Transfer]:
         """Gather all parameters for a forward, group by group: nothing hides the first."""
         layers = self.model.layers
         block = self.blocks / layers
@@ -105,9 +120,11 @@ class Wire:
         """Copy gradients of `element` bytes into a buffer, reduce-scatter them, all-reduce the
         shards across replicas, group by group; the embeddings' come last. Then offload them."""
         for parameters, pieces, hideable in (
-            (self.blocks + self.head, self.model.layers, True),
-            (self.embeddings, 1, False),
+            (self.trained.before_embeddings, self.model.layers, True),
+            (self.trained.embeddings, 1, False),
         ):
+            if parameters == 0:
+                continue
             size = element * parameters
             yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
             sent = Transfer(
@@ -121,5 +138,5 @@ class Wire:
     def gradients_to_host(self) -> Iterator[Transfer]:
         """This rank's share of the gradients, in fp32, to where an offloaded optimizer is."""
         if self.sharding.offload_optimizer != "none":
-            own = self.model.parameter_count / self.shard_ranks
+            own = self.model.trained_parameter_count / self.shard_ranks
             yield Transfer(kind="to_host", size_bytes=4 * own)

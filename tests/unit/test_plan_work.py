@@ -67,6 +67,29 @@ def test_recomputed_operators_are_nearly_so(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("adapters", [{}, {"lora_targets": "all", "lora_dropout": 0.1}])
+def test_operators_beside_frozen_weights_are_nearly_so(
+    model: str, adapters: dict[str, Any]
+) -> None:
+    for mode in ("none", "selective", "full"):
+        run = run_of(**MODELS[model], **adapters, lora_rank=2, activation_checkpointing=mode)
+        forward, backward = counted(run)
+        assert backward_work(run).operators == pytest.approx(backward, rel=0.06)
+        if mode == "none":
+            assert forward_work(run).operators == pytest.approx(forward, abs=1)
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    whole, adapters = run_of(loss_chunk=0), run_of(loss_chunk=0, lora_rank=2)
+    tokens = 2 * 16
+    for run, backward in ((whole, 2), (adapters, 1)):
+        frozen_or_not = 2 * tokens * run.model.matmul_parameter_count
+        further = 2 * tokens * run.model.layers * run.model.block_adapter_count
+        assert forward_work(run).matmul_flops == frozen_or_not + further
+        assert backward_work(run).matmul_flops == backward * frozen_or_not + 2 * further
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mlp_tile", [64, 16, 5])
 def test_operators_of_tiles_are_nearly_so(model: str, mlp_tile: int) -> None:
     for mode in ("none", "selective", "full"):

@@ -82,14 +82,14 @@ class Fsdp(Strategy):
         sharding, model = wire.sharding, wire.model
         reshard = sharding.reshard_after_forward
         root_again = reshards(ROOT, reshard_after_forward=reshard, tied=model.tied)
-        element = wire.stored_bytes  # shards move as they are stored, and are cast on the device
+        element = wire.resting_bytes  # shards move as they are stored, and are cast on the device
         forward = tuple(wire.gather_model(element))
         embeddings, blocks = wire.embeddings if root_again else 0, wire.blocks if reshard else 0
         backward = (
             *wire.gather(embeddings, pieces=1, host_element=element, hideable=False),
             *wire.gather(blocks, pieces=model.layers, host_element=element),
         )
-        reduce = tuple(wire.reduce_model(element))
+        reduce = tuple(wire.reduce_model(wire.stored_bytes))
         if sharding.reduce_each_micro_batch:
             return Traffic(forward=forward, backward=(*backward, *reduce))
         return Traffic(forward=forward, backward=backward, last_backward=reduce)

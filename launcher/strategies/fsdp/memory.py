@@ -26,6 +26,11 @@ class _Group:
     gathering: bool = False
     accumulated: bool = False
 
+    @property
+    def trained(self) -> list[Parameter]:
+        """Those that are reduced."""
+        return [p for p in self.parameters if p.trained]
+
 
 class FsdpBuffers(Buffers):
     """Shards between uses; a group's whole parameters while it computes, the next one's early."""
@@ -70,9 +75,10 @@ class FsdpBuffers(Buffers):
 
     def build(self) -> None:
         for p in self.parameters:
-            size_bytes, where = self.stored * self._padded(p), self.rank.params_where
+            size_bytes = self.rank.element_bytes(p) * self._padded(p)
+            where, pins = self.rank.params_where, self.rank.pins
             self.timeline.allocate(
-                ("param", p.name), size_bytes, "params", where=where, pinned=self.rank.pins
+                ("param", p.name), size_bytes, p.category, where=where, pinned=pins
             )
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
@@ -99,7 +105,7 @@ class FsdpBuffers(Buffers):
     def leave(self, place: Place) -> None:
         if place.part == "block" and self.blocks[place.layer].reshard:
             self._release(self.blocks[place.layer])
-        elif place.part == "block_backward":
+        elif place.part == "block_backward" and not self._is_late(place.layer):
             self._reduce(self.blocks[place.layer])
         elif place.part == "head_backward" and self.head is not None:
             self._reduce(self.head)
@@ -117,6 +123,8 @@ class FsdpBuffers(Buffers):
 
     def end_backward(self) -> None:
         self._reduce(self.root)
+        if self._is_late(0):
+            self._reduce(self.blocks[0])
         self.timeline.free(self._scattering)
         self._scattering = None
         for number in range(self._reductions):
@@ -126,13 +134,13 @@ class FsdpBuffers(Buffers):
     def step(self) -> None:
         if self.rank.updates_in_backward:
             return
-        self.clip_and_update([(p, self._local_shape(p)) for p in self.parameters])
+        self.clip_and_update([(p, self._local_shape(p)) for p in self.trained])
         for group in self.groups:
             self._drop_shards(group)
 
     def _update(self, group: _Group) -> None:
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
-        for p in group.parameters:
+        for p in group.trained:
             self.update(p, self._local_shape(p))
         key = ("shard", group.name)
         if self.replicated and self.timeline.has(key):
@@ -143,14 +151,22 @@ class FsdpBuffers(Buffers):
 
     def _drop_shards(self, group: _Group) -> None:
         self.timeline.free(("shard", group.name))
-        for p in group.parameters:
+        for p in group.trained:
             self.timeline.free(("shard", p.name))
+
+    def _is_late(self, layer: int) -> bool:
+        """Whether a block is reduced by the root's last callback, after the backward: its input has
+        no gradient, which would tell when it is through."""
+        return layer == 0 and len(self.trained) < len(self.parameters)
 
     def _local_shape(self, p: Parameter) -> tuple[int, ...]:
         return row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[0]
 
     def _padded(self, p: Parameter) -> int:
         return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])
+
+    def _padded_sum(self, parameters: list[Parameter]) -> int:
+        return sum(self._padded(p) for p in parameters)
 
     def _begin_backward(self) -> None:
         # The hooks of head and root are both on the loss; each gathers the one before it early.
@@ -169,9 +185,12 @@ class FsdpBuffers(Buffers):
         group.gathering = True
         if self.ranks == 1:
             return
-        shard = self.element * sum(self._padded(p) for p in group.parameters)
-        if self.casts or self.offloaded:
+        shard = self.element * self._padded_sum(group.parameters)
+        if self.offloaded:
             self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
+        elif self.casts:
+            cast = self.element * self._padded_sum(group.trained)
+            self.timeline.allocate("shards to send", cast, "temporary", stream="gather")
         key = ("gather", group.name)
         self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
@@ -222,14 +241,16 @@ class FsdpBuffers(Buffers):
             self._accumulate(group)
             return
         if self.casts and group.accumulated:
-            for p in group.parameters:  # added to what the window has
+            for p in group.trained:  # added to what the window has
                 self.timeline.free(("grad", p.name))
         self.timeline.free(self._scattering)
-        elements = sum(self._padded(p) for p in group.parameters)
+        elements = self._padded_sum(group.trained)
+        if elements == 0:
+            return
         self._scattering = f"scatter {group.name}"
         sent_bytes = self.stored * self.ranks * elements
         self.timeline.allocate(self._scattering, sent_bytes, "temporary")
-        for p in group.parameters:
+        for p in group.trained:
             self.timeline.free(("grad", p.name))
             self.timeline.free(("accumulated", p.name))
         group.accumulated = False
@@ -241,7 +262,7 @@ class FsdpBuffers(Buffers):
         size_bytes = self.stored * elements
         if self.offloaded:
             self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
-            for p in group.parameters:
+            for p in group.trained:
                 if not self.timeline.has(("shard", p.name)):
                     shard = self.stored * self._padded(p)
                     self.timeline.allocate(
@@ -264,7 +285,7 @@ class FsdpBuffers(Buffers):
         """In bf16, micro-batches without communication add up in fp32."""
         if not self.casts:
             return
-        for p in group.parameters:
+        for p in group.trained:
             if not group.accumulated:
                 size = self.stored * p.elements
                 self.timeline.allocate(("accumulated", p.name), size, "temporary")

@@ -86,9 +86,9 @@ class Zero(Strategy):
         micro-batch (stage3.py). Biases and norms stay whole, and are left out here.
         """
         stage, element, layers = wire.sharding.zero, wire.computed_bytes, wire.model.layers
-        parameters = wire.model.parameter_count
+        trained = wire.model.trained_parameter_count
         if stage == 0:
-            every = wire.stored_bytes * parameters
+            every = wire.stored_bytes * trained
             sent = Transfer(kind="all_reduce", size_bytes=every, hideable=False)
             return Traffic(last_backward=(sent,))
         if stage == 3:
@@ -98,7 +98,7 @@ class Zero(Strategy):
         reduced = wire.all_reduce(element, pieces=layers, hideable=hideable)
         backward = (*reduced, *wire.gradients_to_host())
         updated = Transfer(
-            kind="all_gather", size_bytes=element * parameters, pieces=layers, hideable=False
+            kind="all_gather", size_bytes=element * trained, pieces=layers, hideable=False
         )
         if stage == 1:
             return Traffic(last_backward=backward, step=(updated,))

@@ -94,8 +94,10 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
 
 def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
     sharding = config.sharding
-    # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each.
-    bucket = sharding.bucket or model.block_parameter_count
+    # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each. Gradients are
+    # reduced of what is trained, but whole blocks are fetched.
+    bucket = sharding.bucket or model.trained_block_parameter_count
+    fetched = sharding.bucket or model.block_parameter_count
     section: JsonObject = {
         "stage": sharding.zero,
         "reduce_bucket_size": bucket,
@@ -104,14 +106,14 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         "contiguous_gradients": True,
     }
     if sharding.zero == 3:
-        section["stage3_prefetch_bucket_size"] = bucket
+        section["stage3_prefetch_bucket_size"] = fetched
         # Biases and norms stay whole on every rank; matrices are sharded.
         vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
         section["stage3_param_persistence_threshold"] = max(vectors)
-        section["stage3_max_live_parameters"] = 2 * bucket + model.vocab_size * model.d_model
+        section["stage3_max_live_parameters"] = 2 * fetched + model.vocab_size * model.d_model
         # The tiles of an MLP use its weights in turn, which would be gathered anew for each.
         tiled = model.block_parameter_count if model.mlp_tile else 0
-        section["stage3_max_reuse_distance"] = max(bucket, tiled)
+        section["stage3_max_reuse_distance"] = max(fetched, tiled)
     pin = config.offload.pin_memory and config.loop.device == "cuda"
     if sharding.offload_optimizer != "none":
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}

@@ -53,7 +53,10 @@ class Coordinator:
         self._available: set[str] = set()
         self._gathers: dict[str, _Gather] = {}  # in flight or not yet waited for, by parameter
         self._active: defaultdict[str, set[str]] = defaultdict(set)  # modules, by parameter
-        self._releasable: dict[int, set[str]] = {}
+        # Modules that the backward is in, by when it entered them.
+        self._backwards: dict[str, None] = {}
+        self._recomputed: defaultdict[str, dict[str, Parameter]] = defaultdict(dict)  # by those
+        self._releasable: dict[tuple[str, int], set[str]] = {}
         self._count = 0
         self._step = 0
         self._live = 0
@@ -83,8 +86,10 @@ class Coordinator:
         self._fetched_for = {}
         self._step = self._live = 0
 
-    def fetch(self, module: str) -> None:
+    def fetch(self, module: str, *, forward: bool) -> None:
         """A module is entered."""
+        if not forward:
+            self._backwards[module] = None
         own = self._of_module[module]
         if not self._recorded:
             self._order.append(module)
@@ -92,20 +97,29 @@ class Coordinator:
         self._gather(missing)
         for p in own:
             self._active[p.name].add(module)
+            if forward and self._backwards and not p.trained:
+                # Recomputed, it stays for the module that the backward is in: of what is frozen no
+                # gradient would tell when it is used for the last time.
+                owner = next(reversed(self._backwards))
+                self._recomputed[owner][p.name] = p
+                self._active[p.name].add(owner)
             self._wait(p)
         if self._recorded:
             self._take_from_queue(own)
             self._prefetch()
         self._step += 1
 
-    def release(self, module: str) -> None:
+    def release(self, module: str, *, forward: bool) -> None:
         """A module is left."""
         own = self._of_module[module]
-        if not own:
-            return
         going = {p.name for p in own}
-        if self._recorded:
-            going = self._not_needed_soon(own, going - self._persistent)
+        if self._recorded and own:
+            going = self._not_needed_soon(module, own, going - self._persistent)
+        if not forward:
+            del self._backwards[module]
+            recomputed = self._recomputed.pop(module, {})
+            going = going | (recomputed.keys() - self._persistent)
+            own = [*own, *(p for name, p in recomputed.items() if p not in own)]
         for p in own:
             self._active[p.name].discard(module)
             if p.name in going:
@@ -114,6 +128,8 @@ class Coordinator:
     def release_all(self) -> None:
         """The backward is over; embeddings, whose inputs have no gradient, are still there."""
         self._active.clear()
+        self._backwards.clear()
+        self._recomputed.clear()
         for own in self._of_module.values():
             for p in own:
                 if p.name not in self._persistent:
@@ -172,8 +188,8 @@ class Coordinator:
         if not gather.waiting:
             self._timeline.free(("flat", gather.number))
 
-    def _not_needed_soon(self, own: list[Parameter], going: set[str]) -> set[str]:
-        if self._step not in self._releasable:
+    def _not_needed_soon(self, module: str, own: list[Parameter], going: set[str]) -> set[str]:
+        if (module, self._step) not in self._releasable:
             # What prefetching passed over, because it was there, must stay for its next use.
             kept = {p.name for p in own if self._fetched_for.get(p.name, -1) > self._step}
             passed = 0
@@ -183,8 +199,8 @@ class Coordinator:
                 for p in self._of_module[name]:
                     kept.add(p.name)
                     passed += p.elements
-            self._releasable[self._step] = going - kept
-        return self._releasable[self._step]
+            self._releasable[module, self._step] = going - kept
+        return self._releasable[module, self._step]
 
     def _release(self, p: Parameter) -> None:
         if p.name in self._available and not self._active[p.name]:
@@ -193,7 +209,7 @@ class Coordinator:
             self._live -= p.elements
 
     def _allocate(self, p: Parameter, elements: int) -> None:
-        category = "params" if p.name in self._persistent else "temporary"
+        category = p.category if p.name in self._persistent else "temporary"
         size_bytes = self._element * elements
         self._timeline.allocate(("whole", p.name), size_bytes, category, stream="gather")
 

@@ -13,9 +13,9 @@ FP64 = 8
 
 
 def optimizer_groups(rank: Rank) -> list[list[Parameter]]:
-    """The parameter groups of `launcher.optim`: matrices, and vectors."""
-    matrices = [p for p in rank.parameters if len(p.shape) >= 2]
-    vectors = [p for p in rank.parameters if len(p.shape) < 2]
+    """The parameter groups of `launcher.optim`: matrices, and vectors, of what is trained."""
+    matrices = [p for p in rank.trained if len(p.shape) >= 2]
+    vectors = [p for p in rank.trained if len(p.shape) < 2]
     return [group for group in (matrices, vectors) if group]
 
 

@@ -22,7 +22,7 @@ class Zero0(Whole):
 
     def end_backward(self) -> None:
         if self.last:
-            elements = sum(p.elements for p in self.parameters)
+            elements = sum(p.elements for p in self.trained)
             self.transient(FP32 * min(elements, ALLREDUCE_ELEMENTS))
 
 
@@ -35,7 +35,7 @@ class Bf16Stage1(FlatBuffers):
         self.timeline.allocate(("fp32 gradients", number), FP32 * elements, "grads")
 
     def end_backward(self) -> None:
-        largest = max(p.elements for p in self.parameters)
+        largest = max(p.elements for p in self.trained)
         self.transient(FP32 * largest)  # a gradient in fp32
         if self.last:
             elements = min(self.groups.padded, ALLREDUCE_ELEMENTS)
@@ -73,7 +73,7 @@ class Zero12(FlatBuffers):
         super().build()
         timeline = self.timeline
         if self.offloaded:
-            largest = max(p.elements for p in self.parameters)
+            largest = max(p.elements for p in self.trained)
             size_bytes = self.element * largest
             timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
             # Temporary, since the ledger that measures does not know this one either.
@@ -126,7 +126,7 @@ class Zero12(FlatBuffers):
         self._close_window()
 
     def _close_window(self) -> None:
-        for p in self.parameters:
+        for p in self.trained:
             self.timeline.free(("grad", p.name))
         for number in range(2):
             self.timeline.free(("ipg", number))

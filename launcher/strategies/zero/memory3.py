@@ -29,11 +29,16 @@ class Zero3(ZeroBuffers):
     def build(self) -> None:
         timeline = self.timeline
         largest = max(p.elements for p in self.parameters)
-        for p in self.parameters:
-            timeline.allocate(("born", p.name), self.element * self._slice(p), "params")
-        self.transient(FP32 * largest)  # its initial value
-        total = sum(self._slice(p) for p in self.parameters)
         where, pins = self.rank.params_where, self.rank.pins
+        for p in self.parameters:
+            size_bytes = self.element * self._slice(p)
+            if p.trained:
+                timeline.allocate(("born", p.name), size_bytes, "params")
+            else:  # the optimizer, which moves the others, does not know it
+                key = ("frozen", p.name)
+                timeline.allocate(key, size_bytes, "frozen", where=where, pinned=pins)
+        self.transient(FP32 * largest)  # its initial value
+        total = sum(self._slice(p) for p in self.trained)
         if self.rank.device_type != "cpu":  # they make room before they come back, end to end
             self._drop_born()
             timeline.empty_cache()
@@ -42,7 +47,7 @@ class Zero3(ZeroBuffers):
         self._build_optimizer(total)
 
     def _drop_born(self) -> None:
-        for p in self.parameters:
+        for p in self.trained:
             self.timeline.free(("born", p.name))
 
     def begin_forward(self, *, last: bool) -> None:
@@ -51,9 +56,9 @@ class Zero3(ZeroBuffers):
 
     def module(self, event: Module) -> None:
         if event.entering:
-            self.coordinator.fetch(event.name)
+            self.coordinator.fetch(event.name, forward=event.forward)
         else:
-            self.coordinator.release(event.name)
+            self.coordinator.release(event.name, forward=event.forward)
 
     def gradient(self, key: Key, name: str) -> None:
         p = self.by_name[name]
@@ -71,7 +76,7 @@ class Zero3(ZeroBuffers):
         self.coordinator.release_all()
 
     def step(self) -> None:
-        largest = max(self._slice(p) for p in self.parameters)
+        largest = max(self._slice(p) for p in self.trained)
         if not self.norms_on_the_way:
             self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
