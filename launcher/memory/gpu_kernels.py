@@ -40,7 +40,8 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         whole = x.contiguous()  # a copy, while it runs, of heads that lie between others
-        return torch.empty_like(whole), torch.empty_like(weight)
+        of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        return torch.empty_like(whole), of_weight
 
 
 def _in_place(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -4,8 +4,9 @@ The model runs under FakeTensorMode, followed by the tracker that also measures
 (`launcher.memory.live_trace`), so that a predicted byte and a measured byte mean the same.
 
 The events are cut into segments: the embedding, each block, the head, and the same backwards.
-Blocks repeat, so three are traced, and the middle one stands for any number. Nothing here depends
-on how the model is sharded.
+Blocks repeat, so three are traced, and the middle one stands for any number. Beside frozen weights
+the first one differs, whose input has no gradient, so that four are, and the third stands for those
+that follow another like it. Nothing here depends on how the model is sharded.
 """
 
 from dataclasses import replace
@@ -30,7 +31,7 @@ from launcher.memory.trace_record import record_trace
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import Share, Slice
 
-_LAYERS = 3
+_LAYERS, _LAYERS_WITH_ADAPTERS = 3, 4
 
 
 @cache
@@ -45,7 +46,8 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
     of their sequences or all of them, by a rank with a `share` of the matrices or all; cached."""
-    few = replace(model, layers=min(model.layers, _LAYERS))
+    most = _LAYERS if model.lora is None else _LAYERS_WITH_ADAPTERS
+    few = replace(model, layers=min(model.layers, most))
     trace = record_trace(few, compute, micro_batch, seq_len, part, share)
     return _deepened(trace, model.layers)
 
@@ -82,7 +84,7 @@ def on_host(trace: MicroBatch) -> MicroBatch:
 
 
 def _deepened(trace: Trace, layers: int) -> MicroBatch:
-    """Repeat the middle block until there are `layers`, and put all events in order."""
+    """Repeat the last block but one until there are `layers`, and put all events in order."""
     places = _places(layers)
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
     keys: dict[Birth, Key] = {}
@@ -134,11 +136,12 @@ def _places(layers: int) -> list[Place]:
 
 def _instances(place: Place, traced: int, layers: int) -> list[Place]:
     """Where in the deep model a segment of the traced one is."""
-    if not place.part.startswith("block") or traced == layers or place.layer == 0:
+    repeated = traced - 2
+    if not place.part.startswith("block") or traced == layers or place.layer < repeated:
         return [place]
     if place.layer == traced - 1:
         return [replace(place, layer=layers - 1)]
-    return [replace(place, layer=layer) for layer in range(1, layers - 1)]
+    return [replace(place, layer=layer) for layer in range(repeated, layers - 1)]
 
 
 def _relative(other: Place, template: Place, instance: Place, traced: int, layers: int) -> Place:

@@ -20,6 +20,8 @@ from launcher.sizes import gib, parse_bytes
 from launcher.strategies import STRATEGIES, strategy_of, variant_of
 
 MOST: Final = 3
+LORA_RANK: Final = 8
+"""Of the adapters that are proposed where a model is fine-tuned: a usual one."""
 PATIENCE_S: Final = 8.0
 """CPU time that is spent on advice (the clock's may be longer on a busy host): what has been found
 by then is said."""
@@ -142,6 +144,8 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     if config.model.activation_checkpointing in modes:
         further = modes[modes.index(config.model.activation_checkpointing) + 1 :]
         yield [{"activation_checkpointing": mode} for mode in further]
+    if config.model.init_from is not None and config.model.lora_rank is None:
+        yield [{"lora_rank": LORA_RANK}]  # from scratch adapters would learn little
     if config.optim.precision == "fp32":
         yield [{"precision": "bf16"}]
     if world_size > 1:

@@ -80,7 +80,7 @@ class Wire:
         resting = self.stored_bytes * trained
         resting += self.computed_bytes * (model.parameter_count - trained)
         self.resting_bytes = resting / model.parameter_count
-        """Of an element of a shard, on average: frozen ones are stored as they are computed with."""
+        """Of an element of a shard, on average: frozen ones are stored as they are computed."""
 
     def gather(
         self, parameters: float, *, pieces: int, host_element: float, hideable: bool = True

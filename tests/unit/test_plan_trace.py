@@ -1,5 +1,6 @@
 """What is put together from short traces is what a full trace of the same model says."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.gpu_kernels import partial_sums_bytes
+from launcher.memory.parameters import parameters_of
 from launcher.memory.trace import _deepened, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Place
 from launcher.memory.trace_record import Recorder, record_trace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
+from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.sizes import named
 
 COMPUTES = {
@@ -83,6 +86,22 @@ def test_blocks_with_rotary_positions_too(compute: str) -> None:
     model = model_of("selective", **QWEN3)
     assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=3, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 3))
+
+
+@pytest.mark.parametrize("targets", [("mlp",), ("qkv", "proj", "mlp")])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("compute", ["fp32", "stage3", "gpu", "frozen"])
+def test_blocks_with_adapters_too(
+    compute: str, checkpointing: ActivationCheckpointing, targets: tuple[LoraTarget, ...]
+) -> None:
+    """The first block differs: its input has no gradient."""
+    how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
+    model = model_of(checkpointing, **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
+    assembled = trace_micro_batch(model, how, micro_batch=3, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, how, 3))
+    trained = [p.name for p in parameters_of(model) if p.trained]
+    backward = itertools.chain.from_iterable(events for _, events in assembled.backward)
+    assert sorted(e.parameter for e in backward if isinstance(e, Gradient)) == sorted(trained)
 
 
 def saved_bytes(compute: Compute, **changes: Any) -> int:

@@ -6,6 +6,7 @@ const PHONE = matchMedia("(max-width: 640px)");
 // The lines of a ledger, in the order in which they are stacked.
 const LINES = {
   params_bytes: ["parameters", "params"],
+  frozen_bytes: ["frozen weights", "frozen"],
   master_bytes: ["master weights", "master"],
   grads_bytes: ["gradients", "grads"],
   optimizer_bytes: ["optimizer states", "optimizer"],

@@ -216,12 +216,14 @@ class FsdpBuffers(Buffers):
     def _copy_alone(self, p: Parameter) -> None:
         """With nobody to gather from, parameters are fetched and cast one by one; a copy lives
         until the next one is made."""
+        casts = self.casts and p.trained
         if self.offloaded:
-            self.timeline.allocate("fetched", self.stored * p.elements, "temporary")
-        if self.casts:
+            size_bytes = self.rank.element_bytes(p) * p.elements
+            self.timeline.allocate("fetched", size_bytes, "temporary")
+        if casts:
             self.timeline.allocate("cast", self.element * p.elements, "temporary")
             self.timeline.free("fetched")
-        made = "cast" if self.casts else "fetched"
+        made = "cast" if casts else "fetched"
         self.timeline.free("copied")
         if self.timeline.has(made):
             self.timeline.rename(made, "copied", "temporary")
