@@ -238,6 +238,7 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     asked = parse_run_config(training, place.world_size).flat()
     chosen = best.run.config.flat()
     names = (
+        "model",  # --goal largest-model
         *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
         "offload_optimizer",
         *("offload_param", "sequence_parallel", "tensor_parallel"),

@@ -95,6 +95,24 @@ def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
     assert all("slower)" in one.line() or "faster)" in one.line() for one in found)
 
 
+def test_adapters_are_proposed_where_a_model_is_fine_tuned(tmp_path: Path) -> None:
+    scratch = parse_run_config([*MODEL.split(), "--micro-batch=2", "--d-model=512"])
+    failed = resolve(scratch, world_size=1, device_type="cpu")
+    whole_bytes = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True), world_size=1)
+    room = Room(size_bytes=int(0.7 * whole_bytes), gpu=None, capped=True)
+    flags: dict[bool, list[str]] = {}
+    for begun in (False, True):
+        config = scratch.replace(init_from=tmp_path) if begun else scratch
+        failed = resolve(config, world_size=1, device_type="cpu")
+        found = advise(failed, room, world_size=1, ranks_per_node=1)
+        flags[begun] = [one.flags for one in found]
+        for one in found:
+            if one.flags == "--lora-rank 8":
+                assert one.needed_bytes < 0.5 * whole_bytes
+    assert "--lora-rank 8" in flags[True]
+    assert not any("lora" in one for one in flags[False])
+
+
 def test_where_nothing_helps_nothing_is_said() -> None:
     room = Room(size_bytes=2**20, gpu=None, capped=True)
     assert advice_for("--micro-batch=1", 1, room) == []

@@ -9,6 +9,7 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.model.sizes import NAMED
 from launcher.plan.assess import Assessment, Place, assess, plan
 from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import Waiting, find_place, main, parse_options
@@ -58,6 +59,24 @@ def test_the_command_of_the_best_is_ready_to_run(
     assert page.count("<script") == 2
     assert "default-src 'none'" in page
     assert all(record["sharding"] in page for record in records)
+
+
+def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: NAMED[name] for name in ("gpt2", "gpt2-medium")}
+    monkeypatch.setattr("launcher.plan.assess.NAMED", few)
+    training = ["--micro-batch", "1", "--seq-len", "64", "--activation-checkpointing", "full"]
+    place = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
+    fitting = []
+    for adapters in ([], ["--lora-rank", "8"]):
+        assert main([*training, "--precision", "bf16", *adapters, *place]) == 0
+        shown = capsys.readouterr().out
+        command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
+        config = parse_run_config(split_command(shlex.split(command)[1:])[2])
+        assert config.model.lora_rank == (8 if adapters else None)
+        fitting.append(config.model.model)
+    assert fitting == ["gpt2", "gpt2-medium"]
 
 
 def test_given_flags_are_not_varied(capsys: pytest.CaptureFixture[str]) -> None:
