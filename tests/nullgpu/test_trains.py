@@ -34,6 +34,15 @@ CASES = {
         *("--strategy", "fsdp", "--precision", "bf16", "--activation-checkpointing", "full"),
         *("--optimizer-in-backward", "--clip", "0"),
     ),
+    "adapters": ("--lora-rank", "8", "--precision", "bf16"),
+    "adapters, offload": (
+        *("--lora-rank", "8", "--lora-targets", "all", "--precision", "bf16-pure", *PURE),
+        *("--activation-checkpointing", "offload"),
+    ),
+    "adapters, fsdp, offloaded": (
+        *("--lora-rank", "8", "--strategy", "fsdp", "--precision", "bf16", "--norm", "rms"),
+        *("--offload-param", "cpu", "--offload-optimizer", "cpu"),
+    ),
 }
 ZERO = {
     "zero1": ("--zero", "1", "--precision", "bf16"),
@@ -45,6 +54,11 @@ ZERO = {
     "zero3, all offloaded": (
         *("--zero", "3", "--precision", "bf16"),
         *("--offload-optimizer", "cpu", "--offload-param", "cpu"),
+    ),
+    "adapters, zero2": ("--lora-rank", "8", "--zero", "2", "--precision", "bf16"),
+    "adapters, zero3": (
+        *("--lora-rank", "8", "--zero", "3", "--precision", "bf16", "--lora-targets", "all"),
+        *("--activation-checkpointing", "full"),
     ),
 }
 
