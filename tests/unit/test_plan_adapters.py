@@ -53,7 +53,7 @@ def gradient_bytes(label: str, run: Resolved) -> int:
     timeline = Timeline("cpu")
     buffers = strategy_of(run.config).memory(rank, timeline)
     buffers.build()
-    trace = _trace(rank, Mesh.at(0, world_size, sharding))
+    trace = _trace(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
     buffers.begin_forward(last=True)
     _run(trace.forward, timeline, buffers, compiles=False)
     buffers.end_forward()
