@@ -108,9 +108,10 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
             events[place].append((at, Gradient(key, _renamed(parameter, where, place))))
     for mark, where, at in trace.marks:
         for place in _instances(where, trace.layers, layers):
+            own = mark
             if isinstance(mark, Module):
-                mark = replace(mark, name=_renamed(mark.name, where, place))
-            events[place].append((at, mark))
+                own = replace(mark, name=_renamed(mark.name, where, place))
+            events[place].append((at, own))
     ordered = [
         (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
         for place in places

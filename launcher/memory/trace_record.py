@@ -167,13 +167,13 @@ def record_trace(
             dtype=compute.params_dtype,
             frozen_dtype=compute.frozen_dtype,
         )
+        _follow(module, recorder)  # a segment begins behind what a module says of its end
         if compute.stage3:
             mark_modules(module, recorder.module)
         # To a GPU's own kernel documents are no T x T mask.
         masks = compute.documents and traced.attention == model.attention
         count = 3 if masks else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
-        _follow(module, recorder)
         with contextlib.ExitStack() as around:
             if compute.stage3:
                 around.enter_context(stage3_linears())

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from launcher.memory.gpu_kernels import partial_sums_bytes
 from launcher.memory.parameters import parameters_of
 from launcher.memory.trace import _deepened, trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Place
+from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Place
 from launcher.memory.trace_record import Recorder, record_trace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
@@ -102,6 +102,23 @@ def test_blocks_with_adapters_too(
     trained = [p.name for p in parameters_of(model) if p.trained]
     backward = itertools.chain.from_iterable(events for _, events in assembled.backward)
     assert sorted(e.parameter for e in backward if isinstance(e, Gradient)) == sorted(trained)
+
+
+def test_modules_are_marked_where_they_run() -> None:
+    """All of a block's in its own segment, whichever block stands for it."""
+    traced = trace_micro_batch(model_of("none"), COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    for place, events in (*traced.forward, *traced.backward):
+        modules = [event for event in events if isinstance(event, Module)]
+        inside = [m.name for m in modules if m.name.startswith("blocks.")]
+        if not place.part.startswith("block"):
+            assert not inside
+            continue
+        own = f"blocks.{place.layer}"
+        assert all(name == own or name.startswith(f"{own}.") for name in inside)
+        assert [(m.name, m.entering) for m in (modules[0], modules[-1])] == [
+            (own, True),
+            (own, False),
+        ]
 
 
 def saved_bytes(compute: Compute, **changes: Any) -> int:
