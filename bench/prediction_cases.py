@@ -36,6 +36,10 @@ SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
             *("--layers=4", "--d-model=96", "--heads=4", "--kv-heads=2", "--d-ff=256"),
             *("--context=64", "--vocab-size=512", "--tied=False", *_ROPE),
         ),
+        "blocks-of-64": (
+            *("--layers=5", "--d-model=128", "--heads=4", "--kv-heads=2", "--d-ff=192"),
+            *("--context=48", "--vocab-size=509", "--tied=False", *_ROPE),
+        ),
         "qwen3": (
             *("--layers=6", "--d-model=66", "--heads=6", "--kv-heads=3", "--head-dim=14"),
             *("--d-ff=182", "--context=48", "--vocab-size=1021", *_ROPE, *_QK_NORM),
@@ -46,6 +50,7 @@ SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
         "odd": ("--model=gpt2", "--layers=12", "--tied=False"),
         "llama": ("--model=llama-3.2-1b", "--layers=4", "--seq-len=1024", "--tied=False"),
         "qwen3": ("--model=qwen3-0.6b", "--layers=6", "--seq-len=1024"),
+        "blocks-of-64": ("--model=qwen3-0.6b", "--layers=5", "--seq-len=512"),
     },
 }
 # Precision with checkpointing in full; accumulation and shape so that every pair occurs.
@@ -113,6 +118,9 @@ LORA_ROWS: tuple[tuple[tuple[str, str, int, str], tuple[str, ...]], ...] = (
     (("bf16", "full", 1, "qwen3"), _LORA),
     (("fp32", "full", 2, "odd"), (*_EVERYWHERE, "--lora-dropout=0.1")),
     (("bf16", "none", 2, "odd"), _EVERYWHERE),
+    (("bf16", "none", 1, "blocks-of-64"), (*_EVERYWHERE, "--quantize-base=nf4")),
+    (("fp32", "selective", 2, "blocks-of-64"), (*_LORA, "--quantize-base=nf4")),
+    (("bf16", "full", 1, "blocks-of-64"), (*_LORA, "--quantize-base=int8")),
 )
 LORA_STRATEGIES = (
     *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp-hybrid-grad-op"),

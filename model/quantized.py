@@ -9,6 +9,7 @@ by rows or anywhere cuts these alike, and nothing has to know what the bytes mea
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -78,15 +79,26 @@ def quantize(weight: Tensor, kind: Quantization) -> Tensor:
     return torch.cat([codes, steps.to(torch.uint8), ranges], dim=1)
 
 
+def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Both values of each byte, [256, 2]."""
+    values = torch.tensor(_NF4, dtype=dtype, device=device)
+    return torch.stack([values.repeat_interleave(16), values.repeat(16)], dim=1)
+
+
+@cache
+def _gpu_table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy to a GPU makes the host wait: once is enough."""
+    return _table(dtype, device)
+
+
 def dequantize(packed: Tensor, inner: int, kind: Quantization, dtype: torch.dtype) -> Tensor:
     """[out, row_bytes(in)] uint8 -> [out, in] of `dtype`."""
     rows, end = packed.size(0), _code_bytes(inner, kind)
     low, high = packed[:, -_RANGE_BYTES:].contiguous().view(torch.float32).split(1, dim=1)
     scales = (low + packed[:, end:-_RANGE_BYTES] * ((high - low) / 255)).to(dtype)
     if kind == "nf4":
-        values = torch.tensor(_NF4, dtype=dtype, device=packed.device)
-        pairs = torch.stack([values.repeat_interleave(16), values.repeat(16)], dim=1)
-        weight = F.embedding(packed[:, :end].int(), pairs)
+        table = _gpu_table if packed.is_cuda else _table
+        weight = F.embedding(packed[:, :end].int(), table(dtype, packed.device))
     else:
         weight = packed[:, :end].to(dtype).sub_(128).mul_(1 / 127)
     weight.view(rows, -1, BLOCK).mul_(scales[..., None])

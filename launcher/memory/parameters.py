@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.lora import is_adapter
+from launcher.model.quantized import PACKED
 from launcher.parallel.mesh import Share
 from launcher.parallel.tensor.cut import Cut, cut_of
 
@@ -30,6 +31,11 @@ class Parameter:
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is a quantised weight: its elements are bytes."""
+        return self.name.endswith(PACKED)
 
     @property
     def category(self) -> str:

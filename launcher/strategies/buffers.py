@@ -89,8 +89,8 @@ class Whole(Buffers):
         """Parameters are drawn in fp32, one by one, and converted to `element` bytes each; frozen
         ones to the type that is computed in."""
         for p in self.parameters:
-            own = element if p.trained else self.element
-            if own != FP32:
+            own = element if p.trained else self.rank.computing_bytes(p)
+            if own != FP32 and not p.packed:
                 self.timeline.allocate("drawn", FP32 * p.elements, "temporary")
             self.timeline.allocate((kind, p.name), own * p.elements, p.category)
             self.timeline.free("drawn")

@@ -72,14 +72,19 @@ def _crossing_bytes(
     buffers are another allocator's.
     """
     if not (config.offload.pin_memory and config.loop.device == "cuda"):
-        return element * -(-sum(p.elements for p in parameters) // world_size)
+        packed = sum(p.elements for p in parameters if p.packed)
+        others = sum(p.elements for p in parameters) - packed
+        return -(-packed // world_size) + element * -(-others // world_size)
     alone = config.sharding.strategy == "fsdp"
-    pieces = [p.elements for p in parameters if alone or not p.trained]
+    pieces = [
+        (1 if p.packed else element, p.elements) for p in parameters if alone or not p.trained
+    ]
     if not alone:
         flat = [p for p in parameters if p.trained]
         matrices = sum(p.elements for p in flat if len(p.shape) >= 2)
-        pieces += [matrices, sum(p.elements for p in flat) - matrices]
-    return sum(page_locked_bytes(element * -(-piece // world_size)) for piece in pieces)
+        vectors = sum(p.elements for p in flat) - matrices
+        pieces += [(element, matrices), (element, vectors)]
+    return sum(page_locked_bytes(own * -(-piece // world_size)) for own, piece in pieces)
 
 
 def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> OffloadSizes:

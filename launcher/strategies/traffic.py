@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
+from launcher.model.quantized import row_bytes
 from launcher.optim.dtypes import dtypes
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -46,7 +47,7 @@ class Traffic:
 class Reduced(NamedTuple):
     """How many parameters have gradients, by when those are complete."""
 
-    before_embeddings: int
+    before_embeddings: float
     embeddings: int
 
 
@@ -68,7 +69,8 @@ class Wire:
         """Of an element, between steps."""
         self.computed_bytes = types.computed.itemsize
         self.shard_ranks = world_size // config.sharding.replicate
-        self.blocks = model.layers * model.block_parameter_count
+        self.blocks = model.layers * _block_elements(model, self.computed_bytes)
+        """Of what is computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count
         """Of tokens and positions: used first, so their gradients are complete last."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
@@ -140,3 +142,12 @@ class Wire:
         if self.sharding.offload_optimizer != "none":
             own = self.model.trained_parameter_count / self.shard_ranks
             yield Transfer(kind="to_host", size_bytes=4 * own)
+
+
+def _block_elements(model: ModelConfig, element_bytes: int) -> float:
+    kind = model.quantize_base
+    if kind == "none":
+        return model.block_parameter_count
+    weights = sum(inner * outer for inner, outer in model.linear_shapes)
+    packed_bytes = sum(outer * row_bytes(inner, kind) for inner, outer in model.linear_shapes)
+    return model.block_parameter_count - weights + packed_bytes / element_bytes

@@ -185,7 +185,7 @@ class FsdpBuffers(Buffers):
         group.gathering = True
         if self.ranks == 1:
             return
-        shard = self.element * self._padded_sum(group.parameters)
+        shard = sum(self.rank.computing_bytes(p) * self._padded(p) for p in group.parameters)
         if self.offloaded:
             self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
         elif self.casts:
@@ -202,7 +202,7 @@ class FsdpBuffers(Buffers):
         for p in group.parameters:
             if self.ranks == 1:
                 self._copy_alone(p)
-            whole = self.element * self.ranks * self._padded(p)
+            whole = self.rank.computing_bytes(p) * self.ranks * self._padded(p)
             self.timeline.allocate(("whole", p.name), whole, "temporary")
         self.timeline.free("copied")
         group.gathered, group.gathering = True, False

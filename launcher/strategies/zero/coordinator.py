@@ -38,7 +38,7 @@ class Coordinator:
         # A single rank computes with what it holds, where that is on its device.
         at_home = rank.device_type == "cpu" or rank.params_where == "device"
         self._in_place = self._ranks == 1 and at_home
-        self._element = rank.computed_bytes
+        self._element_bytes = rank.computing_bytes
         self._persistent = {p.name for p in parameters if p.elements <= smallest}
         self._prefetch_elements = config["stage3_prefetch_bucket_size"]
         self._live_elements = config["stage3_max_live_parameters"]
@@ -169,10 +169,8 @@ class Coordinator:
             for p in parameters:
                 self._allocate(p, self._padded(p))
             return
-        elements = sum(self._padded(p) for p in parameters)
-        self._timeline.allocate(
-            ("flat", gather.number), self._element * elements, "temporary", stream="gather"
-        )
+        size_bytes = sum(self._element_bytes(p) * self._padded(p) for p in parameters)
+        self._timeline.allocate(("flat", gather.number), size_bytes, "temporary", stream="gather")
 
     def _wait(self, p: Parameter) -> None:
         gather = self._gathers.pop(p.name, None)
@@ -210,7 +208,7 @@ class Coordinator:
 
     def _allocate(self, p: Parameter, elements: int) -> None:
         category = p.category if p.name in self._persistent else "temporary"
-        size_bytes = self._element * elements
+        size_bytes = self._element_bytes(p) * elements
         self._timeline.allocate(("whole", p.name), size_bytes, category, stream="gather")
 
     def _padded(self, p: Parameter) -> int:

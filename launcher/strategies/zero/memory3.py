@@ -31,7 +31,7 @@ class Zero3(ZeroBuffers):
         largest = max(p.elements for p in self.parameters)
         where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
-            size_bytes = self.element * self._slice(p)
+            size_bytes = self.rank.computing_bytes(p) * self._slice(p)
             if p.trained:
                 timeline.allocate(("born", p.name), size_bytes, "params")
             else:  # the optimizer, which moves the others, does not know it
