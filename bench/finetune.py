@@ -22,7 +22,7 @@ from runs import Run, refuse_existing, sweep, table, train, write_stdlib
 from launcher.data.sources import Stdlib
 
 MIB = 2**20
-SHAPE = ("--layers=4", "--d-model=128", "--heads=4", "--kv-heads=2", "--context=256", "--d-ff=384")
+SHAPE = ("--layers=4", "--d-model=128", "--heads=4", "--kv-heads=2", "--context=192", "--d-ff=384")
 LLAMA = ("--position=rope", "--norm=rms", "--activation=swiglu", "--tied=False")
 BIASES = ("--attention-bias=False", "--mlp-bias=False")
 BYTES = ("--tokenizer=byte", "--vocab-size=257")
@@ -54,7 +54,7 @@ def main() -> None:
         text = write_stdlib(folder / "text.txt", BASE_TEXT_BYTES)
         base = train(
             [
-                *(*SHAPE, *LLAMA, *BIASES, *BYTES, device, f"--data={text}", "--micro-batch=16"),
+                *(*SHAPE, *LLAMA, *BIASES, *BYTES, device, f"--data={text}", "--micro-batch=8"),
                 *(f"--steps={options.base_steps}", "--lr=2e-3", "--save-last"),
             ],
             out=folder / "base",
@@ -62,7 +62,7 @@ def main() -> None:
         assert base.completed, base.reason
         common: dict[str, Any] = {
             **{"strategy": "single", "init_from": str(base.folder), "device": options.device},
-            **{"data": str(examples), "steps": options.steps, "micro_batch": 16, "seq_len": 256},
+            **{"data": str(examples), "steps": options.steps, "micro_batch": 8, "seq_len": 192},
             # Live bytes of a GPU are its allocator's; on a CPU every tensor is followed.
             **{"memory_trace": options.device == "cpu", "save_last": False},
         }

@@ -20,6 +20,7 @@ from launcher.config.schema import RunConfig
 from launcher.errors import UserError
 from launcher.exchange import export, import_
 from launcher.exchange.stored import Merged, open_stored
+from launcher.generate.loading import build, open_source
 from launcher.memory.materialize import materialize_whole
 from launcher.memory.parameters import parameters_of, trained_shapes
 from launcher.model.config import ModelConfig
@@ -267,9 +268,45 @@ def test_begins_with_adapters_and_trains_them_on(trained: Path, tmp_path: Path) 
             torch.testing.assert_close(on.read(name), before.read(name))
 
 
+def test_generate_takes_adapters(trained: Path) -> None:
+    """Merged, which is the same function."""
+    tokens = torch.arange(32)[None]
+    with open_stored(trained / "run") as adapted:
+        apart = drawn(adapted.config).eval()
+        with torch.no_grad():
+            for name, parameter in apart.named_parameters():
+                parameter.copy_(adapted.read(name))
+    assert apart.get_parameter("blocks.0.attn.qkv.lora_b").abs().max() > 0
+    with open_source(trained / "run") as source:
+        merged = build(source, device=torch.device("cpu"), dtype=torch.float32)
+    torch.testing.assert_close(merged(tokens), apart(tokens).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path: Path) -> None:
+    shape = {**LLAMA, "d_model": 64, "d_ff": 128}
+    config = ModelConfig(**shape, lora=LORA, quantize_base=kind)
+    model = drawn(config, b_std=0.1).eval()
+    write_run(tmp_path / "run", model)
+    with open_stored(tmp_path / "run") as stored:
+        plain = Merged(stored)
+        assert plain.config.quantize_base == "none"
+        merged = drawn(plain.config).eval()
+        with torch.no_grad():
+            for name, parameter in merged.named_parameters():
+                parameter.copy_(plain.read(name))
+    tokens = torch.arange(32)[None]
+    torch.testing.assert_close(merged(tokens), model(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"quantize_base": "nf4"}, "--quantize-base nf4 leaves nothing to train"),
+        (
+            {"lora_rank": 2, "quantize_base": "int8", "d_model": 32},
+            "the rows of qkv have 32",
+        ),
         ({"lora_rank": 0}, "lora_rank 0 is outside"),
         ({"lora_rank": 64}, "--lora-rank 64 is more than the 32"),
         ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha 0.0 must be above 0"),
