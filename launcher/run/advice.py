@@ -144,14 +144,24 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     if config.model.activation_checkpointing in modes:
         further = modes[modes.index(config.model.activation_checkpointing) + 1 :]
         yield [{"activation_checkpointing": mode} for mode in further]
-    if config.model.init_from is not None and config.model.lora_rank is None:
-        yield [{"lora_rank": LORA_RANK}]  # from scratch adapters would learn little
+    yield list(_adapters(failed))
     if config.optim.precision == "fp32":
         yield [{"precision": "bf16"}]
     if world_size > 1:
         yield list(_shardings(failed))
     if room.gpu is not None:  # on a CPU the host is the device
         yield [dict(changes) for changes in variant_of(config).offloads.values()]
+
+
+def _adapters(failed: Resolved) -> Iterator[Changes]:
+    """Less to train, beside less: from scratch adapters would learn little."""
+    model = failed.config.model
+    bits: tuple[Changes, ...] = ({"quantize_base": "int8"}, {"quantize_base": "nf4"})
+    if model.lora_rank is not None and model.quantize_base == "none":
+        yield from bits
+    elif model.lora_rank is None and model.init_from is not None:
+        yield {"lora_rank": LORA_RANK}
+        yield from ({"lora_rank": LORA_RANK, **changes} for changes in bits)
 
 
 def _shardings(failed: Resolved) -> Iterator[Changes]:

@@ -113,6 +113,16 @@ def test_adapters_are_proposed_where_a_model_is_fine_tuned(tmp_path: Path) -> No
     assert not any("lora" in one for one in flags[False])
 
 
+def test_of_a_run_with_adapters_the_base_is_quantised(tmp_path: Path) -> None:
+    flags = [*MODEL.split(), "--micro-batch=1", "--seq-len=16", "--d-model=512", "--lora-rank=8"]
+    config = parse_run_config([*flags, "--precision=bf16"]).replace(init_from=tmp_path)
+    failed = resolve(config, world_size=1, device_type="cpu")
+    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True), world_size=1)
+    room = Room(size_bytes=int(0.97 * needed), gpu=None, capped=True)
+    found = [one.flags for one in advise(failed, room, world_size=1, ranks_per_node=1)]
+    assert any("--quantize-base" in one for one in found)
+
+
 def test_where_nothing_helps_nothing_is_said() -> None:
     room = Room(size_bytes=2**20, gpu=None, capped=True)
     assert advice_for("--micro-batch=1", 1, room) == []
