@@ -108,6 +108,33 @@ TECHNIQUES = {
         ("ddp", "zero3"),
         ("--mlp-tile=24", "--activation-checkpointing=full", "--precision=bf16"),
     ),
+    "every-2": (("ddp", "fsdp", "zero2", "zero3"), ("--activation-checkpointing=every=2",)),
+    "every-3-bf16": (
+        ("fsdp", "zero3"),
+        ("--activation-checkpointing=every=3", "--precision=bf16"),
+    ),
+    "every-2-tiles": (("ddp", "zero3"), ("--activation-checkpointing=every=2", "--mlp-tile=24")),
+    "keep": (("ddp", "fsdp", "zero3"), ("--activation-checkpointing=keep=qkv,mlp-up",)),
+    "keep-bf16": (
+        ("fsdp", "zero1", "zero3"),
+        ("--activation-checkpointing=keep=attention,proj", "--precision=bf16"),
+    ),
+    "keep-sequence": (
+        ("fsdp", "zero2"),
+        ("--activation-checkpointing=keep=attention,mlp-up", "--sequence-parallel=2"),
+    ),
+    "budget": (
+        ("ddp", "fsdp", "zero1", "zero2", "zero3"),
+        ("--activation-checkpointing=budget=3MiB",),
+    ),
+    "budget-bf16": (
+        ("ddp", "fsdp", "zero2", "zero3"),
+        ("--activation-checkpointing=budget=1MiB", "--precision=bf16"),
+    ),
+    "budget-tensor": (
+        ("single", "zero3"),
+        ("--activation-checkpointing=budget=1MiB", "--tensor-parallel=2"),
+    ),
 }
 # Adapters beside frozen weights: a row of the others, and what is trained.
 _LORA = ("--lora-rank=8",)

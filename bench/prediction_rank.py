@@ -30,6 +30,7 @@ from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, expand_segments, leave, start
+from launcher.plan.budget import within_budget
 from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -92,6 +93,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     """Peaks of this rank, measured and predicted."""
     config = parse_run_config(list(case.flags))
     resolved = resolve(config, world_size=world.size, device_type=world.device.type)
+    resolved = within_budget(resolved, world_size=world.size)
     measured = measure(resolved, world)
     predicted = predict(
         resolved,

@@ -123,6 +123,11 @@ def selective(s: Shape) -> float:
     return 8 * s.layers * s.unit
 
 
+def every_second(s: Shape) -> float:
+    """22 L M d - 72 M d + 12 M V - 4 V d: as all blocks, the last too, but half of them keep 48"""
+    return full(s) - 22 * s.layers * s.unit
+
+
 def chunked_loss(s: Shape) -> float:
     """12 M V - 8 r V - 4 V d - 4 M d: 3 copies of all logits become 2 of r = 256 rows, and the
     gradients of the head's weight and input, which are computed on the way"""
@@ -264,6 +269,9 @@ TECHNIQUES = (
     _pair("bf16-pure, states", STATES, "--precision=bf16-pure", pure_states),
     _pair("full checkpointing", WIDE, "--activation-checkpointing=full", full),
     _pair("selective checkpointing", WIDE, "--activation-checkpointing=selective", selective),
+    _pair("every second block", WIDE, "--activation-checkpointing=every=2", every_second),
+    # 40 L M d, and attention's logarithm of a sum per token and head.
+    _pair("budget", WIDE, "--activation-checkpointing=budget=80.125MiB", selective),
     _pair("activation offload", WIDE, "--activation-checkpointing=offload", full),
     _pair(
         *("chunked loss", HEAD, f"--loss-chunk={CHUNK_ROWS}", chunked_loss),
@@ -288,8 +296,5 @@ TECHNIQUES = (
     _pair("zero3 x 2", RANKS, "--zero=3", zero3),
 )
 # What a CPU has no second memory for.
-UNMEASURED = {
-    "optimizer offload to host memory": ONE_MEMORY,
-    "parameter offload to host memory": ONE_MEMORY,
-    "offload to NVMe": ONE_MEMORY,
-}
+_OFFLOADS = ("optimizer offload to host memory", "parameter offload to host memory")
+UNMEASURED = dict.fromkeys((*_OFFLOADS, "offload to NVMe"), ONE_MEMORY)

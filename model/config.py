@@ -5,10 +5,19 @@ Imports no torch, so that a command line can validate a model and count its para
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from launcher.model.config_checks import check_heads, check_rope
+from launcher.model.checkpointing import ActivationCheckpointing as ActivationCheckpointing
+from launcher.model.checkpointing import Checkpointing, parse
+from launcher.model.config_checks import (
+    check_heads,
+    check_loss_chunk,
+    check_rope,
+    check_window,
+    require_one_of,
+    require_positive,
+)
 from launcher.model.lora_config import Lora
 
 Position = Literal["learned", "rope"]
@@ -16,12 +25,8 @@ Norm = Literal["layer", "rms"]
 Activation = Literal["gelu", "relu", "swiglu"]
 AttentionKind = Literal["auto", "eager", "sdpa", "flash", "flex"]
 SdpaBackend = Literal["auto", "flash", "cudnn", "efficient", "math"]
-ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
 Quantization = Literal["none", "int8", "nf4"]
 RopeScaling = tuple[float, float, float, float]
-
-MOST_LAYERS = 100_000
-MOST_PER_DIMENSION = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +85,8 @@ class ModelConfig:
     """What attention sdpa must use inside; auto leaves it to PyTorch."""
     window: int | None = None
     """Sliding causal window: token i sees tokens i - window to i; None sees all before it."""
-    activation_checkpointing: ActivationCheckpointing = "none"
-    """What backward recomputes: nothing, all but matmuls and attention, or whole blocks."""
+    activation_checkpointing: str = "none"
+    """What blocks keep for backward, which recomputes the rest: model.checkpointing reads it."""
     loss_chunk: int | None = None
     """Tokens per chunk of the loss; None chooses by size, 0 computes all logits at once."""
     mlp_tile: int | None = None
@@ -93,26 +98,20 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
-            _require_positive(field, getattr(self, field))
+            require_positive(field, getattr(self, field))
         for field in ("kv_heads", "head_dim", "d_ff", "mlp_tile"):
             if getattr(self, field) is not None:
-                _require_positive(field, getattr(self, field))
+                require_positive(field, getattr(self, field))
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")
-        if self.window is not None and not 1 <= self.window <= self.context:
-            raise ValueError(
-                f"window {self.window} is outside 1 to the context of {self.context} tokens; "
-                "choose a value in that range or none for full causal attention."
-            )
-        if self.loss_chunk is not None and self.loss_chunk < 0:
-            raise ValueError(
-                f"loss_chunk {self.loss_chunk} is negative; use a number of tokens, "
-                "0 to turn chunking off, or leave it out for the automatic choice."
-            )
+        check_window(self.window, context=self.context)
+        check_loss_chunk(self.loss_chunk)
         if self.loss_chunk:
-            _require_positive("loss_chunk", self.loss_chunk)
+            require_positive("loss_chunk", self.loss_chunk)
         for field, literal in _CHOICES.items():
-            _require_one_of(field, getattr(self, field), literal)
+            require_one_of(field, getattr(self, field), literal)
+        if self.checkpointing.budget_bytes is None:
+            self.checkpointing.blocks(self.layers)
         check_heads(
             d_model=self.d_model,
             heads=self.heads,
@@ -127,6 +126,18 @@ class ModelConfig:
             theta=self.rope_theta,
             scaling=self.rope_scaling,
         )
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """What is kept for backward, in each block."""
+        return parse(self.activation_checkpointing)
+
+    @property
+    def blocks(self) -> tuple[ModelConfig, ...]:
+        """Each block's own config, in which all blocks checkpoint as it does."""
+        words = self.checkpointing.blocks(self.layers)
+        own = {word: replace(self, activation_checkpointing=word) for word in set(words)}
+        return tuple(own[word] for word in words)
 
     @property
     def head_size(self) -> int:
@@ -196,17 +207,21 @@ class ModelConfig:
         return matrices + 2 * self._norm_parameter_count + vectors
 
     @property
+    def adapter_widths(self) -> tuple[int, ...]:
+        """Of what is between both matrices of a projection's adapter, a rank for each matrix that
+        the projection is made of; 0 where it has none."""
+        if self.lora is None:
+            return (0,) * len(self.linear_shapes)
+        parts = (("qkv", len(self.qkv_sizes)), ("proj", 1), ("mlp", len(self.up_sizes)), ("mlp", 1))
+        return tuple(n * self.lora.rank if name in self.lora.targets else 0 for name, n in parts)
+
+    @property
     def block_adapter_count(self) -> int:
         """Parameters of one block's adapters."""
         if self.lora is None:
             return 0
-        names, shapes = ("qkv", "proj", "mlp", "mlp"), self.linear_shapes
-        sizes = (self.qkv_sizes, (self.d_model,), self.up_sizes, (self.d_model,))
-        return self.lora.rank * sum(
-            len(outputs) * inner + outer
-            for name, (inner, outer), outputs in zip(names, shapes, sizes, strict=True)
-            if name in self.lora.targets
-        )
+        shapes = zip(self.linear_shapes, self.adapter_widths, strict=True)
+        return sum(w * inner + self.lora.rank * outer for (inner, outer), w in shapes if w)
 
     @property
     def trained_block_parameter_count(self) -> int:
@@ -267,7 +282,6 @@ _CHOICES = {
     "activation": Activation,
     "attention": AttentionKind,
     "sdpa_backend": SdpaBackend,
-    "activation_checkpointing": ActivationCheckpointing,
     "quantize_base": Quantization,
 }
 
@@ -277,17 +291,3 @@ WHAT_IT_COMPUTES = (
     *("activation", "attention_bias", "qkv_bias", "mlp_bias", "tied"),
 )
 """The fields that give a model's weights their meaning."""
-
-
-def _require_positive(field: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{field} {value} is not positive; use 1 or more.")
-    most = MOST_LAYERS if field == "layers" else MOST_PER_DIMENSION
-    if value > most:
-        raise ValueError(f"{field} {value} is more than any model has; use at most {most:,}.")
-
-
-def _require_one_of(field: str, value: str, literal: Any) -> None:
-    choices = get_args(literal)
-    if value not in choices:
-        raise ValueError(f"{field} {value!r} is unknown; choose one of {', '.join(choices)}.")

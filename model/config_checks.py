@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any, get_args
 
+MOST_LAYERS = 100_000
+MOST_PER_DIMENSION = 2**31 - 1
 MOST_ROPE = 1e30  # fp32 ends at 3.4e38
+
+
+def require_positive(field: str, value: int) -> None:
+    """And no more than any model has."""
+    if value < 1:
+        raise ValueError(f"{field} {value} is not positive; use 1 or more.")
+    most = MOST_LAYERS if field == "layers" else MOST_PER_DIMENSION
+    if value > most:
+        raise ValueError(f"{field} {value} is more than any model has; use at most {most:,}.")
+
+
+def require_one_of(field: str, value: str, literal: Any) -> None:
+    """It is one of a Literal's."""
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{field} {value!r} is unknown; choose one of {', '.join(choices)}.")
 
 
 def check_heads(*, d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:
@@ -42,6 +61,24 @@ def check_rope(
             f"rope_scaling {factor:g} {low:g} {high:g} {original:g} is not a factor of at "
             "least 1, a low and a higher frequency factor and an original context; "
             "Llama 3.1 has 8 1 4 8192."
+        )
+
+
+def check_window(window: int | None, *, context: int) -> None:
+    """A window is within what the model can see."""
+    if window is not None and not 1 <= window <= context:
+        raise ValueError(
+            f"window {window} is outside 1 to the context of {context} tokens; "
+            "choose a value in that range or none for full causal attention."
+        )
+
+
+def check_loss_chunk(loss_chunk: int | None) -> None:
+    """0 is no chunks."""
+    if loss_chunk is not None and loss_chunk < 0:
+        raise ValueError(
+            f"loss_chunk {loss_chunk} is negative; use a number of tokens, "
+            "0 to turn chunking off, or leave it out for the automatic choice."
         )
 
 

@@ -180,7 +180,7 @@ class GPT(nn.Module):
         learned = config.position == "learned"
         self.wpe = nn.Embedding(config.context, config.d_model) if learned else None
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(own) for own in config.blocks)
         self.ln_f = norm(config)
         self.head = LMHead(config, self.wte.weight if config.tied else None)
         if config.lora is not None:

@@ -1,5 +1,5 @@
-"""Activation checkpointing of a block: recompute all of it, never a matmul or an attention, or the
-MLP tile by tile; and without it the activation between the MLP's projections alone.
+"""Activation checkpointing of a block: recompute all of it, all but some products, or the MLP tile
+by tile; and without it the activation between the MLP's projections alone.
 
 torch's own `create_selective_checkpoint_contexts` refuses any operator in the recomputation that
 it did not meet in the forward. Parameters that are gathered on demand (ZeRO-3) are fetched by
@@ -25,8 +25,10 @@ from torch.utils.checkpoint import (
 )
 
 from launcher.model.activations import KEEP_THEIR_INPUT
+from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
 from launcher.model.offload import offload_saved
+from launcher.model.products import linear_products
 
 # Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
 FUSED_OPS = frozenset(
@@ -63,7 +65,7 @@ def recomputing(
     def block(x: Tensor, sequences: Any) -> Tensor:
         return transform(attend(x, sequences))
 
-    mode = config.activation_checkpointing if training else "none"
+    mode = config.activation_checkpointing if training else "none"  # this block's own
     out: Tensor
     if mode == "none":
         out = block(x, sequences)
@@ -145,14 +147,14 @@ def _keeping_source(
     return saved_tensors_hooks(pack, unpack)
 
 
-def as_one(compute: Callable[[], T]) -> T:
-    """What `compute`, without autograd, returns: selective checkpointing keeps that, and none of
-    what it is made of."""
+def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
+    """What `compute`, without autograd, returns, the next linear product of a block or its
+    attention: selective checkpointing keeps that, and none of what it is made of."""
     if torch.compiler.is_compiling():
         return compute()
     stack = _get_current_dispatch_mode_stack()
     modes = [mode for mode in stack if isinstance(mode, _Keep | _Reuse)]
-    return modes[-1].as_one(compute) if modes else compute()
+    return modes[-1].as_one(compute, attention) if modes else compute()
 
 
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -162,50 +164,71 @@ def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDis
 
 
 def _compiled_contexts(config: ModelConfig) -> Any:
+    forward, again = _Products(config), _Products(config)
+
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        keeps = _keeps(config, op, args)
+        keeps = (again if ctx.is_recompute else forward).keeps(op, args)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-def _keeps(config: ModelConfig, op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operator's output is kept: matmuls and attention, not norms or activations."""
-    if op in FUSED_OPS or getattr(op, "namespace", None) in _FUSED_NAMESPACES:
+class _Products:
+    """Which operators make a product of a block that is kept, asked for each in order: once in the
+    forward, and once more in the recomputation."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._kept = kept_products(config.activation_checkpointing)
         # Skipping a kernel that draws random numbers would shift every later dropout mask.
-        return config.dropout == 0.0
-    if op in _LINEAR_OPS:
-        if config.lora is not None and args[-1].size(0) <= 3 * config.lora.rank:
-            return False  # an adapter's second product, of at most three blocks: wide, and cheap
-        # The last projection's output feeds only the residual sum: backward never asks for it,
-        # and recomputation ends before reaching it. Known by its operand's shape, if it is alone.
-        *others, last = config.linear_shapes
-        return tuple(args[-1].shape) != last or last in others
-    return op in _BATCHED_MATMUL_OPS
+        self._keeps_fused = "attention" in self._kept and config.dropout == 0.0
+        self._expected = deque(linear_products(config))
+
+    def keeps(self, op: Any, args: tuple[Any, ...]) -> bool:
+        """Whether this operator's output is kept: a matmul's or attention's, not a norm's."""
+        if op in FUSED_OPS or getattr(op, "namespace", None) in _FUSED_NAMESPACES:
+            return self._keeps_fused
+        if op in _LINEAR_OPS:
+            if self._expected and tuple(args[-1].shape) == self._expected[0].shape:
+                return self.keeps_next_linear()
+            return self._kept == PRODUCTS
+        return op in _BATCHED_MATMUL_OPS and "attention" in self._kept
+
+    def keeps_next_linear(self) -> bool:
+        """The same of a block's next linear product, whatever makes it."""
+        return self._expected.popleft().kept_with in self._kept
+
+    def keeps_as_one(self, attention: bool) -> bool:
+        """The same of what counts `as_one`."""
+        return "attention" in self._kept if attention else self.keeps_next_linear()
 
 
 class _Mode(TorchDispatchMode):
     def __init__(self, config: ModelConfig, kept: _Kept) -> None:
         super().__init__()
-        self.config = config
+        self.products = _Products(config)
         self.kept = kept
+        self.inside = False
+
+    def whole(self, compute: Callable[[], T]) -> T:
+        """What `compute` returns, without a look at what it is made of."""
+        self.inside = True
+        out = compute()
+        self.inside = False
+        return out
 
 
 class _Keep(_Mode):
     """Runs everything, and remembers the outputs worth their memory, in order."""
 
-    inside = False
-
-    def as_one(self, compute: Callable[[], T]) -> T:
-        self.inside = True
-        out = compute()
-        self.inside = False
-        self.kept[as_one].append(tree_map_only(Tensor, Tensor.detach, out))
+    def as_one(self, compute: Callable[[], T], attention: bool) -> T:
+        out = self.whole(compute)
+        if self.products.keeps_as_one(attention):
+            self.kept[as_one].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not self.inside and _keeps(self.config, func, args):
+        if not self.inside and self.products.keeps(func, args):
             self.kept[func].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
 
@@ -213,11 +236,13 @@ class _Keep(_Mode):
 class _Reuse(_Mode):
     """Hands the remembered outputs back in the same order, and recomputes the rest."""
 
-    def as_one(self, compute: Callable[[], T]) -> T:
-        out: T = self.kept[as_one].popleft()
-        return out
+    def as_one(self, compute: Callable[[], T], attention: bool) -> T:
+        if self.products.keeps_as_one(attention):
+            out: T = self.kept[as_one].popleft()
+            return out
+        return self.whole(compute)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _keeps(self.config, func, args):
+        if not self.inside and self.products.keeps(func, args):
             return self.kept[func].popleft()
         return func(*args, **(kwargs or {}))

@@ -8,6 +8,7 @@ from typing import Any, cast
 from launcher.errors import UserError
 from launcher.flags import as_flags, flag
 from launcher.model import config as decoder
+from launcher.model.checkpointing import parse
 from launcher.model.lora_config import TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, named
 from launcher.sizes import even_part
@@ -77,9 +78,11 @@ class ModelChoice:
     """What sdpa uses inside: PyTorch's own choice (auto), or the one named."""
     window: int | None = None
     """Sliding causal window: a token sees itself and this many tokens before it."""
-    activation_checkpointing: decoder.ActivationCheckpointing = "none"
-    """Recompute activations in the backward: selective keeps every matmul and attention output,
-    full keeps only each block's input, offload keeps that in host memory (GPUs)."""
+    activation_checkpointing: str = "none"
+    """Recompute activations in the backward. selective keeps every matmul and attention output;
+    keep=qkv,attention,proj,mlp-up only those named; full keeps each block's input, offload does in
+    host memory (GPUs); every=2 is full in every second block; budget=8GiB keeps in each block what
+    saves most FLOPs per byte, within so much of a micro-batch on each rank."""
     loss_chunk: int | None = None
     """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
     mlp_tile: int | None = None
@@ -98,6 +101,13 @@ class ModelChoice:
     quantize_base: decoder.Quantization = "none"
     """The frozen projections that adapters are beside: nf4 (4 bits, QLoRA's) or int8, both with
     quantised scales."""
+
+    def __post_init__(self) -> None:
+        try:
+            text = parse(self.activation_checkpointing).text
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        object.__setattr__(self, "activation_checkpointing", text)
 
     @property
     def label(self) -> str:

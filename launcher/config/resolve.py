@@ -19,6 +19,7 @@ from launcher.config.rules import (
     adapters,
     compute,
     default_seq_len,
+    recomputation,
     sequence,
     sharding,
     tensor,
@@ -36,7 +37,7 @@ from launcher.startup import expands_segments
 DEFAULT_STEPS = 300
 RULES: Final = (
     *(*adapters.RULES, *tensor.RULES, *sequence.RULES),
-    *(*sharding.RULES, *compute.RULES),
+    *(*sharding.RULES, *compute.RULES, *recomputation.RULES),
 )
 
 
@@ -191,13 +192,14 @@ def _attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Ch
             package is missing.
     """
     choice = _able(config, model, model.attention, device_type)
-    recomputes = config.model.activation_checkpointing == "selective" and not config.loop.compile
+    recomputes = model.checkpointing.keeps_products and not config.loop.compile
     if choice.kind == "flex" and recomputes:
         # It is compiled on its own, and compiling stands aside for the modes that keep outputs.
         if model.attention == "flex":
             raise UserError(
-                "--attention flex with --activation-checkpointing selective needs --compile: "
-                "give it, or full checkpointing, or --attention sdpa"
+                "--attention flex with --activation-checkpointing "
+                f"{model.activation_checkpointing} needs --compile: give it, or full "
+                "checkpointing, or --attention sdpa"
             )
         choice = _able(config, model, "sdpa", device_type)
     return choice

@@ -35,6 +35,8 @@ class RunRecord(Record):
     precision: str
     model: str
     attention: str | None = None
+    activation_checkpointing: str | None = None
+    """As it runs: where a budget was given, what it has come to in each block."""
     parameters: int
     matmul_parameters: int
     flops_per_token: int

@@ -83,7 +83,7 @@ def cuts_of(model: ModelConfig, share: Share | None) -> dict[str, Cut]:
 def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Only one block is built, whatever the depth."""
     with torch.device("meta"), _WithoutValues():
-        one = GPT(dataclasses.replace(model, layers=1))
+        one = GPT(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
     found: list[Parameter] = []
     named = [(name, tuple(p.shape)) for name, p in one.named_parameters()]
     block = [(name, shape) for name, shape in named if name.startswith("blocks.")]

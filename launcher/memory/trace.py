@@ -4,11 +4,15 @@ The model runs under FakeTensorMode, followed by the tracker that also measures
 (`launcher.memory.live_trace`), so that a predicted byte and a measured byte mean the same.
 
 The events are cut into segments: the embedding, each block, the head, and the same backwards.
-Blocks repeat, so three are traced, and the middle one stands for any number. Beside frozen weights
-the first one differs, whose input has no gradient, so that four are, and the third stands for those
-that follow another like it. Nothing here depends on how the model is sharded.
+Blocks repeat, so few are traced: the first, the last, and one between that stands for any number,
+or one for each way of checkpointing among its neighbours. Beside frozen weights the first differs,
+whose input has no gradient, and so may those next to it. Nothing here depends on how the model is
+sharded.
 """
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -28,10 +32,14 @@ from launcher.memory.trace_events import (
     Trace,
 )
 from launcher.memory.trace_record import record_trace
+from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import Share, Slice
 
-_LAYERS, _LAYERS_WITH_ADAPTERS = 3, 4
+_NEIGHBOURS = 2
+"""On each side of a block that its events may depend on: a gradient that is accumulated behind the
+block's own begin is among the next one's, and numbered as that one's are."""
+_OF_BLOCK = re.compile(r"blocks\.(\d+)(?=\.|$)")
 
 
 @cache
@@ -46,10 +54,46 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
     of their sequences or all of them, by a rank with a `share` of the matrices or all; cached."""
-    most = _LAYERS if model.lora is None else _LAYERS_WITH_ADAPTERS
-    few = replace(model, layers=min(model.layers, most))
+    words = model.checkpointing.blocks(model.layers)
+    traced, stand_ins = _few(_kinds(words, model))
+    few = replace(
+        model, layers=len(traced), activation_checkpointing=spelled([words[n] for n in traced])
+    )
     trace = record_trace(few, compute, micro_batch, seq_len, part, share)
-    return _deepened(trace, model.layers)
+    return _deepened(trace, stand_ins)
+
+
+def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
+    """Blocks of one kind have the same events, neighbours apart.
+
+    Args:
+        words: what each block says of its checkpointing.
+    """
+    first, *others = words
+    return [first if model.lora is None else f"{first}, input without gradient", *others]
+
+
+def _few(kinds: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Blocks of a deep model that make a shallow one in which each of its blocks has one that
+    stands for it, with the same neighbours; and for every block, which of them that is."""
+    last = len(kinds) - 1
+    padded = [*_NEIGHBOURS * [kinds[0]], *kinds, *_NEIGHBOURS * [kinds[-1]]]
+    around = [(n == 0, n == last, *padded[n : n + 2 * _NEIGHBOURS + 1]) for n in range(len(kinds))]
+    few: list[int] = []
+    among: Counter[tuple[object, ...]] = Counter()
+    for number, here in enumerate(around):
+        if among[here]:
+            # Back where it was before: what came since is left out, unless it is nowhere else.
+            before = max(place for place, n in enumerate(few) if around[n] == here)
+            since = Counter(around[n] for n in few[before + 1 :])
+            if all(among[kind] > count for kind, count in since.items()):
+                del few[before + 1 :]
+                among -= since
+                continue
+        few.append(number)
+        among[here] += 1
+    place_of = {around[n]: place for place, n in enumerate(few)}
+    return few, [place_of[here] for here in around]
 
 
 def on_host(trace: MicroBatch) -> MicroBatch:
@@ -83,8 +127,9 @@ def on_host(trace: MicroBatch) -> MicroBatch:
     return replace(trace, forward=forward, backward=backward)
 
 
-def _deepened(trace: Trace, layers: int) -> MicroBatch:
-    """Repeat the last block but one until there are `layers`, and put all events in order."""
+def _deepened(trace: Trace, stand_ins: Sequence[int]) -> MicroBatch:
+    """Put a deep model's events in order, each block's as those of the traced one in its place."""
+    layers = len(stand_ins)
     places = _places(layers)
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
     keys: dict[Birth, Key] = {}
@@ -92,7 +137,7 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
     for life in trace.lives:
         template, number = life.birth
         category = "activations" if life.saved else "temporary"
-        for place in _instances(template, trace.layers, layers):
+        for place in _instances(template, stand_ins):
             key = keys[place, number] = len(keys)
             events[place].append((life.at, Born(key, life.size_bytes, category)))
             if life.end is None:
@@ -101,16 +146,18 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
                 end = _relative(life.end[0], template, place, trace.layers, layers)
                 events[end].append((life.end[1], Freed(key)))
     for parameter, birth, where, at in trace.gradients:
-        for place in _instances(where, trace.layers, layers):
+        for place in _instances(where, stand_ins):
             born_in = _relative(birth[0], where, place, trace.layers, layers)
             key = keys[born_in, birth[1]]
             left.discard(key)
-            events[place].append((at, Gradient(key, _renamed(parameter, where, place))))
+            events[place].append(
+                (at, Gradient(key, _renamed(parameter, where, place, trace.layers, layers)))
+            )
     for mark, where, at in trace.marks:
-        for place in _instances(where, trace.layers, layers):
+        for place in _instances(where, stand_ins):
             own = mark
             if isinstance(mark, Module):
-                own = replace(mark, name=_renamed(mark.name, where, place))
+                own = replace(mark, name=_renamed(mark.name, where, place, trace.layers, layers))
             events[place].append((at, own))
     ordered = [
         (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
@@ -121,11 +168,14 @@ def _deepened(trace: Trace, layers: int) -> MicroBatch:
     )
 
 
-def _renamed(name: str, template: Place, instance: Place) -> str:
-    prefix = f"blocks.{template.layer}"
-    if name == prefix or name.startswith(prefix + "."):
-        return f"blocks.{instance.layer}{name.removeprefix(prefix)}"
-    return name
+def _renamed(name: str, template: Place, instance: Place, traced: int, layers: int) -> str:
+    """A parameter or module, which may be of a neighbour, seen from an instance of `template`."""
+    found = _OF_BLOCK.match(name)
+    if found is None:
+        return name
+    other = Place("block", int(found[1]))
+    layer = _relative(other, template, instance, traced, layers).layer
+    return f"blocks.{layer}{name[found.end() :]}"
 
 
 def _places(layers: int) -> list[Place]:
@@ -135,14 +185,12 @@ def _places(layers: int) -> list[Place]:
     return [*forward, Place("head_backward"), *backward, Place("embed_backward")]
 
 
-def _instances(place: Place, traced: int, layers: int) -> list[Place]:
+def _instances(place: Place, stand_ins: Sequence[int]) -> list[Place]:
     """Where in the deep model a segment of the traced one is."""
-    repeated = traced - 2
-    if not place.part.startswith("block") or traced == layers or place.layer < repeated:
+    if not place.part.startswith("block"):
         return [place]
-    if place.layer == traced - 1:
-        return [replace(place, layer=layers - 1)]
-    return [replace(place, layer=layer) for layer in range(repeated, layers - 1)]
+    deep = enumerate(stand_ins)
+    return [replace(place, layer=layer) for layer, few in deep if few == place.layer]
 
 
 def _relative(other: Place, template: Place, instance: Place, traced: int, layers: int) -> Place:

@@ -22,7 +22,7 @@ from launcher.config.rules import default_seq_len
 from launcher.model.config import ModelConfig
 from launcher.plan.collectives import fit_rate
 from launcher.plan.machine import COLLECTIVES
-from launcher.plan.work import block_elements
+from launcher.plan.moved_bytes import block_elements
 from launcher.plan.workloads import elementwise, linears
 from launcher.sizes import MIB
 from launcher.strategies.traffic import Collective

@@ -12,6 +12,7 @@ from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
+from launcher.plan.budget import within_budgets
 from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 
@@ -186,7 +187,8 @@ def _runs(
                 f"multiple of {data_ranks}"
             )
         sizes = [n for n in range(1, min(per_rank, LARGEST_MICRO_BATCH) + 1) if per_rank % n == 0]
-    return tuple(
+    found = [
         resolve(config.replace(micro_batch=size), world_size=world_size, device_type=device_type)
         for size in sizes
-    )
+    ]
+    return within_budgets(found, world_size=world_size)

@@ -12,7 +12,7 @@ from launcher.config.sharding import ShardingChoice
 from launcher.errors import UserError
 from launcher.plan.dimensions import sequence_transfers, tensor_transfers
 from launcher.plan.machine import Machine, Rate
-from launcher.plan.work import block_input_bytes
+from launcher.plan.moved_bytes import block_input_bytes
 from launcher.strategies import strategy_of
 from launcher.strategies.traffic import Collective, Transfer, Wire
 

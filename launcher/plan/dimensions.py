@@ -1,8 +1,11 @@
 """What ranks that share sequences or matrices send each other in a micro-batch."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from launcher.config.resolve import Resolved
+from launcher.model.checkpointing import LINEARS, kept_products
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.optim.dtypes import dtypes
@@ -42,8 +45,14 @@ def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
             for width in (*sizes, model.attention_dim)
         ]
         backward = list(forward)
-    if model.activation_checkpointing != "none":
-        backward += forward
+    words = model.checkpointing.blocks(model.layers)
+    again = model.layers - words.count("none")
+    if again:
+        share = again / model.layers
+        backward += [
+            replace(t, size_bytes=share * t.size_bytes, pieces=round(share * t.pieces))
+            for t in forward
+        ]
     return {"forward": forward, "backward": backward}
 
 
@@ -86,8 +95,9 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
         summed(sum(vectors), len(vectors)),
     ]
     backward += [
-        moved(kind, model.layers * times, model.layers * pieces)
-        for kind, times, pieces in _repeated(model, tiles, rows // ranks)
+        moved(kind, blocks * times, blocks * pieces)
+        for word, blocks in Counter(model.checkpointing.blocks(model.layers)).items()
+        for kind, times, pieces in _repeated(model, word, tiles, rows // ranks)
     ]
     return {"forward": forward, "backward": backward}
 
@@ -102,29 +112,33 @@ def _loss_chunks(resolved: Resolved, rows: int) -> int:
     return -(-(rows // ranks) // -(-(chunk or rows) // ranks))
 
 
-def _repeated(model: ModelConfig, tiles: int, rows: int) -> Iterator[tuple[Collective, float, int]]:
+def _repeated(
+    model: ModelConfig, word: str, tiles: int, rows: int
+) -> Iterator[tuple[Collective, float, int]]:
     """What recomputing a block sends again: a kind, how often all rows, and in how many pieces.
 
-    Selective checkpointing keeps the results of collectives. Where something is recomputed, the
+    A product that is kept is kept behind its collective. Where something is recomputed, the
     block's last sum is not, unless dropout behind it has to draw its mask again. A block that is
     recomputed has its tiles in it, of all but the last whole, and each is recomputed by itself.
 
     Args:
+        word: what the block does.
         tiles: of the MLP; 0 where it is whole.
         rows: that a rank has.
     """
-    mode = model.activation_checkpointing
-    whole_block = mode in ("full", "offload")
-    if whole_block:
+    whole_block = word in ("full", "offload")
+    again = () if word == "none" else [n for n in LINEARS if n not in kept_products(word)]
+    if "qkv" in again:
         yield "all_gather", 1, 1
+    if "proj" in again:
         yield "reduce_scatter", 1, 1
     if whole_block and model.mlp_tile and tiles > 1:
         share = (tiles - 1) * model.mlp_tile / rows
         yield "all_gather", share, tiles - 1
         yield "reduce_scatter", share, tiles - 1
-    if whole_block or tiles:
+    if "mlp-up" in again or tiles:
         yield "all_gather", 1, tiles or 1
-    if model.dropout and (tiles or mode != "none"):
+    if model.dropout and (tiles or word != "none"):
         yield "reduce_scatter", 1, tiles or 1
 
 

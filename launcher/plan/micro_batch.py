@@ -11,6 +11,7 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.host_memory import available_host_bytes
+from launcher.plan.budget import within_budget
 from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.found_sizes import FoundSizes, free_on_gpus
 from launcher.plan.trials import Trials
@@ -170,7 +171,7 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
         run = resolve(
             asked.replace(micro_batch=size), world_size=ranks, device_type=room.device_type
         )
-        return needed_bytes(run, room, world_size=ranks)
+        return needed_bytes(within_budget(run, world_size=ranks), room, world_size=ranks)
 
     try:
         start = estimate(sizes, room.size_bytes, needed)

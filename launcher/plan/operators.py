@@ -24,7 +24,7 @@ class Operators(NamedTuple):
 # outside the blocks without the last norm: embeddings, head and loss.
 _BLOCK, _OUTER = Operators(26, 46, 46), Operators(15, 19, 0)
 _BIAS, _SWIGLU = Operators(0, 3, 0), Operators(2, 6, 3)
-_REBUILT = {"gelu": Operators(0, 3, 0), "swiglu": Operators(0, 5, 0)}  # kept by its source
+_REBUILT = {"gelu": 3, "swiglu": 5}  # kept by its source
 _NORM = Operators(1, 3, 7)
 _COMPOSED_NORM = Operators(7, 18, 17)  # RMSNorm on a CPU, which has no kernel for it
 _TURNED = Operators(16, 20, 16)
@@ -41,7 +41,7 @@ _FROZEN_LAST_NORM = Operators(0, -11, 0)
 
 
 def block_operators(resolved: Resolved) -> Operators:
-    """Of one block."""
+    """Of one block, without what rebuilds an activation."""
     model, device = resolved.model, resolved.config.loop.device
     biases = model.has_qkv_bias + model.attention_bias + 2 * model.mlp_bias
     biases *= model.lora is None
@@ -50,9 +50,6 @@ def block_operators(resolved: Resolved) -> Operators:
     parts += [_SWIGLU] if model.activation == "swiglu" else []
     parts += [_TURNED] if model.position == "rope" else []
     parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
-    rebuilt = model.activation_checkpointing == "none" and model.mlp_tile is None
-    rebuilt &= model.lora is None or "mlp" in model.lora.targets
-    parts += [_REBUILT[model.activation]] if rebuilt and model.activation in _REBUILT else []
     return _sum(parts)
 
 
@@ -71,6 +68,14 @@ def _adapters_operators(model: ModelConfig, device_type: str) -> list[Operators]
     if model.qk_norm and not one_kernel("rms", device_type):
         parts.append(_FROZEN_HEAD_NORM.times(2))
     return parts
+
+
+def rebuilt_operators(model: ModelConfig) -> int:
+    """That rebuild the activation in the backward of a block that is not checkpointed, for what is
+    trained behind it."""
+    if model.lora is not None and "mlp" not in model.lora.targets:
+        return 0
+    return _REBUILT.get(model.activation, 0)
 
 
 def tile_operators(resolved: Resolved) -> Operators:

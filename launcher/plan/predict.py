@@ -86,15 +86,7 @@ def predict(
     strategy = strategy_of(resolved.config)
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)
-    sharding, last = resolved.config.sharding, world_size - 1
-    mesh = Mesh.at(last if rank is None else rank, world_size, sharding)
-    seen = Rank(
-        resolved=resolved,
-        world_size=sharding.shard_ranks(world_size),
-        rank=(rank or 0) // sharding.tensor_parallel,
-        device_type=device_type,
-        share=mesh.share,
-    )
+    seen, mesh = _seen(resolved, world_size, device_type, rank)
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()
@@ -122,6 +114,28 @@ def predict(
         events=timeline.events,
         streams=timeline.streams,
     )
+
+
+def traced(resolved: Resolved, *, world_size: int, device_type: str) -> MicroBatch:
+    """The events of one micro-batch of the rank that `predict` calls the worst, without what
+    kernels take."""
+    return _trace(*_seen(resolved, world_size, device_type, None), resident_threads=0)
+
+
+def _seen(
+    resolved: Resolved, world_size: int, device_type: str, rank: int | None
+) -> tuple[Rank, Mesh]:
+    """A rank, and its place on the mesh; None as in `predict`."""
+    sharding, last = resolved.config.sharding, world_size - 1
+    mesh = Mesh.at(last if rank is None else rank, world_size, sharding)
+    seen = Rank(
+        resolved=resolved,
+        world_size=sharding.shard_ranks(world_size),
+        rank=(rank or 0) // sharding.tensor_parallel,
+        device_type=device_type,
+        share=mesh.share,
+    )
+    return seen, mesh
 
 
 def _trace(rank: Rank, mesh: Mesh, resident_threads: int) -> MicroBatch:

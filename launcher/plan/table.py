@@ -9,6 +9,7 @@ from rich.text import Text
 from launcher.page import page_html
 from launcher.parallel.mesh import across_nodes
 from launcher.plan.assess import Assessment, Place
+from launcher.plan.budget import said_of_budget
 from launcher.plan.predict import by_category
 from launcher.sizes import gib
 from launcher.tables import MUST, SHY, Column, print_table, say
@@ -98,6 +99,7 @@ def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
             f"each node needs {gib(ranks * best.prediction.host_bytes)} of host memory"
             f" and {gib(ranks * best.prediction.disk_bytes)} of disk for what is offloaded"
         )
+    yield from said_of_budget(best.run)
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
 
 
@@ -134,6 +136,7 @@ def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]
             "sharding": a.choice.label,
             "precision": a.choice.precision,
             "activation_checkpointing": a.choice.checkpointing,
+            "blocks_keep": a.run.model.activation_checkpointing,
             "micro_batch": a.run.config.data.micro_batch,
             "accumulation": a.run.accumulation,
             "largest_micro_batch": a.largest_micro_batch,

@@ -31,7 +31,7 @@ def linears(
 
 def elementwise(model: ModelConfig, rows: int, device: torch.device) -> Callable[[], None]:
     """What a block has besides matmuls and attention over `rows` tokens, in fp32: the elements of
-    `launcher.plan.work.block_elements`."""
+    `launcher.plan.moved_bytes.block_elements`."""
     with torch.device("meta"):
         block = Block(model)
     norm, head_norm = (part.to_empty(device=device) for part in (block.ln_1, block.attn.q_norm))

@@ -13,6 +13,7 @@ from launcher.errors import UserError
 from launcher.flags import as_flags
 from launcher.measure.hardware import find_gpu
 from launcher.measure.host_memory import host_bytes
+from launcher.plan.budget import within_budget
 from launcher.plan.fit import Room, needed_bytes, verdict
 from launcher.plan.machine import Machine
 from launcher.plan.timing import step_seconds
@@ -104,6 +105,7 @@ class _Search:
                 world_size=self._world_size,
                 device_type=self._room.device_type,
             )
+            run = within_budget(run, world_size=self._world_size)
         except UserError:  # does not go together with the rest of the run
             return None
         needed = int(self._correction * needed_bytes(run, self._room, world_size=self._world_size))
@@ -141,9 +143,11 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
         yield [{"sequence_parallel": n, "global_batch": total} for n in divisors]
         yield [{"tensor_parallel": n, "global_batch": total} for n in divisors]
     modes = ("none", "selective", "full")
-    if config.model.activation_checkpointing in modes:
-        further = modes[modes.index(config.model.activation_checkpointing) + 1 :]
-        yield [{"activation_checkpointing": mode} for mode in further]
+    kept = config.model.activation_checkpointing
+    if kept in modes:
+        yield [{"activation_checkpointing": mode} for mode in modes[modes.index(kept) + 1 :]]
+    elif kept != "offload":  # only some blocks or products
+        yield [{"activation_checkpointing": "full"}]
     yield list(_adapters(failed))
     if config.optim.precision == "fp32":
         yield [{"precision": "bf16"}]

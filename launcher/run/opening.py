@@ -15,6 +15,7 @@ from launcher.measure.records import RunRecord
 from launcher.model.cost import flops_per_token
 from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
+from launcher.plan.budget import said_of_budget
 from launcher.run.folder import RunFolder
 from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, default_run_folder
@@ -82,6 +83,7 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {reason}",
+        *said_of_budget(prepared.resolved),
         *across_nodes(sharding, world.local_size),
         *opening_lines(sharding.deepspeed),
         f"corpus: {prepared.corpus.description}",
@@ -111,6 +113,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         precision=config.optim.precision,
         model=config.model.label,
         attention=_attention(resolved, world.device),
+        activation_checkpointing=model.activation_checkpointing,
         parameters=model.parameter_count,
         matmul_parameters=model.matmul_parameter_count,
         flops_per_token=flops_per_token(model, resolved.seq_len),

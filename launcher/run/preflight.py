@@ -25,6 +25,7 @@ from launcher.measure.nvml import names_gpu
 from launcher.memory.parameters import trained_shapes
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
+from launcher.plan.budget import within_budget
 from launcher.run.base import check_beginning, same_base
 from launcher.run.enough_room import check_checkpoint_room, check_offload, refuse_what_cannot_fit
 from launcher.run.origin import Origin, find_origin
@@ -54,10 +55,10 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     """
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.says)
-    device_type = choose_device(config.loop.device, ranks_per_node)
-    resolved = _possible_here(config, world_size=world_size, device_type=device_type)
+    resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
     config = resolved.config
     refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
+    resolved = within_budget(resolved, world_size=world_size)
     if config.loop.compile:
         require_compilers(config.loop.device)
     require_boards(config.measure.boards)
@@ -107,12 +108,13 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     )
 
 
-def _possible_here(config: RunConfig, *, world_size: int, device_type: str) -> Resolved:
+def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -> Resolved:
     """Resolved, with what is installed on this machine.
 
     Raises:
         UserError: a choice is invalid, or its library is missing.
     """
+    device_type = choose_device(config.loop.device, ranks_per_node)
     if device_type == "cuda" and config.loop.expandable_segments:
         config = config.replace(expandable_segments=_segments_may_expand())
     resolved = resolve(config, world_size=world_size, device_type=device_type)

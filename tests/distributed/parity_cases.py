@@ -268,6 +268,33 @@ def _tiled() -> list[Case]:
     ]
 
 
+def _partly_recomputed() -> list[Case]:
+    """Some blocks, some products, or as many as a budget is enough for."""
+    pairwise: list[tuple[str, dict[str, Any]]] = [
+        ("ddp", {"checkpointing": "budget=200KiB"}),
+        ("ddp", {"checkpointing": "keep=qkv", "accumulation": 2, "tied": False}),
+        ("fsdp", {"checkpointing": "every=2"}),
+        ("fsdp", {"checkpointing": "budget=700KiB", "family": "llama"}),
+        ("zero1", {"checkpointing": "keep=attention,mlp-up", "accumulation": 2, "tied": False}),
+        ("zero2", {"checkpointing": "every=2", "family": "qwen3"}),
+        ("zero3", {"checkpointing": "budget=300KiB"}),
+        ("zero3", {"checkpointing": "every=2", "accumulation": 2, "tied": False}),
+        ("zero3", {"checkpointing": "keep=proj,mlp-up", "family": "llama"}),
+        ("fsdp", {"checkpointing": "keep=qkv,mlp-up", "sequence": 2}),
+    ]
+    cases = [_case(k, STRATEGIES[k], ranks=2, **options) for k, options in pairwise]
+    single, ring = ("--strategy=single",), ("--strategy=ddp", "--sequence-method=ring")
+    cases += [_case("single", single, ranks=1, checkpointing=c) for c in ("every=2", "keep=proj")]
+    cases += [
+        _case("single", single, ranks=2, tensor=2, checkpointing=c)
+        for c in ("keep=attention,mlp-up", "budget=200KiB")
+    ]
+    cases.append(_case("ddp-ring", ring, ranks=2, sequence=2, checkpointing="keep=mlp-up"))
+    compiled = (*STRATEGIES["fsdp"], "--compile")
+    cases.append(_case("fsdp-compiled", compiled, ranks=2, checkpointing="keep=qkv,attention"))
+    return [replace(case, steps=FEW_STEPS) for case in cases]
+
+
 def _four_processes() -> list[Case]:
     return [
         _case(k, v, ranks=4, accumulation=2, tied=False, checkpointing="selective")
@@ -389,6 +416,16 @@ def _adapters() -> list[Case]:
             for k, c in (("ddp", "selective"), ("fsdp", "full"), ("zero2", "none"))
         ),
         _case("zero3", STRATEGIES["zero3"], ranks=2, family="lora-nf4", precision="bf16"),
+        *(
+            _case(k, STRATEGIES[k], ranks=2, family=f, checkpointing=c)
+            for k, f, c in (
+                ("ddp", "lora-qwen3", "keep=attention,mlp-up"),
+                ("fsdp", "lora-nf4", "selective"),
+                ("fsdp", "lora-qwen3", "every=2"),
+                ("zero3", "lora-qwen3", "keep=qkv,proj"),
+                ("zero3", "lora-nf4", "budget=300KiB"),
+            )
+        ),
         _case("fsdp", STRATEGIES["fsdp"], ranks=2, family="lora-qwen3", sequence=2),
         _case("fsdp-compiled", (*STRATEGIES["fsdp"], "--compile"), ranks=2, family="lora-gpt2"),
         _case(
@@ -411,6 +448,7 @@ CASES = [
     *_cut_sequences(),
     *_cut_matrices(),
     *_tiled(),
+    *_partly_recomputed(),
     *_adapters(),
     *_four_processes(),
 ]

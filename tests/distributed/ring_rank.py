@@ -34,7 +34,15 @@ TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2}
 CONTEXTS: dict[str, Any] = {
     "all": noop_context_fn,
     "all but kernels": partial(
-        selective_contexts, ModelConfig(vocab_size=64, context=96, layers=1, heads=4, d_model=64)
+        selective_contexts,
+        ModelConfig(
+            vocab_size=64,
+            context=96,
+            layers=1,
+            heads=4,
+            d_model=64,
+            activation_checkpointing="selective",
+        ),
     ),
 }
 

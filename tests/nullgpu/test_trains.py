@@ -43,6 +43,17 @@ CASES = {
         *("--lora-rank", "8", "--strategy", "fsdp", "--precision", "bf16", "--norm", "rms"),
         *("--offload-param", "cpu", "--offload-optimizer", "cpu"),
     ),
+    "a budget": (
+        *("--strategy", "single", "--precision", "bf16", "--dropout", "0.1"),
+        *("--activation-checkpointing", "budget=500KiB"),
+    ),
+    "fsdp, every second block": (
+        *("--strategy", "fsdp", "--precision", "bf16", "--activation-checkpointing", "every=2"),
+    ),
+    "fsdp, some products": (
+        *("--strategy", "fsdp", "--precision", "bf16"),
+        *("--activation-checkpointing", "keep=attention,mlp-up"),
+    ),
 }
 ZERO = {
     "zero1": ("--zero", "1", "--precision", "bf16"),

@@ -14,6 +14,7 @@ import yaml
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig, field_types
 from launcher.flags import flag
+from launcher.model.checkpointing import parse
 
 NOT_DEFAULT: dict[str, str] = {
     "model": "gpt2",
@@ -45,6 +46,7 @@ NOT_DEFAULT: dict[str, str] = {
     "board": "wandb",
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
+    "quantize_base": "nf4",
     "strategy": "zero",
     "sequence_method": "ring",
     "grad_accum_dtype": "bf16",
@@ -158,6 +160,20 @@ def test_a_flag_replaces_what_it_contradicts_in_the_file(
     config_file.write_text(file)
     flat = parse_run_config(["--config", str(config_file), *argv.split()]).flat()
     assert {name: flat.get(name) for name in expected} == expected
+
+
+def test_a_choice_of_checkpointing_has_one_spelling(config_file: Path) -> None:
+    def read(text: str) -> str:
+        return parse_run_config(["--activation-checkpointing", text]).model.activation_checkpointing
+
+    assert read("keep=mlp-up,qkv,qkv") == "keep=qkv,mlp-up"
+    assert read("keep=mlp-up,proj,attention,qkv") == "selective"
+    assert read("every=02") == "every=2"
+    assert read("full:3/full:1/none:2") == "full:4/none:2"
+    config_file.write_text("activation_checkpointing: budget=1.5GiB\n")
+    config = parse_run_config(["--config", str(config_file)])
+    assert config.model.activation_checkpointing == "budget=1.5GiB"
+    assert parse(config.flat()["activation_checkpointing"]).budget_bytes == 3 * 2**29
 
 
 def test_yaml_writes_numbers_as_people_do(config_file: Path) -> None:

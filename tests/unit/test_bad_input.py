@@ -147,6 +147,35 @@ CASES = {
     "activation offload on a CPU": case(
         "--activation-checkpointing offload", "--activation-checkpointing offload", "use full"
     ),
+    "every block of one": case("--activation-checkpointing every=1", "every=1", "use every=2"),
+    "every xth block": case("--activation-checkpointing every=x", "every=x", "whole number"),
+    "every block beyond the last": case(
+        "--layers 4 --activation-checkpointing every=5", "every=5", "use 2 to 4, or full"
+    ),
+    "no such product": case(
+        "--activation-checkpointing keep=qkv,foo", "'foo'", "qkv, attention, proj, mlp-up"
+    ),
+    "no budget": case("--activation-checkpointing budget=0", "budget=0", "budget=8GiB"),
+    "a budget below the least": case(
+        "--activation-checkpointing budget=1KiB", "budget=1KiB", "give at least budget="
+    ),
+    "a budget of what a compiler keeps": case(
+        "--activation-checkpointing budget=1GiB --compile", "with --compile", "use keep="
+    ),
+    "a budget beside tiles": case(
+        "--activation-checkpointing budget=1GiB --mlp-tile 8", "--mlp-tile 8", "use keep="
+    ),
+    "a tile that is kept": case(
+        "--activation-checkpointing keep=mlp-up --mlp-tile 8", "--mlp-tile 8", "leave one"
+    ),
+    "attention that draws and is kept": case(
+        "--activation-checkpointing keep=attention --dropout 0.1",
+        "--dropout 0.1",
+        "leave attention",
+    ),
+    "blocks named that are not there": case(
+        "--layers 4 --activation-checkpointing full:3/none:2", "5 blocks", "name each once"
+    ),
     "replicate not dividing": case(
         "--replicate 3 --strategy fsdp", "--replicate 3", "2 ranks", "use one of 1, 2"
     ),

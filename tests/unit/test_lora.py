@@ -86,9 +86,10 @@ def test_only_adapters_are_trained_and_counted(shape: Any, targets: Any) -> None
     assert twice.trained_parameter_count == 2 * config.trained_parameter_count
 
 
-@pytest.mark.parametrize("mode", ["selective", "full"])
-def test_recomputation_changes_no_gradient(mode: Any) -> None:
-    config = ModelConfig(**LLAMA, lora=LORA)
+@pytest.mark.parametrize("rank", [LORA.rank, 16])
+@pytest.mark.parametrize("mode", ["selective", "full", "every=2", "keep=qkv", "keep=proj,mlp-up"])
+def test_recomputation_changes_no_gradient(mode: str, rank: int) -> None:
+    config = ModelConfig(**LLAMA, lora=dataclasses.replace(LORA, rank=rank))
     tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
     gradients = []
     for checkpointing in ("none", mode):

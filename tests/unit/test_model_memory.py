@@ -2,7 +2,7 @@
 
 import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.model.config import AttentionKind, ModelConfig
+from launcher.model.config import AttentionKind, ModelConfig, Quantization
 from launcher.model.gpt import GPT
+from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 from launcher.model.sizes import NAMED
 
@@ -95,12 +96,14 @@ def test_checkpointing_changes_memory_and_nothing_else(
     config = replace(CONFIG, attention=attention, dropout=dropout, loss_chunk=24, window=20)
     tokens = torch.randint(0, CONFIG.vocab_size, (4, 32))
     steps = {}
-    for mode in ("none", "selective", "full"):
+    partly = ("every=2", "keep=mlp-up", "keep=qkv,attention", "full:1/none:2/keep=proj:1")
+    for mode in ("none", "selective", "full", *partly):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             steps[mode] = _step(replace(config, activation_checkpointing=mode), tokens)
-    for mode in ("selective", "full"):
+    for mode in ("selective", "full", *partly):
         torch.testing.assert_close(steps[mode][:2], steps["none"][:2], rtol=1e-7, atol=1e-8)
     assert steps["full"][2] < steps["selective"][2] < steps["none"][2]
+    assert all(steps["full"][2] < steps[mode][2] < steps["none"][2] for mode in partly)
 
 
 def test_selective_survives_a_linear_that_adds_its_bias_in_place(
@@ -142,6 +145,77 @@ def test_selective_recomputes_no_matmul_and_no_attention(
             GPT(config)(tokens, tokens).backward()
         counts[mode] = matmuls.count
     assert counts["selective"] == counts["none"] < counts["full"]
+
+
+@pytest.mark.parametrize("d_ff", [None, CONFIG.d_model])
+def test_a_product_that_is_not_kept_is_multiplied_once_more(d_ff: int | None) -> None:
+    """Also where two matrices have one shape. Of the last, nothing is."""
+
+    def count(mode: str) -> int:
+        config = replace(CONFIG, activation_checkpointing=mode, d_ff=d_ff, loss_chunk=24)
+        tokens = torch.zeros(2, 32, dtype=torch.int64)
+        with CountMatmuls() as matmuls:
+            GPT(config)(tokens, tokens).backward()
+        total: int = matmuls.count
+        return total
+
+    none, layers = count("none"), CONFIG.layers
+    assert count("keep=qkv,attention,proj") == none + layers
+    assert count("keep=mlp-up,attention") == none + 2 * layers
+    assert count("keep=proj") == none + 3 * layers
+    assert count("keep=mlp-up,proj,attention,qkv") == none
+    assert none < count("every=2") == (none + count("full")) / 2
+
+
+@pytest.mark.parametrize("rank", [4, 64])  # 64: an adapter's matrices have the projection's shape
+@pytest.mark.parametrize("kind", get_args(Quantization))
+def test_products_of_adapters_are_told_from_those_of_projections(
+    kind: Quantization, rank: int
+) -> None:
+    def count(mode: str, *targets: LoraTarget) -> int:
+        lora = Lora(rank=rank, alpha=8.0, targets=targets)
+        config = replace(CONFIG, d_model=64, activation_checkpointing=mode, loss_chunk=24)
+        tokens = torch.zeros(2, 32, dtype=torch.int64)
+        with CountMatmuls() as matmuls:
+            GPT(replace(config, lora=lora, quantize_base=kind))(tokens, tokens).backward()
+        total: int = matmuls.count
+        return total
+
+    def again(mode: str, *targets: LoraTarget) -> float:
+        return (count(mode, *targets) - count("none", *targets)) / CONFIG.layers
+
+    # An adapter's second product is never kept, its first with its target's.
+    assert again("selective", "qkv") == 1
+    assert again("keep=proj,mlp-up", "qkv") == 3 + 1
+    # Quantised weights save their bytes behind their product, also the MLP's second.
+    assert again("keep=qkv", "proj") == 1 + 3 + 1 + (kind != "none")
+    # Behind the MLP's second projection is an adapter, up to which all is passed once more.
+    assert again("selective", "qkv", "proj", "mlp") == 3
+    assert again("keep=qkv,attention,proj", "qkv", "proj", "mlp") == 2 + 3 + 2
+    assert again("keep=mlp-up", "mlp") == 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [("keep=qkv", (96, 0)), ("keep=mlp-up", (0, 128)), ("selective", (96, 128)), ("full", (0, 0))],
+)
+def test_compiled_blocks_keep_what_is_named(mode: str, kept: tuple[int, int]) -> None:
+    """The widths of what is as long as a micro-batch and as wide as qkv or mlp-up."""
+    torch._dynamo.reset()
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    model = GPT(replace(CONFIG, activation_checkpointing=mode, loss_chunk=24, layers=2))
+    for block in model.blocks:
+        block.compile(backend="aot_eager_decomp_partition")
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(tokens, tokens)
+    shapes = [tuple(tensor.shape) for tensor in saved]
+    assert [width * shapes.count((64, width)) for width in (96, 128)] == [2 * w for w in kept]
 
 
 def test_evaluation_does_not_checkpoint() -> None:

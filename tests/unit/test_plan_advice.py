@@ -12,6 +12,7 @@ import pytest
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.flags import as_flags
+from launcher.plan.budget import within_budget
 from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
 from launcher.run.advice import Advice, advise
 from launcher.strategies import VARIANTS
@@ -62,6 +63,15 @@ def test_a_run_that_takes_the_advice_completes(tmp_path: Path) -> None:
     done = train(tmp_path / "advised", said[0].partition(" (")[0])
     assert done.returncode == 0, done.stderr
     assert "3 steps of 64 x 64 tokens" in done.stdout  # the same global batch
+
+
+@pytest.mark.parametrize("kept", ["every=2", "keep=qkv", "budget=20MiB"])
+def test_blocks_that_keep_a_part_are_advised_to_keep_nothing(kept: str) -> None:
+    flags = f"--micro-batch=64 --loss-chunk=256 --activation-checkpointing={kept}"
+    room = Room(size_bytes=67 * 2**20, gpu=None, capped=True)
+    failed = within_budget(resolved(flags, 1), world_size=1)
+    found = [one.flags for one in advise(failed, room, world_size=1, ranks_per_node=1)]
+    assert "--activation-checkpointing full" in found
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])

@@ -156,6 +156,19 @@ def test_tiles_recompute_the_mlp_and_in_recomputed_blocks_all_but_the_last_twice
     assert added == {"none": first, "selective": first, "full": first * 3 / 4}
 
 
+def test_only_what_is_not_kept_is_counted_again() -> None:
+    def flops(mode: str) -> tuple[float, float]:
+        work = backward_work(resolved(attention="eager", activation_checkpointing=mode))
+        return work.matmul_flops, work.attention_flops
+
+    none, full, weights = flops("none"), flops("full"), 48 * 2 * 2 * 8**2  # tokens, blocks, d^2
+    assert flops("every=2") == pytest.approx([(n + f) / 2 for n, f in zip(none, full, strict=True)])
+    assert flops("keep=qkv,proj,mlp-up") == (none[0], full[1])
+    assert flops("keep=attention") == (none[0] + (3 + 1 + 4) * weights, none[1])
+    assert flops("keep=attention,qkv") == (none[0] + (1 + 4) * weights, none[1])
+    assert flops("none:1/keep=attention,qkv,proj:1") == (none[0] + 4 * weights / 2, none[1])
+
+
 def test_a_fused_kernel_skips_the_masked_half() -> None:
     run = resolved(attention="sdpa")
     whole = attention_flops(resolved(attention="eager").model, 16)

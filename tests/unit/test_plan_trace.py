@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.gpu_kernels import partial_sums_bytes
 from launcher.memory.parameters import parameters_of
-from launcher.memory.trace import _deepened, trace_micro_batch
+from launcher.memory.trace import _deepened, _few, trace_micro_batch
 from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Place
 from launcher.memory.trace_record import Recorder, record_trace
+from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import Lora, LoraTarget
@@ -41,7 +42,8 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block and the batch itself traced, nothing put together."""
-    return _deepened(record_trace(model, compute, micro_batch, SEQ_LEN, None, None), model.layers)
+    trace = record_trace(model, compute, micro_batch, SEQ_LEN, None, None)
+    return _deepened(trace, range(model.layers))
 
 
 def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:
@@ -73,6 +75,31 @@ def test_put_together_as_traced_whole(compute: str, checkpointing: ActivationChe
     assert levels(assembled) == levels(whole)
 
 
+PARTLY = (
+    *("every=2", "every=3", "keep=attention", "keep=qkv,mlp-up"),
+    "full:3/keep=attention:5/selective:1/none:4",
+    "none:1/full:1/none:2/keep=proj:3/full:3/none:3",
+)
+
+
+@pytest.mark.parametrize("checkpointing", PARTLY)
+@pytest.mark.parametrize("compute", COMPUTES)
+def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str) -> None:
+    model = model_of("none", **QWEN3 if compute == "gpu" else {})
+    model = replace(model, layers=13, activation_checkpointing=checkpointing)
+    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=2, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 2))
+
+
+def test_few_blocks_are_traced_of_many() -> None:
+    def traced(checkpointing: str) -> int:
+        return len(_few(parse(checkpointing).blocks(96))[0])
+
+    assert traced("full") == 3
+    assert traced("every=2") == 6
+    assert traced("full:60/keep=attention:20/none:16") <= 13
+
+
 @pytest.mark.parametrize("change", [{"tied": False}, {"attention": "eager"}, {"window": 8}])
 @pytest.mark.parametrize("micro_batch", [1, 7])
 def test_other_models_too(change: dict[str, object], micro_batch: int) -> None:
@@ -97,6 +124,7 @@ def test_blocks_with_adapters_too(
     """The first block differs: its input has no gradient."""
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of(checkpointing, **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
+    model = replace(model, layers=8)
     assembled = trace_micro_batch(model, how, micro_batch=3, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, how, 3))
     trained = [p.name for p in parameters_of(model) if p.trained]
@@ -119,6 +147,31 @@ def test_modules_are_marked_where_they_run() -> None:
             (own, True),
             (own, False),
         ]
+
+
+@pytest.mark.parametrize("checkpointing", PARTLY)
+@pytest.mark.parametrize("targets", [("mlp",), ("qkv", "proj")])
+@pytest.mark.parametrize("compute", ["stage3", "frozen"])
+def test_blocks_with_adapters_that_checkpoint_differently_too(
+    compute: str, targets: tuple[LoraTarget, ...], checkpointing: str
+) -> None:
+    how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
+    model = model_of("none", **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
+    model = replace(model, layers=13, activation_checkpointing=checkpointing)
+    assembled = trace_micro_batch(model, how, micro_batch=2, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, how, 2))
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "every=2"])
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8.0)])
+def test_modules_are_those_of_their_own_blocks(checkpointing: str, lora: Lora | None) -> None:
+    def entered(traced: MicroBatch) -> list[Module]:
+        segments = (*traced.forward, *traced.backward)
+        return [e for _, events in segments for e in events if isinstance(e, Module)]
+
+    model = replace(model_of("none", lora=lora), layers=9, activation_checkpointing=checkpointing)
+    assembled = trace_micro_batch(model, COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    assert entered(assembled) == entered(whole_trace(model, COMPUTES["stage3"], 2))
 
 
 def saved_bytes(compute: Compute, **changes: Any) -> int:

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.model.gpt import GPT
-from launcher.plan.work import backward_work, block_elements, forward_work
+from launcher.plan.moved_bytes import block_elements
+from launcher.plan.work import backward_work, forward_work, recomputed_work
 
 SMALL: dict[str, Any] = {
     **{"layers": 2, "d_model": 32, "heads": 4, "vocab_size": 64, "context": 16, "micro_batch": 2},
@@ -87,6 +88,23 @@ def test_frozen_weights_have_no_gradients() -> None:
         further = 2 * tokens * run.model.layers * run.model.block_adapter_count
         assert forward_work(run).matmul_flops == frozen_or_not + further
         assert backward_work(run).matmul_flops == backward * frozen_or_not + 2 * further
+
+
+def test_products_of_adapters_are_computed_once_more_where_they_are_not_kept() -> None:
+    qkv, proj, up, down = 32 * 96, 32 * 32, 32 * 128, 128 * 32
+    rank, tokens, layers = 2, 2 * 16, 2
+
+    def again(word: str, targets: str) -> float:
+        run = run_of(lora_rank=rank, lora_targets=targets)
+        return recomputed_work(run, word).matmul_flops / (2 * tokens * layers)
+
+    assert again("selective", "qkv") == rank * 96
+    assert again("keep=proj,mlp-up", "qkv") == qkv + rank * (3 * 32 + 96)
+    assert again("selective", "all") == rank * (96 + 32 + 128)
+    kept_but_mlp_up = rank * (96 + 32) + up + rank * (32 + 128) + down + rank * 128
+    assert again("keep=qkv,attention,proj", "all") == kept_but_mlp_up
+    adapters = rank * (3 * 32 + 96 + 32 + 32 + 32 + 128 + 128 + 32)
+    assert again("full", "all") == qkv + proj + up + down + adapters
 
 
 @pytest.mark.parametrize("model", MODELS)

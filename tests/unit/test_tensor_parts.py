@@ -114,7 +114,7 @@ def alone() -> Any:
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_selective_checkpointing_sends_nothing_again(mode: str, alone: Any) -> None:
-    model = ModelConfig(**ODD, activation_checkpointing=mode)  # type: ignore[arg-type]
+    model = ModelConfig(**ODD, activation_checkpointing=mode)
     peers = Peers(share=Share(ranks=1, index=0), group=alone)
     module = decoder(model, None, peers)
     tokens = torch.zeros(2, 32, dtype=torch.int64)
@@ -138,7 +138,7 @@ def test_one_rank_with_all_parts_computes_the_same(name: str, mode: str, alone: 
     model = MODELS[name]
     whole = GPT(model)
     parts = decoder(
-        dataclasses.replace(model, activation_checkpointing=mode),  # type: ignore[arg-type]
+        dataclasses.replace(model, activation_checkpointing=mode),
         None,
         Peers(share=Share(ranks=1, index=0), group=alone),
     )

@@ -106,6 +106,15 @@ def test_what_a_step_sends(
     assert sent_in_a_step(run) == planned(run)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kept", ["every=2", "keep=qkv", "keep=attention,proj", "keep=mlp-up"])
+def test_what_is_not_kept_is_sent_again(kept: str, dropout: float) -> None:
+    config = RunConfig().replace(**SMALL, attention="eager", dropout=dropout)
+    config = config.replace(activation_checkpointing=kept)
+    run = resolve(config, world_size=config.sharding.tensor_parallel, device_type="cpu")
+    assert sent_in_a_step(run) == planned(run)
+
+
 def test_selective_checkpointing_repeats_nothing() -> None:
     def total(checkpointing: str) -> int:
         config = RunConfig().replace(**SMALL, activation_checkpointing=checkpointing)

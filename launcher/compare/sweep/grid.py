@@ -139,7 +139,7 @@ def expand_strategy(choice: str, values: Mapping[str, Any]) -> Values:
 def label(key: str, value: Any) -> str:
     """How a value appears in a cell's name: `mb8`, `zero2`, `bf16`, `nockpt`."""
     if key == "activation_checkpointing":
-        return "nockpt" if value == "none" else str(value)
+        return "nockpt" if value == "none" else _safe(str(value))
     word = key.replace("_", "-")
     if str(value) in ("True", "False"):
         return word if str(value) == "True" else f"no-{word}"

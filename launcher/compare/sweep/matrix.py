@@ -77,6 +77,9 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     {
         "--activation-checkpointing selective": {"activation_checkpointing": "selective"},
         "--activation-checkpointing full": {"activation_checkpointing": "full"},
+        "--activation-checkpointing every=K": {"activation_checkpointing": "every=2"},
+        "--activation-checkpointing keep=PRODUCTS": {"activation_checkpointing": "keep=attention"},
+        "--activation-checkpointing budget=SIZE": {"activation_checkpointing": "budget=1GiB"},
         "--mlp-tile N": {"mlp_tile": 24},
         "--global-batch (accumulation)": _ACCUMULATED,
         "--activation-checkpointing offload": {"activation_checkpointing": "offload"},

@@ -237,16 +237,6 @@ def compiled(setting: Setting) -> Iterator[str]:
         )
 
 
-def activation_offload(setting: Setting) -> Iterator[str]:
-    """--activation-checkpointing offload."""
-    chosen = setting.config.model.activation_checkpointing
-    if chosen == "offload" and setting.device_type == "cpu":
-        yield (
-            "--activation-checkpointing offload moves activations from a GPU to host memory, and "
-            "has no effect on a CPU: use full"
-        )
-
-
 RULES: Final[tuple[Rule, ...]] = (
     optimizer,
     apollo_rank,
@@ -262,5 +252,4 @@ RULES: Final[tuple[Rule, ...]] = (
     sample_prompt,
     memory_snapshot,
     compiled,
-    activation_offload,
 )

@@ -42,7 +42,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, neighbours: Neighbours) -> Tensor:
-        out, lse = as_one(lambda: _merged(q, k, v, neighbours))
+        out, lse = as_one(lambda: _merged(q, k, v, neighbours), attention=True)
         ctx.neighbours = neighbours
         ctx.save_for_backward(q, k, v, out, lse)
         return out
