@@ -35,6 +35,10 @@ class ShardingChoice:
     offload_optimizer: Offload = "none"
     """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
     disk (nvme; zero 3)."""
+    offload_fraction: float = 1.0
+    """--offload-optimizer cpu under zero 3: at least this part of the optimizer states and master
+    weights is in host memory; the others stay on the device, by whole pieces (1/64 of them, or a
+    larger parameter)."""
     offload_param: Offload = "none"
     """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
     a disk (nvme; zero 3 in bf16)."""
@@ -54,6 +58,7 @@ class ShardingChoice:
 
     def __post_init__(self) -> None:
         require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
+        require_positive(self, "offload_fraction", most=1)
         require_positive(self, "sequence_parallel", "tensor_parallel", most=MOST_ITEMS)
 
     def data_ranks(self, world_size: int) -> int:

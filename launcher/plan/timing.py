@@ -165,34 +165,47 @@ def optimizer_s(
     arXiv:2104.07857, section 5).
     """
     config, model = resolved.config, resolved.own_model
-    offload = config.sharding.offload_optimizer
     shard = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node).shard
     strategy = strategy_of(config)
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0
     own = model.trained_parameter_count / (shard.size if sharded else 1)
-    updated_on = machine.device if offload == "none" else "cpu"
-    update_bytes, bf16_flops, fp32_flops = update_work(model, config.optim, updated_on)
-    rates = machine.matmul_flops_per_s
-    matmul_s = bf16_flops / rates.get("bf16", rates["fp32"]) + fp32_flops / rates["fp32"]
-    matmul_s *= own
-    if updated_on == "cuda":
-        low = 0 if element == 4 else 2
-        moved = own * (NORM_BYTES + CLIP_BYTES + update_bytes + low)
-        return moved / machine.copy_bytes_per_s + matmul_s
-    share = (NORM_BYTES + CLIP_BYTES + update_bytes) / CPU_ADAM_BYTES
-    seconds = share * own / machine.cpu_adam_parameters_per_s
-    if machine.device == "cpu":
-        seconds += matmul_s
+    offload, fraction = config.sharding.offload_optimizer, config.sharding.offload_fraction
+    if offload == "none":
+        return _update_s(resolved, own, machine.device, element=element, machine=machine)
+    offloaded = fraction * own
+    seconds = _update_s(resolved, offloaded, "cpu", element=element, machine=machine)
+    if fraction < 1:
+        kept = own - offloaded
+        seconds += _update_s(resolved, kept, machine.device, element=element, machine=machine)
     to_device = machine.host_to_device_bytes_per_s
     if to_device is not None and strategy.keeps_master:
         # The updated parameters return in the compute type; FSDP moves them as it gathers.
-        seconds += element * own / to_device
+        seconds += element * offloaded / to_device
     if offload == "nvme":
         swapped = state_bytes(model, config.optim) * own * ranks_per_node
         seconds += swapped / machine.disk_read_bytes_per_s
         seconds += swapped / machine.disk_write_bytes_per_s
     return seconds
+
+
+def _update_s(
+    resolved: Resolved, count: float, updated_on: str, *, element: int, machine: Machine
+) -> float:
+    """Of so many parameters, computed with in `element` bytes each."""
+    update_bytes, bf16_flops, fp32_flops = update_work(
+        resolved.own_model, resolved.config.optim, updated_on
+    )
+    rates = machine.matmul_flops_per_s
+    matmul_s = bf16_flops / rates.get("bf16", rates["fp32"]) + fp32_flops / rates["fp32"]
+    matmul_s *= count
+    if updated_on == "cuda":
+        low = 0 if element == 4 else 2
+        moved = count * (NORM_BYTES + CLIP_BYTES + update_bytes + low)
+        return moved / machine.copy_bytes_per_s + matmul_s
+    share = (NORM_BYTES + CLIP_BYTES + update_bytes) / CPU_ADAM_BYTES
+    seconds = share * count / machine.cpu_adam_parameters_per_s
+    return seconds + matmul_s if machine.device == "cpu" else seconds
 
 
 @cache

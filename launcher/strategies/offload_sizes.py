@@ -91,7 +91,8 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     """Per rank, for an even split; zeros where nothing is offloaded.
 
     Beside an offloaded optimizer the accumulated gradients are in host memory too. FSDP's
-    offloaded parameters are the master weights themselves, or frozen.
+    offloaded parameters are the master weights themselves, or frozen. Of a fraction of the
+    optimizer's states there may be a piece more: see `zero/fraction.py`.
     """
     sharding, offload = config.sharding, config.offload
     parameters = parameters_of(model)
@@ -106,7 +107,8 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     states = int(state_bytes(model, config.optim) * mine)
     host = locked = disk = 0
     if sharding.offload_optimizer == "cpu":
-        host += states + _crossing_bytes(config, trained, world_size, gradient)
+        fraction = sharding.offload_fraction
+        host += int(fraction * (states + _crossing_bytes(config, trained, world_size, gradient)))
         if sharding.zero != 3:  # whose master weights stay where they are
             stored = dtypes(config.optim).stored.itemsize
             host += _crossing_bytes(config, trained, world_size, stored) - stored * mine

@@ -78,8 +78,12 @@ class Rank:
         """Whether each gradient is used up as soon as it is there."""
         return self.resolved.config.optim.optimizer_in_backward
 
-    def optimizer_costs(self, shape: Sequence[int], name: str = "") -> Costs:
-        """What the optimizer takes for one tensor."""
+    def optimizer_costs(
+        self, shape: Sequence[int], name: str = "", *, where: Where | None = None
+    ) -> Costs:
+        """What the optimizer takes for one tensor, whose states are in `where` or, where that is
+        not said, with all others."""
         choice = self.resolved.config.optim
-        updated_on = self.device_type if self.optimizer_where == "device" else "cpu"
+        on_device = (where or self.optimizer_where) == "device"
+        updated_on = self.device_type if on_device else "cpu"
         return OPTIMIZERS[choice.optimizer].costs(name, shape, choice, updated_on)

@@ -141,7 +141,8 @@ class Wire:
         """This rank's share of the gradients, in fp32, to where an offloaded optimizer is."""
         if self.sharding.offload_optimizer != "none":
             own = self.model.trained_parameter_count / self.shard_ranks
-            yield Transfer(kind="to_host", size_bytes=4 * own)
+            size_bytes = 4 * self.sharding.offload_fraction * own
+            yield Transfer(kind="to_host", size_bytes=size_bytes)
 
 
 def _block_elements(model: ModelConfig, element_bytes: int) -> float:

@@ -91,6 +91,7 @@ CASES: list[Case] = [
         zero3=ZERO3,
         zero2_offload=(*ZERO2, OFFLOAD_OPTIMIZER),
         zero3_offload=ZERO3_OFFLOAD,
+        zero3_half=(*ZERO3, OFFLOAD_OPTIMIZER, "--offload-fraction=0.5"),
     ),
     *_cases(
         "fp32",

@@ -227,6 +227,13 @@ def _families() -> list[Case]:
     for name, family, precision in offloads:
         key = f"{name}-offload"
         cases.append(_case(key, OFFLOADS[key], ranks=2, family=family, precision=precision))
+    # Gradients accumulate in other buffers where half of the master weights stay on the device.
+    half = ("--zero=3", "--offload-optimizer=cpu", "--offload-fraction=0.5")
+    for precision, more in (("fp32", ()), ("bf16", ("--grad-accum-dtype=bf16",))):
+        key, flags = "zero3-offload-half", (*half, *more)
+        cases.append(
+            _case(key, flags, ranks=2, family="qwen3", accumulation=2, precision=precision)
+        )
     return cases
 
 

@@ -42,6 +42,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "size": (lambda v: _whole(v, 0), "a whole number of at least 0"),
     "power": (lambda v: _whole(v, 0) and v <= 62, "a whole number from 0 to 62"),
     "number": (_finite, "a number"),
+    "ratio": (lambda v: _finite(v) and 0 < v <= 1, "more than 0 and at most 1"),
     "text": (lambda v: isinstance(v, str) and v != "", "text"),
     "pair": (lambda v: isinstance(v, list) and len(v) == 2 and all(map(_finite, v)), "two numbers"),
     "device": (lambda v: v in ("none", "cpu", "nvme"), "none, cpu or nvme"),
@@ -229,11 +230,10 @@ def _ours(name: str, value: Any) -> Any:
     """A JSON value as the field `name` of RunConfig has it."""
     if name == "betas":
         return tuple(map(float, value))
-    if name == "nvme_path":
-        return Path(value)
-    if name == "nvme_block":
-        return str(value)
-    return float(value) if name in ("clip", "lr", "eps", "weight_decay", "momentum") else value
+    if name in ("nvme_path", "nvme_block"):
+        return Path(value) if name == "nvme_path" else str(value)
+    numbers = ("clip", "lr", "eps", "weight_decay", "momentum", "offload_fraction")
+    return float(value) if name in numbers else value
 
 
 def _precision(file: DeepSpeedFile) -> None:

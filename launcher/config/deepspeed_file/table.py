@@ -181,7 +181,7 @@ OFFLOAD_OPTIMIZER = OFFLOAD | {
     "pipeline_read": adopted("flag", "nvme_overlap"),
     "pipeline_write": adopted("flag", "nvme_overlap"),
     "fast_init": idle(),
-    "ratio": refused("all of the states are offloaded, or none: set it to 1", 1),
+    "ratio": adopted("ratio", "offload_fraction"),
     "super_offload": _NOT_HERE,
     "cpuadam_cores_perc": idle("OMP_NUM_THREADS"),
 }

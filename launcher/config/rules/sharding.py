@@ -40,6 +40,29 @@ def offload(setting: Setting) -> Iterator[str]:
         )
 
 
+def offload_fraction(setting: Setting) -> Iterator[str]:
+    """--offload-fraction, which only ZeRO-3's sub-groups can be counted by."""
+    chosen = setting.config.sharding
+    flag = f"--offload-fraction {chosen.offload_fraction:g}"
+    if chosen.offload_fraction == 1:
+        return
+    if chosen.strategy == "fsdp":
+        yield (
+            f"{flag} needs --zero 3, not --strategy fsdp, which keeps optimizer states where the "
+            "parameters are and moves all of them or none: use --zero 3, or leave it out"
+        )
+    elif setting.stage in (1, 2):
+        yield (
+            f"{flag} needs --zero 3, not {setting.stage}, whose optimizer has one flat piece of "
+            "all matrices, which is in one place: use --zero 3, or leave it out"
+        )
+    elif chosen.offload_optimizer != "cpu":
+        yield (
+            f"{flag} is of what --offload-optimizer cpu moves, and it is "
+            f"{chosen.offload_optimizer}: give --offload-optimizer cpu, or leave it out"
+        )
+
+
 def _nvme(setting: Setting) -> Iterator[str]:
     """DeepSpeed cannot, or does something else."""
     config, flags = setting.config, setting.config.sharding.flags_to("nvme")
@@ -131,6 +154,7 @@ def batch(setting: Setting) -> Iterator[str]:
 RULES: Final[tuple[Rule, ...]] = (
     strategy,
     offload,
+    offload_fraction,
     fsdp_only,
     replicate,
     grad_accum_dtype,

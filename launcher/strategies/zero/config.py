@@ -21,6 +21,7 @@ from launcher.strategies.offload_sizes import (
     swap_buffer_count,
 )
 from launcher.strategies.rank import Rank
+from launcher.strategies.zero.fraction import sub_group_elements
 
 JsonObject = dict[str, Any]
 
@@ -30,6 +31,9 @@ def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
     config, model = resolved.config, resolved.own_model
     ours = _owned(config, accumulation=resolved.accumulation)
     ours["zero_optimization"] = _zero_section(config, model)
+    if config.sharding.offload_fraction < 1:
+        elements = sub_group_elements(model, world_size)
+        ours["zero_optimization"]["sub_group_size"] = elements
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         ours["aio"] = _aio_section(config.offload)
     merged = _merge(ours, passed_on(config.sharding.deepspeed))

@@ -20,6 +20,7 @@ from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.gradients import Gradients
 from launcher.strategies.zero.config import build_config
+from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
 from launcher.strategies.zero.states import count_states, zero_state
 from launcher.strategies.zero.swap import (
     fill_swapped,
@@ -46,13 +47,19 @@ def build(recipe: Recipe) -> Engine:
         _mark_cut(module, parts)
     if config.loop.compile:
         compile_blocks(module)
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
+    fraction = config.sharding.offload_fraction
+    placing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if fraction < 1:
+        placing = leaving_on_device(fraction, recipe.world.device)
+    with placing, contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
         engine, _, _, _ = deepspeed.initialize(
             model=module,
             optimizer=recipe.new_optimizer(module),
             config=ds_config,
             mpu=_groups(recipe),
         )
+    if fraction < 1:
+        accumulate_beside_masters(engine.optimizer, fraction)
     if config.sharding.offload_optimizer == "nvme":
         keep_gradients_in_memory(engine.optimizer)
     if config.sharding.offload_param == "nvme":

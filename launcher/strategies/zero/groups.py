@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from launcher.memory.parameters import Parameter
-from launcher.memory.timeline import Timeline
+from launcher.memory.timeline import Timeline, Where
 from launcher.strategies.buffers import Buffers, Whole
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.config import zero_optimization
@@ -76,10 +76,14 @@ class ZeroBuffers(Buffers):
         self.in_bucket: list[Parameter] = []
         self.filled = 0
 
+    def where_of(self, number: int) -> Where:
+        """Where this rank's piece `number` has its master weights and optimizer states."""
+        return self.where
+
     def update_piece(self, number: int, elements: int) -> None:
         """The optimizer on this rank's piece `number`; its states are born at the first step."""
-        key, where = ("optimizer", number), self.where
-        costs = self.rank.optimizer_costs((elements,))
+        key, where = ("optimizer", number), self.where_of(number)
+        costs = self.rank.optimizer_costs((elements,), where=where)
         self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
 

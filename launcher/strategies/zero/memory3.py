@@ -10,6 +10,7 @@ from launcher.memory.trace_events import Key, Module
 from launcher.strategies.rank import FP32, Rank
 from launcher.strategies.zero.config import accumulates_in_fp32
 from launcher.strategies.zero.coordinator import Coordinator
+from launcher.strategies.zero.fraction import kept_on_device
 from launcher.strategies.zero.groups import FP64, ZeroBuffers, optimizer_groups
 
 SUB_GROUP_ELEMENTS = 1_000_000_000  # deepspeed's default sub_group_size
@@ -22,7 +23,12 @@ class Zero3(ZeroBuffers):
         super().__init__(rank, timeline)
         self.ranks = rank.world_size
         self.grad_element = FP32 if accumulates_in_fp32(rank.resolved.config) else self.element
-        self.groups = self._sub_groups(int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS)))
+        most = int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS))
+        sub_groups = self._sub_groups(most)
+        self.groups = [sum(map(self._slice, group)) for group in sub_groups]
+        fraction = rank.resolved.config.sharding.offload_fraction
+        self.kept = kept_on_device(self.groups, fraction) if self.offloaded else frozenset()
+        self.kept_names = {p.name for number in self.kept for p in sub_groups[number]}
         self.last = True
         self.coordinator = Coordinator(rank, timeline, self.config)
 
@@ -86,8 +92,11 @@ class Zero3(ZeroBuffers):
             self.timeline.free("flat")
         self.coordinator.hold_persistent()
 
+    def where_of(self, number: int) -> Where:
+        return "device" if number in self.kept else self.where
+
     def _build_optimizer(self, total: int) -> None:
-        timeline, where = self.timeline, self.where
+        timeline, where, pins = self.timeline, self.where, self.rank.pins
         # Gradients wait for the optimizer in host memory, also where its states are on a disk.
         gradients: Where = "host" if self.offloaded else "device"
         for number, elements in enumerate(self.groups):
@@ -95,15 +104,43 @@ class Zero3(ZeroBuffers):
                 timeline.allocate("converted", FP32 * elements, "temporary", where=where)
             timeline.allocate(("master", number), self.stored * elements, "master", where=where)
             timeline.free("converted")
+        if self.rank.device_type != "cpu":
+            self._move_kept_masters()
         timeline.allocate("spare", self.stored * max(self.groups), "temporary", where=gradients)
         if self.offloaded:
             for number, elements in enumerate(self.groups):
-                key, pins = ("fp32 grad", number), self.rank.pins
-                timeline.allocate(key, FP32 * elements, "grads", where="host", pinned=pins)
+                self._allocate_fp32_gradient(number, elements)
         timeline.free("spare")
         timeline.allocate("ipg", self.element * self.bucket, "buffers")
         size_bytes = self.grad_element * total
-        timeline.allocate("grads", size_bytes, "grads", where=gradients, pinned=self.rank.pins)
+        timeline.allocate("grads", size_bytes, "grads", where=gradients, pinned=pins)
+        if self.kept:
+            self._place_gradients()
+
+    def _move_kept_masters(self) -> None:
+        for number in sorted(self.kept):
+            self.timeline.free(("master", number))
+            size_bytes = self.stored * self.groups[number]
+            self.timeline.allocate(("master", number), size_bytes, "master")
+
+    def _allocate_fp32_gradient(self, number: int, elements: int) -> None:
+        """Beside the master weights, or in host memory where those are on a disk."""
+        where: Where = "device" if number in self.kept else "host"
+        key, pins = ("fp32 grad", number), self.rank.pins
+        self.timeline.allocate(key, FP32 * elements, "grads", where=where, pinned=pins)
+
+    def _place_gradients(self) -> None:
+        """See `fraction.accumulate_beside_masters`."""
+        self.timeline.free("grads")
+        on_host = 0
+        for number, elements in enumerate(self.groups):
+            if number not in self.kept:
+                on_host += elements
+            elif self.grad_element != FP32:
+                key, size_bytes = ("grads", number), self.grad_element * elements
+                self.timeline.allocate(key, size_bytes, "grads")
+        size_bytes = self.grad_element * on_host
+        self.timeline.allocate("grads", size_bytes, "grads", where="host", pinned=self.rank.pins)
 
     def _reduce(self) -> None:
         if not self.in_bucket:
@@ -120,9 +157,9 @@ class Zero3(ZeroBuffers):
             )
         if self.norms_on_the_way:
             largest = max(self._slice(p) for p in self.in_bucket)
-            self.timeline.allocate(
-                "fetched", self.grad_element * largest, "temporary", stream="reduce"
-            )
+            fetched = (self._slice(p) for p in self.in_bucket if p.name not in self.kept_names)
+            size_bytes = self.grad_element * max(fetched, default=0)
+            self.timeline.allocate("fetched", size_bytes, "temporary", stream="reduce")
             self.transient((FP64 if self.last else 0) * largest, stream="reduce")
             self.timeline.free("fetched")
         self.timeline.free("added")
@@ -134,15 +171,14 @@ class Zero3(ZeroBuffers):
     def _slice(self, p: Parameter) -> int:
         return -(-p.elements // self.ranks)
 
-    def _sub_groups(self, most: int) -> list[int]:
-        """Elements of this rank in each sub-group, which the optimizer updates one by one."""
-        sizes: list[int] = []
+    def _sub_groups(self, most: int) -> list[list[Parameter]]:
+        """Parameters of each sub-group, which the optimizer updates one by one; one is closed when
+        this rank has `most` elements of it."""
+        found: list[list[Parameter]] = []
         for group in optimizer_groups(self.rank):
-            size = 0
+            found.append([])
             for p in group:
-                size += self._slice(p)
-                if size >= most:
-                    sizes.append(size)
-                    size = 0
-            sizes += [size] if size else []
-        return sizes
+                if sum(map(self._slice, found[-1])) >= most:
+                    found.append([])
+                found[-1].append(p)
+        return found
