@@ -51,6 +51,7 @@ NOT_DEFAULT: dict[str, str] = {
     "sequence_method": "ring",
     "grad_accum_dtype": "bf16",
     "offload_optimizer": "cpu",
+    "offload_fraction": "0.5",
     "offload_param": "cpu",
     "precision": "bf16",
     "optimizer": "adam",

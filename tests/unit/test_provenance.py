@@ -31,6 +31,7 @@ SAYS_NOTHING = (
     "tokenizer",
     *("micro_batch", "strategy", "zero", "reshard_after_forward"),
     *("replicate", "reduce_each_micro_batch", "offload_optimizer", "offload_param"),
+    "offload_fraction",
     *("bucket", "deepspeed", "pin_memory", "nvme_path"),
     *("nvme_buffer", "nvme_block", "nvme_queue_depth", "nvme_threads"),
     *("nvme_overlap", "optimizer_in_backward", "epochs", "max_minutes"),

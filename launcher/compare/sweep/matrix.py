@@ -87,6 +87,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     },
     {
         "--offload-optimizer cpu": {"offload_optimizer": "cpu"},
+        "--offload-fraction F": {"offload_optimizer": "cpu", "offload_fraction": 0.5},
         "--offload-param cpu": {"offload_param": "cpu"},
         "--offload-optimizer nvme": {"offload_optimizer": "nvme", **_DISK},
         "--offload-param nvme": {"offload_param": "nvme", **_BF16, **_DISK},
