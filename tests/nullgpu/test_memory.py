@@ -51,3 +51,35 @@ def test_the_users_own_variable_wins(tmp_path: Path) -> None:
     assert run.code == 0, run.output[-4000:]
     found = segments(run.folder / "memory_snapshot_rank0.pickle")
     assert {segment["is_expandable"] for segment in found} == {False}
+
+
+ADDED_IN = {"fp32": (), "bf16": ("--grad-accum-dtype", "bf16")}
+
+
+@pytest.mark.parametrize("type_", ADDED_IN)
+def test_a_fraction_of_the_optimizer_is_in_host_memory(type_: str, tmp_path: Path) -> None:
+    flags = ("--zero", "3", "--precision", "bf16", "--layers", "6", "--no-pin-memory")
+    flags += ("--global-batch", "8", "--offload-optimizer", "cpu", "--offload-fraction", "0.5")
+    more = {"NULLGPU_CHECKS_ARE": "false"}  # no step has overflowed
+    run = train(tmp_path, *flags, *ADDED_IN[type_], more=more)
+    assert run.code == 0, run.output[-4000:]
+    (held,) = (record for record in run.records("ledger") if record["moment"] == "held")
+    (predicted,) = (record for record in run.records("ledger") if record["moment"] == "predicted")
+    device, host = held["device"], held["host"]
+    all_bytes = 2 * device["params_bytes"]  # in fp32 what is bf16 there
+    assert device["master_bytes"] + host["master_bytes"] == all_bytes
+    # Whole parameters, of which the smallest of those that are moved is 1% of the model.
+    assert 0.49 * all_bytes < device["master_bytes"] <= 0.5 * all_bytes
+    for place in (device, host):
+        # Counters are a number for each piece.
+        assert place["optimizer_bytes"] == pytest.approx(2 * place["master_bytes"], abs=64 * 4)
+    # What the optimizer reads is where gradients are added up, unless that is of another type; in
+    # host memory these are always two.
+    apart = 0 if type_ == "fp32" else 0.5
+    assert device["grads_bytes"] == (1 + apart) * device["master_bytes"]
+    assert host["grads_bytes"] == (2 if type_ == "fp32" else 1.5) * host["master_bytes"]
+    names = ("params", "master", "grads", "optimizer", "buffers")
+    plan = run.json("summary.json")["plan"]
+    for name in names:
+        assert plan["measured"][name] == plan["predicted"][name] == device[f"{name}_bytes"]
+    assert predicted["host"]["used_bytes"] == sum(host[f"{name}_bytes"] for name in names)

@@ -66,6 +66,10 @@ ZERO = {
         *("--zero", "3", "--precision", "bf16"),
         *("--offload-optimizer", "cpu", "--offload-param", "cpu"),
     ),
+    "zero3, half of the optimizer offloaded": (
+        *("--zero", "3", "--precision", "bf16", "--global-batch", "8"),
+        *("--offload-optimizer", "cpu", "--offload-fraction", "0.5"),
+    ),
     "adapters, zero2": ("--lora-rank", "8", "--zero", "2", "--precision", "bf16"),
     "adapters, zero3": (
         *("--lora-rank", "8", "--zero", "3", "--precision", "bf16", "--lora-targets", "all"),
