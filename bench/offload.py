@@ -34,6 +34,10 @@ CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "zero2, optimizer in host memory": ("zero2", ("--zero=2", "--offload-optimizer=cpu")),
     "zero3": ("zero3", ("--zero=3",)),
     "zero3, optimizer in host memory": ("zero3", ("--zero=3", "--offload-optimizer=cpu")),
+    "zero3, half of the optimizer in host memory": (
+        "zero3",
+        ("--zero=3", "--offload-optimizer=cpu", "--offload-fraction=0.5"),
+    ),
     "zero3, parameters in host memory": ("zero3", ("--zero=3", "--offload-param=cpu")),
     "zero3, both in host memory": (
         "zero3",

@@ -37,8 +37,7 @@ class ShardingChoice:
     disk (nvme; zero 3)."""
     offload_fraction: float = 1.0
     """--offload-optimizer cpu under zero 3: at least this part of the optimizer states and master
-    weights is in host memory; the others stay on the device, by whole pieces (1/64 of them, or a
-    larger parameter)."""
+    weights is in host memory, by whole parameters; the others stay on the device."""
     offload_param: Offload = "none"
     """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
     a disk (nvme; zero 3 in bf16)."""

@@ -58,8 +58,10 @@ ADDED_IN = {"fp32": (), "bf16": ("--grad-accum-dtype", "bf16")}
 
 @pytest.mark.parametrize("type_", ADDED_IN)
 def test_a_fraction_of_the_optimizer_is_in_host_memory(type_: str, tmp_path: Path) -> None:
-    flags = ("--zero", "3", "--precision", "bf16", "--layers", "6", "--no-pin-memory")
-    flags += ("--global-batch", "8", "--offload-optimizer", "cpu", "--offload-fraction", "0.5")
+    flags = (
+        *("--zero", "3", "--precision", "bf16", "--layers", "6", "--no-pin-memory"),
+        *("--global-batch", "8", "--offload-optimizer", "cpu", "--offload-fraction", "0.5"),
+    )
     more = {"NULLGPU_CHECKS_ARE": "false"}  # no step has overflowed
     run = train(tmp_path, *flags, *ADDED_IN[type_], more=more)
     assert run.code == 0, run.output[-4000:]
