@@ -67,6 +67,10 @@ TECHNIQUES = {
         ("single", "fsdp", "fsdp-grad-op"),
         (*BF16, "--optimizer-in-backward", "--clip=0"),
     ),
+    "offload-half": (
+        ("zero3",),
+        (*BF16, "--offload-optimizer=cpu", "--offload-fraction=0.5"),
+    ),
     "eager": (("single", "fsdp"), (*BF16, "--attention=eager")),
     "math": (("single",), (*BF16, "--sdpa-backend=math")),
     "efficient": (("single", "fsdp"), (*BF16, "--sdpa-backend=efficient")),

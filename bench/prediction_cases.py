@@ -97,6 +97,7 @@ TECHNIQUES = {
         ("fsdp", "fsdp-grad-op", "fsdp-hybrid"),
         ("--optimizer-in-backward", "--clip=0"),
     ),
+    "offload-half": (("zero3",), ("--offload-optimizer=cpu", "--offload-fraction=0.5")),
     "eager": (("ddp",), ("--attention=eager",)),
     "window": (("fsdp",), ("--window=16",)),
     "mlp-tile": (("ddp", "fsdp", "zero2", "zero3"), ("--mlp-tile=24",)),

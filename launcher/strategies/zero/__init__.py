@@ -3,6 +3,7 @@
 engine.py   hands model and optimizer to DeepSpeed    config.py   what DeepSpeed is told
 states.py   where DeepSpeed keeps training state      swap.py     and on NVMe, nvme_*.py around it
 memory.py   what stages 0 to 2 allocate               memory3.py  and stage 3
+fraction.py which sub-groups of stage 3 are not offloaded
 """
 
 from launcher.config.schema import RunConfig
