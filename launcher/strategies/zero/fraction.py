@@ -1,8 +1,9 @@
 """`--offload-fraction`: which of ZeRO-3's sub-groups stay on the device, and how they get there.
 
-DeepSpeed's own `offload_optimizer.ratio` makes a second AdamW with a rate that no schedule reaches,
-and takes no optimizer but its own beside it. Ours updates tensors wherever they are, so that it is
-enough to have a sub-group's master weights, and with them its states and gradients, elsewhere.
+DeepSpeed's own `offload_optimizer.ratio` makes a second AdamW, whose first group keeps the learning
+rate that it began with, and takes no optimizer but its own beside it. Ours updates tensors wherever
+they are, so that it is enough to have a sub-group's master weights, and with them its states and
+gradients, elsewhere.
 """
 
 import contextlib
