@@ -86,6 +86,15 @@ def weight_cast_bytes(resolved: Resolved) -> float:
     return cast_bytes(resolved, cast)
 
 
+def dequantized_bytes(resolved: Resolved) -> float:
+    """Read and written to make quantised weights whole once: codes, an index of 4 bytes for two of
+    NF4, and the weight, which is written and scaled in place (int8's in three steps)."""
+    model, element = resolved.own_model, _activation_bytes(resolved)
+    passes = {"none": 0.0, "nf4": 4.5 + 3 * element, "int8": 1 + 7 * element}
+    weights = sum(inner * outer for inner, outer in model.linear_shapes)
+    return model.layers * weights * passes[model.quantize_base]
+
+
 def mlp_cast_bytes(resolved: Resolved) -> float:
     """The MLPs' part of it, which each tile has anew."""
     model = resolved.own_model

@@ -38,6 +38,8 @@ _ADAPTER, _SPLIT, _DROPPED = Operators(4, 17, 11), Operators(2, 7, 2), Operators
 # The same of norms that are composed: of a block's, of its heads', and of the last one.
 _FROZEN_NORM, _FROZEN_HEAD_NORM = Operators(0, -2, -2), Operators(0, -4, -4)
 _FROZEN_LAST_NORM = Operators(0, -11, 0)
+# What a quantised weight adds to a product with it, in each direction.
+_QUANTIZED = {"nf4": Operators(24, 23, 0), "int8": Operators(18, 17, 0)}
 
 
 def block_operators(resolved: Resolved) -> Operators:
@@ -47,10 +49,16 @@ def block_operators(resolved: Resolved) -> Operators:
     biases *= model.lora is None
     parts = [_BLOCK, _norm_operators(model.norm, device).times(2), _BIAS.times(biases)]
     parts += _adapters_operators(model, device)
+    parts.append(quantized_operators(model))
     parts += [_SWIGLU] if model.activation == "swiglu" else []
     parts += [_TURNED] if model.position == "rope" else []
     parts += [_norm_operators("rms", device).times(2)] if model.qk_norm else []
     return _sum(parts)
+
+
+def quantized_operators(model: ModelConfig) -> Operators:
+    """What makes the four weights of a block whole, for its products."""
+    return _QUANTIZED.get(model.quantize_base, Operators(0, 0, 0)).times(4)
 
 
 def _adapters_operators(model: ModelConfig, device_type: str) -> list[Operators]:
@@ -102,6 +110,8 @@ def outer_operators(resolved: Resolved) -> Operators:
     if model.lora is not None:
         parts.append(_FROZEN_OUTER)
         parts += [] if one_kernel(model.norm, device) else [_FROZEN_LAST_NORM]
+        first = _QUANTIZED.get(model.quantize_base, Operators(0, 0, 0))
+        parts.append(Operators(0, -first.backward, 0))  # of the input without a gradient
     return _sum(parts)
 
 

@@ -14,6 +14,7 @@ from launcher.model.products import linear_products
 from launcher.plan.moved_bytes import (
     block_bytes,
     cast_bytes,
+    dequantized_bytes,
     fused_loss,
     loss_bytes,
     mlp_cast_bytes,
@@ -24,6 +25,7 @@ from launcher.plan.operators import (
     block_operators,
     mlp_tiles,
     outer_operators,
+    quantized_operators,
     rebuilt_operators,
     tile_operators,
     tiles_operators,
@@ -66,6 +68,7 @@ def forward_work(resolved: Resolved) -> Work:
         attention_flops=rows * attention,
         elementwise_bytes=rows * (block_bytes(resolved) + loss_bytes(resolved)),
         copied_bytes=weight_cast_bytes(resolved)
+        + dequantized_bytes(resolved)
         + max(0, mlp_tiles(resolved) - 1) * mlp_cast_bytes(resolved),
         operators=model.layers
         * (block_operators(resolved).forward + tiles_operators(resolved).forward)
@@ -90,7 +93,7 @@ def backward_work(resolved: Resolved) -> Work:
     matmul += 2 * 2 * _adapters(model)
     each = block_operators(resolved)
     operators = model.layers * each.backward + outer_operators(resolved).backward
-    copied = weight_cast_bytes(resolved)
+    copied = weight_cast_bytes(resolved) + dequantized_bytes(resolved)
     if tiles := mlp_tiles(resolved):
         operators += model.layers * tiles_operators(resolved).backward
         copied += (2 * tiles - 1) * mlp_cast_bytes(resolved)
@@ -123,6 +126,9 @@ def recomputed_work(resolved: Resolved, word: str) -> Work:
         matmul += 2 * weights
         attention += scores
         copied += cast_bytes(resolved, trained)
+        if whole:
+            copied += dequantized_bytes(resolved)
+            operators += model.layers * quantized_operators(model).forward
     elif not tiles:
         operators += model.layers * rebuilt_operators(model)
     if tiles:

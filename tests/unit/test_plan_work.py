@@ -40,7 +40,8 @@ class Count(TorchDispatchMode):
 
 
 def run_of(device_type: str = "cpu", **changes: Any) -> Resolved:
-    return resolve(RunConfig().replace(**SMALL, **changes), world_size=1, device_type=device_type)
+    config = RunConfig().replace(**{**SMALL, **changes})
+    return resolve(config, world_size=1, device_type=device_type)
 
 
 def counted(run: Resolved) -> tuple[int, int]:
@@ -68,12 +69,22 @@ def test_recomputed_operators_are_nearly_so(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("adapters", [{}, {"lora_targets": "all", "lora_dropout": 0.1}])
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        {},
+        {"lora_targets": "all", "lora_dropout": 0.1},
+        *(
+            {"quantize_base": kind, "d_model": 64, "d_ff": 128, "head_dim": 16}
+            for kind in ("nf4", "int8")
+        ),
+    ],
+)
 def test_operators_beside_frozen_weights_are_nearly_so(
     model: str, adapters: dict[str, Any]
 ) -> None:
     for mode in ("none", "selective", "full"):
-        run = run_of(**MODELS[model], **adapters, lora_rank=2, activation_checkpointing=mode)
+        run = run_of(**{**MODELS[model], **adapters}, lora_rank=2, activation_checkpointing=mode)
         forward, backward = counted(run)
         assert backward_work(run).operators == pytest.approx(backward, rel=0.06)
         if mode == "none":
