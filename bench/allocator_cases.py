@@ -88,6 +88,13 @@ TECHNIQUES = {
     "loss-whole": (("single",), (*BF16, "--loss-chunk=0")),
     "tf32": (("single",), ("--precision=fp32", "--tf32")),
 }
+# What only some installations have: torchao, and a compiler of FlexAttention.
+KERNELS = {
+    "fp8": (("single", "fsdp"), ("--precision=fp8",)),
+    "fp8-selective": (("single",), ("--precision=fp8", "--activation-checkpointing=selective")),
+    "fp8-full": (("single",), ("--precision=fp8", "--activation-checkpointing=full")),
+    "flex": (("single",), (*BF16, "--attention=flex", "--window=64")),
+}
 LIMITED = {
     "24GiB": (*BF16, "--model=seed-134m", "--micro-batch=250", "--memory-limit=24GiB"),
     "48GiB": (*BF16, "--model=seed-134m", "--micro-batch=500", "--memory-limit=48GiB"),
@@ -150,7 +157,12 @@ def cases() -> tuple[Case, ...]:
         )
         for case in found[::8]
     ]
-    return (*found, *fixed)
+    kernels = [
+        _case(f"{strategy}-{kernel}", strategy, (*MODELS["seed"], *flags))
+        for kernel, (strategies, flags) in KERNELS.items()
+        for strategy in strategies
+    ]
+    return (*found, *fixed, *kernels)
 
 
 def _is_possible(strategy: str, ranks: int) -> bool:

@@ -84,8 +84,8 @@ class Compute:
     autocast; frozen ones in a type of their own.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
-    documents, `compiled` for compiled blocks. `resident_threads` are those of the GPU, 0 of one
-    that nobody knows.
+    documents, `compiled` for compiled blocks, `fp8` for linears in it. `resident_threads` are those
+    of the GPU, 0 of one that nobody knows.
     """
 
     device_type: str = "cpu"
@@ -96,6 +96,7 @@ class Compute:
     documents: bool = False
     resident_threads: int = 0
     compiled: bool = False
+    fp8: bool = False
 
 
 # A storage of a trace: the segment that it is born in, and its number among that segment's.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.memory.compiled import compiled
+from launcher.memory.fp8_linears import fp8_linears
 from launcher.memory.gathering import mark_modules, stage3_linears
 from launcher.memory.gpu_kernels import gpu_kernels, layer_norm, partial_sums_bytes
 from launcher.memory.live_trace import LiveStorage, LiveTrace
@@ -177,6 +178,8 @@ def record_trace(
         with contextlib.ExitStack() as around:
             if compute.stage3:
                 around.enter_context(stage3_linears())
+            if compute.fp8:
+                around.enter_context(fp8_linears(torch.bfloat16))
             if compute.compiled:
                 around.enter_context(compiled(list(module.blocks), recorder.tuned))
             if not on_cpu:  # whose kernels nobody tunes

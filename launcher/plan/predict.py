@@ -169,6 +169,7 @@ def _compute(rank: Rank) -> Compute:
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,
         compiled=config.loop.compile,
+        fp8=config.optim.precision == "fp8" and not config.loop.compile,  # which fuses the casts
     )
 
 

@@ -181,6 +181,15 @@ def saved_bytes(compute: Compute, **changes: Any) -> int:
     return levels(replace(traced, backward=[]))[-1][1]
 
 
+def test_in_fp8_no_cast_of_a_weight_is_kept() -> None:
+    """torchao's linears keep weights as they are, and cast them again in the backward; autocast
+    keeps its copies of them. Nothing else of the block differs."""
+    bf16 = Compute(device_type="cuda", autocast=True)
+    shapes = model_of("none").linear_shapes
+    casts = 2 * 5 * sum(inner * outer for inner, outer in shapes)
+    assert saved_bytes(bf16) - saved_bytes(replace(bf16, fp8=True)) == casts
+
+
 def test_on_a_gpu_a_root_mean_square_norm_saves_one_number_a_row() -> None:
     """LayerNorm saves two, and the input, as it does."""
     gpu = COMPUTES["gpu"]
