@@ -57,7 +57,7 @@ $(NULLGPU)/installed: pyproject.toml constraints.txt
 	$(NULLGPU_PYTHON) -m venv $(NULLGPU)
 	grep -v '^torch==' constraints.txt > $(NULLGPU)/constraints.txt
 	$(NULLGPU)/bin/python -m pip install --quiet --no-compile -c $(NULLGPU)/constraints.txt \
-	    torch===$(NULLGPU_TORCH) -e . pytest pytest-xdist
+	    torch===$(NULLGPU_TORCH) torchao -e . pytest pytest-xdist
 	$(NULLGPU)/bin/python -m compileall -qq -j 0 $(NULLGPU)/lib || true
 	touch $@
 
