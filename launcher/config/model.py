@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from launcher.errors import UserError
-from launcher.flags import as_flags, flag
+from launcher.flags import as_flags, flag, require_range
 from launcher.model import config as decoder
 from launcher.model.checkpointing import parse
-from launcher.model.lora_config import TARGETS, Lora, LoraTarget
+from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, named
 from launcher.sizes import even_part
 
@@ -151,6 +151,7 @@ class ModelChoice:
                     given = as_flags({field.name: getattr(self, field.name)})
                     raise UserError(f"{given} belongs to --lora-rank: give one, 8 is usual")
             return None
+        require_range("--lora-rank", self.lora_rank, 1, MOST_RANK)
         names = tuple(name.strip() for name in self.lora_targets.split(","))
         return Lora(
             rank=self.lora_rank,

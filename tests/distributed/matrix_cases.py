@@ -31,7 +31,7 @@ SMALL = {
 }
 LR = {"sgd": 0.3, "adafactor": 0.3}  # what lowers the loss in so few steps
 # What changes the run's mathematics, so that its reference has it too.
-KEPT = ("optimizer", "clip", "window", "document_attention", *ROPE_DECODER)
+KEPT = ("layers", "optimizer", "clip", "window", "document_attention", *ROPE_DECODER)
 # Muon orthogonalises in bf16, whose rounding depends on what else a rank's call holds.
 LOW = {"bf16", "bf16-pure", "fp16", "adamw8bit", "muon"}
 
@@ -88,6 +88,8 @@ DEFAULT = RunConfig().flat()
 
 def _case(technique: str, strategy: str, more: dict[str, Any], with_what: str = "") -> Case:
     changes = {**more, **TECHNIQUES[technique]}
+    if changes.get("activation_checkpointing") == "every=2":
+        changes["layers"] = 2
     return Case(
         technique=technique + with_what,
         strategy=strategy,

@@ -25,6 +25,7 @@ from launcher.config.resolve import resolve
 from launcher.data import open_corpus
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
+from launcher.plan.budget import within_budget
 from launcher.run.enough_room import check_offload
 from launcher.strategies.engine import LossScale
 from launcher.train import build_engine
@@ -65,6 +66,7 @@ def train_case(case: Case, text: str, folder: str, world: World) -> dict[str, An
         document_attention=config.data.document_attention,
     )
     resolved = resolve(config, world_size=world.size, device_type="cpu")
+    resolved = within_budget(resolved, world_size=world.size)
     check_offload(resolved.config, resolved.model, world_size=world.size, ranks_per_node=world.size)
     traced = config.measure.memory_trace
     with TracedMemory(world.device).trace if traced else contextlib.nullcontext():

@@ -308,7 +308,7 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path
             {"lora_rank": 2, "quantize_base": "int8", "d_model": 32},
             "the rows of qkv have 32",
         ),
-        ({"lora_rank": 0}, "lora_rank 0 is outside"),
+        ({"lora_rank": 0}, "--lora-rank 0"),
         ({"lora_rank": 64}, "--lora-rank 64 is more than the 32"),
         ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha 0.0 must be above 0"),
         ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout 1.0"),
