@@ -113,13 +113,12 @@ def row(name: str, run: Run) -> dict[str, Any]:
         "perplexity": run.summary["perplexity"],
         "held_bytes": {part: held[f"{part}_bytes"] for part in PARTS},
         "peak_bytes": max(peaks.values()) if peaks else None,
-        "tokens_per_s": run.tokens_per_s(),
     }
 
 
 def write(folder: Path, result: dict[str, Any]) -> None:
     titles = ["run", "test loss", "perplexity", *(f"{part}, MiB" for part in PARTS)]
-    titles += ["peak of live bytes, MiB", "tokens/s"]
+    titles += ["peak of live bytes, MiB"]
     lines = []
     for r in result["rows"]:
         if r["state"] != "completed":
@@ -128,7 +127,7 @@ def write(folder: Path, result: dict[str, Any]) -> None:
         held = [f"{r['held_bytes'][part] / MIB:.2f}" for part in PARTS]
         peak = "n/a" if r["peak_bytes"] is None else f"{r['peak_bytes'] / MIB:.1f}"
         figures = [f"{r['test_loss']:.4f}", f"{r['perplexity']:.2f}", *held, peak]
-        lines.append([r["name"], *figures, f"{r['tokens_per_s']:,.0f}"])
+        lines.append([r["name"], *figures])
     text = (
         f"# Fine-tuning\n\n{result['steps']} steps on {result['examples']:,} signatures and "
         f"docstrings of the standard library, after {result['base_steps']} steps on its text; "
