@@ -48,10 +48,12 @@ def main() -> None:
     options = parser.parse_args()
     path = options.output / "allocator.json"
     rows: list[Row] = []
-    if options.keep and path.exists():
-        rows = [row for row in json.loads(path.read_text())["rows"] if "error" not in row]
-    names = [case.name for case in cases() if any(text in case.name for text in options.only)]
     edge = [case.name for case in edge_cases(options.edge, seed=0)]
+    if options.keep and path.exists():
+        still = {*(case.name for case in cases()), *edge}
+        found = json.loads(path.read_text())["rows"]
+        rows = [row for row in found if "error" not in row and row["name"] in still]
+    names = [case.name for case in cases() if any(text in case.name for text in options.only)]
     known = {row["name"] for row in rows}
     wanted = [name for name in (*names, *edge) if name not in known]
     random.Random(0).shuffle(wanted)  # so that what there is so far is of all kinds
