@@ -293,6 +293,14 @@ def test_runs_that_differ_in_their_allocator_are_compared_and_say_so(tmp_path: P
     assert len(report.data["settings"]) == 1
 
 
+def test_adapters_compete_with_all_weights_but_have_losses_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "whole", losses=LOSSES, strategy="single", ranks=1)
+    write_run(tmp_path / "lora", losses=LOSSES, lora_rank=8, quantize_base="nf4")
+    report = report_of(tmp_path)
+    assert len(report.data["settings"]) == 1
+    assert rows_of(report)["lora"]["loss_difference"] is None
+
+
 def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "ddp", losses=LOSSES, sdpa_backend="math", attention="eager")

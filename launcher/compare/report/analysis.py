@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from launcher.compare.report.runs import Run
 from launcher.compare.report.series import STEP_PEAKS
-from launcher.config.model import ModelChoice
+from launcher.config.model import LORA, ModelChoice
 from launcher.config.schema import OptimChoice
 from launcher.errors import UserError
 from launcher.measure.hardware import peak_flops_per_s
@@ -27,9 +27,13 @@ _SAME_MATHS = (
     *("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "mlp_tile"),
     "precision",
 )
-_MODEL = [f.name for f in dataclasses.fields(ModelChoice) if f.name not in _SAME_MATHS]
+# What is trained of the same model: runs that differ so are compared, but not their losses.
+_TRAINED = (*LORA, "quantize_base")
+_MODEL = [
+    f.name for f in dataclasses.fields(ModelChoice) if f.name not in (*_SAME_MATHS, *_TRAINED)
+]
 _SAME_LOSSES = [
-    *_MODEL,
+    *(*_MODEL, *_TRAINED),
     *("data", "tokenizer", "seq_len", "global_batch", "seed", "steps"),
     *(f.name for f in dataclasses.fields(OptimChoice) if f.name not in _SAME_MATHS),
 ]
