@@ -79,8 +79,14 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         ranks += f", {record.sequence_parallel} to a sequence ({sharding.sequence_method})"
     if record.tensor_parallel > 1:
         ranks += f", {record.tensor_parallel} to a matrix"
+    model = prepared.resolved.model
+    trained = ""
+    if model.lora is not None:
+        bits = "" if model.quantize_base == "none" else f" of {model.quantize_base}"
+        trained = f" ({model.trained_parameter_count:,} trained beside frozen ones{bits})"
     return [
-        f"{record.model}: {record.parameters:,} parameters, {record.precision}; {record.strategy} "
+        f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}; "
+        f"{record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {reason}",
         *said_of_budget(prepared.resolved),
