@@ -196,7 +196,7 @@ def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     states, _ = checkpointed(optim)
     if not OPTIMIZERS[optim.optimizer].elementwise:
         states = ()  # not one for every element
-    needed_bytes = 4 * resolved.model.parameter_count * (1 + len(states))
+    needed_bytes = 4 * resolved.model.trained_parameter_count * (1 + len(states))
     parent = next(path for path in out.absolute().parents if path.exists())
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < needed_bytes:
