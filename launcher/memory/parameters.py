@@ -105,6 +105,14 @@ def trained_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {p.name: p.shape for p in parameters_of(model) if p.trained}
 
 
+def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
+    """Of what is not trained: elements of the compute type, or bytes that are quantised."""
+    if model.lora is None:
+        return 0
+    frozen = (p for p in parameters_of(model) if not p.trained)
+    return sum(p.elements * (1 if p.packed else element_bytes) for p in frozen)
+
+
 def row_shard(
     shape: tuple[int, ...], *, rank: int, ranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

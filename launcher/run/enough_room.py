@@ -18,6 +18,7 @@ from launcher.errors import UserError
 from launcher.flags import as_flags
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
+from launcher.memory.parameters import frozen_bytes
 from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, checkpointed
 from launcher.sizes import MIB, gib, parse_bytes
@@ -87,7 +88,7 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
     parameters = states = 0
     if sharding.offload_param == "none":
         parameters = element * count
-        parameters += types.computed.itemsize * (model.parameter_count - count)  # frozen
+        parameters += frozen_bytes(model, types.computed.itemsize)
     if sharding.offload_optimizer == "none":
         if entry.elementwise:
             states += entry.costs("", (count,), optim, resolved.config.loop.device).state_bytes

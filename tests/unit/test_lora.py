@@ -27,6 +27,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
 from launcher.model.lora import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
+from launcher.run.enough_room import _state_bytes
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
 LLAMA = {
@@ -333,6 +334,17 @@ def test_refused_in_one_sentence(changes: dict[str, Any], said: str) -> None:
         resolve(RunConfig().replace(**{**shape, **changes}), world_size=2, device_type="cpu")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_what_could_never_fit_is_counted_in_its_own_bytes() -> None:
+    """A base of 4 bits is no base of bf16."""
+    sizes = []
+    for kind in ("none", "int8", "nf4"):
+        changes = {"model": "llama-3.1-8b", "lora_rank": 8, "quantize_base": kind}
+        config = RunConfig().replace(**changes, precision="bf16", micro_batch=1)
+        run = resolve(config, world_size=1, device_type="cpu")
+        sizes.append(_state_bytes(run, 1) / run.model.parameter_count)
+    assert sizes == pytest.approx([2.01, 1.16, 0.72], abs=0.02)
 
 
 def adapter_of(trained: Path, out: Path) -> Path:
