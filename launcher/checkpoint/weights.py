@@ -30,12 +30,9 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """The parameter of that name, fp32, in its shape."""
-        return self.read_part(name, 0, self.checkpoint.shapes[name])
-
-    def read_part(self, name: str, start: int, shape: tuple[int, ...]) -> Tensor:
-        """So many of its elements as `shape` has, from `start` on, fp32."""
+        shape = self.checkpoint.shapes[name]
         data = torch.empty(math.prod(shape))
-        self.reader.read_into(Shard(name=name, kind=PARAM, start=start, data=data))
+        self.reader.read_into(Shard(name=name, kind=PARAM, start=0, data=data))
         return data.view(shape)
 
 

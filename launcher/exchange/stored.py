@@ -234,6 +234,11 @@ def _beside(weights: Weights) -> Iterator[Stored]:
     if base.path is None:
         yield Drawn(weights.config, base)
         return
+    if not Path(base.path).exists():
+        raise UserError(
+            f"checkpoint {checkpoint.path}: holds adapters beside the weights in {base.path}, "
+            "which are not there any more: put them back there"
+        )
     with open_stored(Path(base.path)) as beside:
         check_base(checkpoint, beside.base())
         yield beside

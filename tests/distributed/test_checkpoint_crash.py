@@ -3,18 +3,20 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
+from checkpoint_cases import BY_NAME
 from harness import HERE, torchrun, write_text
 
 from launcher.checkpoint import Checkpointer
-from launcher.model.config import ModelConfig
+from launcher.config.arguments import parse_run_config
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
 
 
-def test_the_checkpoint_before_is_intact(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fp32-zero2-x2", "lora-fsdp-x2"])
+def test_the_checkpoint_before_is_intact(name: str, tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
-    name = "fp32-zero2-x2"
     done = torchrun(2, HERE / "checkpoint_rank.py", "die", text, tmp_path, name)
     assert done.returncode != 0
     results = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
@@ -24,11 +26,10 @@ def test_the_checkpoint_before_is_intact(tmp_path: Path) -> None:
     assert (unfinished / "rank-00001.safetensors").exists()
     assert not (unfinished / "index.json").exists()
 
-    config = ModelConfig(vocab_size=261, context=16, layers=1, heads=2, d_model=30)
-    module = GPT(config)
+    module = GPT(parse_run_config(BY_NAME[name].arguments(str(text))).model.build())
     engine = NativeEngine(
         module,
-        torch.optim.AdamW(module.parameters(), fused=True),
+        torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], fused=True),
         accumulation=1,
         clip=0.0,
         device=torch.device("cpu"),

@@ -433,6 +433,19 @@ def test_an_export_that_says_nothing_of_adapters(
     assert words in said
 
 
+def test_a_base_that_is_gone_is_named(trained: Path) -> None:
+    base = trained / "base"
+    base.rename(trained / "elsewhere")
+    try:
+        with (
+            pytest.raises(UserError, match=r"beside the weights in .*base.* not there any more"),
+            open_stored(trained / "run"),
+        ):
+            pass
+    finally:
+        (trained / "elsewhere").rename(base)
+
+
 def test_a_changed_base_is_noticed(trained: Path) -> None:
     """Also by who only reads."""
     with open_stored(trained / "run") as adapted:
