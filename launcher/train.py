@@ -40,6 +40,7 @@ with importing():
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
     from launcher.strategies.engine import Engine, Recipe, train_step
+    from launcher.strategies.masks import MaskedEngine
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -175,7 +176,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)
     mesh = Mesh.of(world, resolved.config.sharding)
-    return strategy.build(
+    engine = strategy.build(
         Recipe(
             resolved=resolved,
             world=world,
@@ -184,6 +185,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
             peers=peers.join(mesh, world),
         )
     )
+    return MaskedEngine(engine) if resolved.model.masks else engine
 
 
 def to_device(

@@ -95,6 +95,8 @@ class ModelConfig:
     """Adapters, which alone are trained; None trains everything."""
     quantize_base: Quantization = "none"
     """How the weights of projections are stored that adapters are beside."""
+    masks: bool = False
+    """Whether weights of projections that were pruned stay zero while it is trained."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):

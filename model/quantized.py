@@ -50,8 +50,8 @@ def weight_of(name: str) -> str:
     return name.removesuffix(PACKED) + ".weight"
 
 
-def is_quantized(name: str) -> bool:
-    """Whether a weight of that name is one, in a model with quantised projections."""
+def is_projection(name: str) -> bool:
+    """Whether a parameter is a projection's matrix: what can be quantised, or pruned."""
     return bool(_PROJECTION.search(name))
 
 

@@ -26,7 +26,7 @@ from launcher.checkpoint.saving import Ranks, Saved, write_checkpoint
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.errors import UserError
 from launcher.strategies.engine import Engine
-from launcher.strategies.flat_shards import PARAM, Shard, TrainingState
+from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +181,8 @@ class Checkpointer:
         state, problem = engine.training_state(), None
         try:
             for shard in itertools.chain(state.frozen(), state.loaded() if trained else ()):
-                if shard.kind == PARAM and shard.data.numel() > 0 and weights.has(shard.name):
+                wanted = shard.kind in (PARAM, MASK) and shard.data.numel() > 0
+                if wanted and weights.has(shard.name):
                     weights.read_into(shard)
         except UserError as error:
             problem = error
@@ -204,12 +205,16 @@ class Checkpointer:
         if self._staging is None:
             elements, on_gpu = 0, False
             for shard in state.saved():
-                elements += shard.data.numel()
-                on_gpu |= shard.data.is_cuda
+                if shard.kind != MASK:
+                    elements += shard.data.numel()
+                    on_gpu |= shard.data.is_cuda
             self._staging = torch.empty(elements, dtype=torch.float32, pin_memory=on_gpu)
         staged = []
         begin = 0
         for shard in state.saved():
+            if shard.kind == MASK:
+                staged.append(shard)  # which never changes
+                continue
             data = self._staging[begin : begin + shard.data.numel()]
             begin += shard.data.numel()
             data.copy_(shard.data, non_blocking=True)

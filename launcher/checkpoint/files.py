@@ -17,17 +17,20 @@ from torch import Tensor
 from launcher.checkpoint.document import FORMAT, damaged
 from launcher.checkpoint.index import (
     CHUNK_ELEMENTS,
-    ELEMENT_BYTES,
     Checkpoint,
     Range,
     RankFile,
+    element_bytes,
 )
 from launcher.checkpoint.overlap import mover
 from launcher.cores import usable_cores
 from launcher.files import sync
 from launcher.strategies.flat_shards import Shard
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPE_NAMES = {
+    **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},
+    torch.uint8: "U8",
+}
 
 
 def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
@@ -39,9 +42,10 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
         OSError: no room, or the folder is gone.
     """
     shards = [shard for shard in shards if shard.data.numel() > 0]
+    keys = [f"{shard.name}:{shard.kind}:{shard.start}" for shard in shards]
     header = safetensors_header(
-        {f"{shard.name}:{shard.kind}:{shard.start}": [shard.data.numel()] for shard in shards},
-        torch.float32,
+        {key: [shard.data.numel()] for key, shard in zip(keys, shards, strict=True)},
+        {key: _stored_type(shard.kind) for key, shard in zip(keys, shards, strict=True)},
         {"format": FORMAT},
     )
     offset_bytes = len(header)
@@ -51,7 +55,7 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
         for shard in shards:
             checksums = []
             for chunk in shard.data.split(CHUNK_ELEMENTS):
-                raw = _bytes(chunk.to("cpu", torch.float32))
+                raw = _bytes(chunk.to("cpu", _stored_type(shard.kind)))
                 file.write(raw)
                 checksums.append(zlib.crc32(raw))
             places = shard.places
@@ -67,7 +71,7 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
                     pitch=None if places.contiguous else places.pitch,
                 )
             )
-            offset_bytes += ELEMENT_BYTES * shard.data.numel()
+            offset_bytes += element_bytes(shard.kind) * shard.data.numel()
     sync(path)
     return RankFile(
         name=path.name,
@@ -158,8 +162,9 @@ class RangeReader:
     def _read(self, file: RankFile, entry: Range, number: int, buffer: Tensor) -> Tensor:
         """The range's chunk `number`, in `buffer`."""
         skipped = number * CHUNK_ELEMENTS
-        chunk = buffer[: min(entry.numel - skipped, CHUNK_ELEMENTS)]
-        self._fill(file, entry.offset_bytes + ELEMENT_BYTES * skipped, _bytes(chunk))
+        chunk = buffer.view(_stored_type(entry.kind))[: min(entry.numel - skipped, CHUNK_ELEMENTS)]
+        offset_bytes = entry.offset_bytes + element_bytes(entry.kind) * skipped
+        self._fill(file, offset_bytes, _bytes(chunk))
         if zlib.crc32(_bytes(chunk)) != entry.checksums[number]:
             what = f"holds other bytes than were written for {entry.name} ({entry.kind})"
             raise damaged(self._path, file.name, what)
@@ -188,14 +193,21 @@ class RangeReader:
         return self._descriptors[file.name]
 
 
+def _stored_type(kind: str) -> torch.dtype:
+    return torch.uint8 if element_bytes(kind) == 1 else torch.float32
+
+
 def safetensors_header(
-    shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, metadata: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, torch.dtype],
+    metadata: Mapping[str, str],
 ) -> bytes:
     """What a safetensors file of tensors of `shapes`, one after the other, begins with: 8 bytes of
     length, then JSON, padded so that the data is aligned."""
     entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, shape in shapes.items():
+        dtype = dtypes[name]
         end = begin + dtype.itemsize * math.prod(shape)
         entries[name] = {
             "dtype": _DTYPE_NAMES[dtype],

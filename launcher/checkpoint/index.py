@@ -25,11 +25,11 @@ from launcher.checkpoint.rng import is_state
 from launcher.errors import UserError
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed
-from launcher.strategies.flat_shards import PARAM
+from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.places import Places
 
 _POSITIONS = "wpe.weight"
-ELEMENT_BYTES = 4  # everything is stored as fp32
+ELEMENT_BYTES = 4  # of fp32, as which everything but masks is stored
 CHUNK_ELEMENTS = 2**20
 """Elements under one checksum, which is also the largest piece in memory at once: 4 MiB."""
 
@@ -221,7 +221,7 @@ class Checkpoint(Contents):
                     f"has {size_bytes:,} bytes where {file.size_bytes:,} were written",
                 )
             for entry in file.ranges:
-                end = entry.offset_bytes + ELEMENT_BYTES * entry.numel
+                end = entry.offset_bytes + element_bytes(entry.kind) * entry.numel
                 chunks = -(-entry.numel // CHUNK_ELEMENTS)
                 inside = file.header_bytes <= entry.offset_bytes <= end <= size_bytes
                 if not inside or chunks != len(entry.checksums):
@@ -268,6 +268,11 @@ class Checkpoint(Contents):
                         f"{_shape(here)} in this run; give the optimizer's flags as for the run "
                         "that saved it"
                     )
+
+
+def element_bytes(kind: str) -> int:
+    """Of a stored element; those of masks are bytes of 8 bits."""
+    return 1 if kind == MASK else ELEMENT_BYTES
 
 
 def _plain(value: Any) -> dict[str, Any]:

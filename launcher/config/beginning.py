@@ -87,7 +87,8 @@ def in_words(model: ModelConfig) -> dict[str, Any]:
     fields = {**own, "window": model.window, "dropout": model.dropout}
     alike = (n for n, m in NAMED.items() if m.computes() == own and m.window == model.window)
     spelled = {name: value for name, value in fields.items() if value is not None}
-    return {"model": next(alike, CUSTOM), **spelled, **adapter_flags(model.lora)}
+    masks = {"masks": True} if model.masks else {}
+    return {"model": next(alike, CUSTOM), **spelled, **adapter_flags(model.lora), **masks}
 
 
 def _check_adapters(config: RunConfig, model: ModelConfig) -> None:

@@ -101,6 +101,9 @@ class ModelChoice:
     quantize_base: decoder.Quantization = "none"
     """The frozen projections that adapters are beside: nf4 (4 bits, QLoRA's) or int8, both with
     quantised scales."""
+    masks: bool | None = None
+    """Keep weights at zero that shardscale prune has removed, by a bit for each (when not given:
+    where --init-from has such masks); --no-masks trains them again."""
 
     def __post_init__(self) -> None:
         try:

@@ -19,6 +19,7 @@ from launcher.config.rules import (
     adapters,
     compute,
     default_seq_len,
+    masks,
     recomputation,
     sequence,
     sharding,
@@ -36,7 +37,7 @@ from launcher.startup import expands_segments
 
 DEFAULT_STEPS = 300
 RULES: Final = (
-    *(*adapters.RULES, *tensor.RULES, *sequence.RULES),
+    *(*adapters.RULES, *masks.RULES, *tensor.RULES, *sequence.RULES),
     *(*sharding.RULES, *compute.RULES, *recomputation.RULES),
 )
 

@@ -66,7 +66,7 @@ def write_safetensors(
         OSError: no room, most often.
     """
     with path.open("xb") as file:
-        file.write(safetensors_header(shapes, dtype, metadata))
+        file.write(safetensors_header(shapes, dict.fromkeys(shapes, dtype), metadata))
         for name, shape in shapes.items():
             tensor = read(name)
             assert tensor.shape == shape

@@ -24,7 +24,7 @@ from launcher.exchange.source import Source
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
-from launcher.model.quantized import dequantize, is_quantized, quantize
+from launcher.model.quantized import dequantize, is_projection, quantize
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.places import Places
 
@@ -258,7 +258,7 @@ class Merged:
         """A parameter of the plain model."""
         weight = self._model.read(name)
         module = name.removesuffix(".weight")
-        if self._quantized != "none" and is_quantized(name):  # what the adapters were trained with
+        if self._quantized != "none" and is_projection(name):  # what the adapters were trained with
             packed = quantize(weight.float(), self._quantized)
             weight = dequantize(packed, weight.size(1), self._quantized, torch.float32)
         if not self._model.has(f"{module}.lora_a"):

@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 
 from launcher.record import Record
 
-STATES: Final = ("params", "frozen", "master", "grads", "optimizer", "buffers")
+STATES: Final = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
 """Training state, which can live between steps."""
 CATEGORIES: Final = (*STATES, "activations", "temporary")
 """Every tensor belongs to one of them; a line of the ledger is the name and `_bytes`."""
@@ -17,12 +17,14 @@ class LedgerLines:
 
     `frozen_bytes` are weights that are not trained. `master_bytes` are fp32 master weights where an
     engine keeps them beside the parameters it computes with (DeepSpeed does, in fp32 too);
+    `masks_bytes` say which weights are pruned, a bit each;
     `buffers_bytes` are communication buffers that stay. Lines that nobody measured are None.
     """
 
     params_bytes: int = 0
     frozen_bytes: int = 0
     master_bytes: int = 0
+    masks_bytes: int = 0
     grads_bytes: int = 0
     optimizer_bytes: int = 0
     buffers_bytes: int = 0
@@ -35,8 +37,8 @@ class LedgerLines:
 
     @property
     def states_bytes(self) -> int:
-        """What can live between steps: weights, gradients, optimizer states, buffers."""
-        weights = self.params_bytes + self.frozen_bytes + self.master_bytes
+        """What can live between steps: weights and masks, gradients, optimizer states, buffers."""
+        weights = self.params_bytes + self.frozen_bytes + self.master_bytes + self.masks_bytes
         return weights + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
 
 

@@ -90,6 +90,8 @@ def predict(
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()
+    if resolved.model.masks:
+        buffers.build_masks()
     timeline.period = "first_step"
     timeline.enter("data")
     workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes

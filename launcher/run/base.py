@@ -1,7 +1,5 @@
 """The weights that a run begins with, or that its adapters are trained beside."""
 
-from pathlib import Path
-
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.extra import Base
 from launcher.config.resolve import Resolved
@@ -37,15 +35,34 @@ def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
     return None
 
 
-def check_beginning(folder: Path, resolved: Resolved) -> None:
-    """The weights of `--init-from` are there, and of this run's model.
+def check_beginning(resolved: Resolved) -> None:
+    """The weights of `--init-from`, where it is given, are there, and of this run's model.
 
     Raises:
-        UserError: they are not, or there are adapters among them that the run does not have.
+        UserError: they are not, or lack masks that are asked for, or there are adapters among them
+            that the run does not have, or no tokenizer.
     """
+    folder, masks = resolved.config.model.init_from, resolved.model.masks
+    if folder is None:
+        if masks:
+            raise UserError(
+                "--masks holds what shardscale prune has removed: give --init-from a run that it "
+                "has made, or leave --masks out"
+            )
+        return
     with naming("--init-from"), open_stored(folder) as weights:
+        if masks and not weights.config.masks:
+            raise UserError(
+                f"{folder}: has no masks that --masks could hold: make them with shardscale prune, "
+                "or leave --masks out"
+            )
         if weights.config.lora is not None and resolved.model.lora is None:
             raise UserError(
                 f"{folder}: has adapters, and this run trains all weights: merge them first with "
                 "shardscale export --merge, or give the --lora-rank that they have"
             )
+    if resolved.config.data.tokenizer == "bpe":  # it would be trained, and its ids mean other text
+        raise UserError(
+            f"--init-from {folder}: has no tokenizer.json: give --tokenizer FILE with the one that "
+            "its weights were trained with"
+        )

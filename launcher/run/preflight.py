@@ -35,7 +35,7 @@ from launcher.startup import libraries_say
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import missing_library
 from launcher.strategies.compiled import require_compilers
-from launcher.strategies.flat_shards import PARAM
+from launcher.strategies.flat_shards import MASK, PARAM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +68,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         check_run_folder(out)
         check_checkpoint_room(out, resolved)
     checkpoint = None
-    if origin.source is None and config.model.init_from is not None:
-        check_beginning(config.model.init_from, resolved)
-        if config.data.tokenizer == "bpe":  # it would be trained, and its ids mean something else
-            raise UserError(
-                f"--init-from {config.model.init_from}: has no tokenizer.json: give --tokenizer "
-                "FILE with the one that its weights were trained with"
-            )
+    if origin.source is None:
+        check_beginning(resolved)
     if origin.source is not None:
         checkpoint = _check_checkpoint(
             origin, resolved, reads_all=_reads_for_all(world_size, ranks_per_node)
@@ -159,7 +154,8 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
     checkpoint = _newest_intact(source, reads_all=reads_all)
     check_model(checkpoint, resolved.model)
     states, counters = checkpointed(resolved.config.optim)
-    checkpoint.check_model(trained_shapes(resolved.model), (PARAM, *states), counters)
+    kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
+    checkpoint.check_model(trained_shapes(resolved.model), kinds, counters)
     if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
         raise problem
     steps = resolved.config.loop.steps

@@ -70,8 +70,9 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
         changed.remove("context")
     for values, one in ((before, saved), (after, model)):
         own = adapter_flags(one.lora)
-        values |= {name: own.get(name) for name in CHANGES_ADAPTERS}
-    changed += [name for name in CHANGES_ADAPTERS if before[name] != after[name]]
+        values |= {name: own.get(name) for name in CHANGES_ADAPTERS} | {"masks": one.masks}
+    of_training = (*CHANGES_ADAPTERS, "masks")
+    changed += [name for name in of_training if before[name] != after[name]]
     if changed:
         there, here = (
             as_flags({name: one[name] for name in changed if one[name] is not None})

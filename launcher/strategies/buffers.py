@@ -1,11 +1,14 @@
 """What strategies allocate around the model: one class each, told what happens and when."""
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterator
 
 from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Timeline, Where
 from launcher.memory.trace_events import Key, Module, Place
+from launcher.model.quantized import is_projection
 from launcher.optim.costs import Costs
+from launcher.strategies.mask_bits import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
 from launcher.strategies.rank import FP32, Rank
 
 
@@ -47,6 +50,27 @@ class Buffers:
     def step(self) -> None:
         """Clip, update, drop the gradients."""
 
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        """(parameter, first, number) of the elements that this rank's optimizer updates."""
+        return ((p, 0, p.elements) for p in self.trained)
+
+    def where_updated(self, parameter: Parameter) -> Where:
+        """Where these elements are."""
+        return self.rank.params_where
+
+    def build_masks(self) -> None:
+        """Masks of pruned weights: bits in bytes that a piece has to itself or shares."""
+        for p, first, count in self.updated():
+            if is_projection(p.name):
+                size_bytes, where = bytes_of(first, count), self.where_updated(p)
+                self.timeline.allocate(("mask", p.name), size_bytes, "masks", where=where)
+
+    def hold_masks(self, elements: int, where: Where) -> None:
+        """The optimizer has updated so many elements of a weight: its bits are unpacked, a piece at
+        a time."""
+        if self.rank.resolved.model.masks:
+            self.transient(UNPACKED_BYTES * min(elements, CHUNK_ELEMENTS), where=where)
+
     def transient(
         self, size_bytes: int, *, where: Where = "device", stream: str | None = None
     ) -> None:
@@ -67,6 +91,8 @@ class Buffers:
         costs = self.rank.optimizer_costs(shape, parameter.name)
         self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
+        if is_projection(parameter.name):
+            self.hold_masks(math.prod(shape), where)
 
     def hold_states(self, key: Hashable, costs: Costs, where: Where) -> None:
         """An optimizer's states of `key`, each in a storage of its own, unless it has them."""

@@ -18,9 +18,12 @@ from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
 from launcher.sizes import even_part
 from launcher.strategies.places import Places
+from launcher.strategies.updates import Piece, Updated
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
+MASK = "mask"
+"""That of a shard of bytes which say, a bit each, what of a parameter is not pruned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +84,9 @@ class TrainingState(Protocol):
     def frozen(self) -> Iterator[Shard]:
         """This rank's part of the weights that are not trained, to be filled: no checkpoint has
         them."""
+
+    def updated(self) -> Updated:
+        """What of the parameters this rank's optimizer updates."""
 
     def counters(self) -> dict[str, float]:
         """The optimizer's own step counters, the same for every parameter."""
@@ -216,6 +222,14 @@ class NativeState:
         for name, parameter in self._frozen.items():
             data, start, _, _ = _local_range(parameter, self._copies)
             yield Shard(name=name, kind=PARAM, start=start, data=data)
+
+    def updated(self) -> Updated:
+        """The parameters themselves."""
+        pieces = []
+        for name, parameter in self._parameters.items():
+            data, start, _, _ = _local_range(parameter, self._copies)
+            pieces.append(Piece(name=name, start=start, numel=data.numel(), tensor=parameter))
+        return Updated(optimizer=self._optimizer, pieces=pieces)
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""

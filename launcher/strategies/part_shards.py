@@ -14,6 +14,7 @@ from launcher.strategies.flat_shards import (
     Shard,
     TrainingState,
 )
+from launcher.strategies.updates import Updated
 
 
 def native_state(
@@ -56,6 +57,10 @@ class PartState:
     def frozen(self) -> Iterator[Shard]:
         """None: adapters are refused where matrices are cut."""
         return iter(())
+
+    def updated(self) -> Updated:
+        """Parts, under their own numbers: masks are refused where matrices are cut."""
+        return self._inner.updated()
 
     def counters(self) -> dict[str, float]:
         """The optimizer's."""

@@ -47,6 +47,7 @@ NOT_DEFAULT: dict[str, str] = {
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
     "quantize_base": "nf4",
+    "masks": "False",
     "strategy": "zero",
     "sequence_method": "ring",
     "grad_accum_dtype": "bf16",

@@ -55,12 +55,13 @@ def test_every_field_of_a_run_is_decided_about() -> None:
         *SAID_OF_THE_MODEL,
         *SAID_OF_THE_RUN,
         *SAYS_NOTHING,
+        "masks",  # refused
     ]
     assert len(set(decided)) == len(decided)
     assert set(decided) == set(field_types())
     of_the_model = {field.name for field in dataclasses.fields(ModelConfig)}
     assert {*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL} == of_the_model - {
-        *("activation_checkpointing", "loss_chunk", "mlp_tile", "lora")
+        *("activation_checkpointing", "loss_chunk", "mlp_tile", "lora", "masks")
     }
 
 

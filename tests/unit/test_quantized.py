@@ -19,7 +19,7 @@ from launcher.model.quantized import (
     QuantizedLinear,
     dequantize,
     inner_of,
-    is_quantized,
+    is_projection,
     quantize,
     row_bytes,
 )
@@ -141,7 +141,7 @@ def test_projections_of_blocks_are_quantised_and_nothing_else(kind: Quantization
     quantized = GPT(ModelConfig(**MODEL, lora=lora, quantize_base=kind))
     found = dict(quantized.named_parameters())
     for name, shape in plain.items():
-        if is_quantized(name):
+        if is_projection(name):
             packed = found.pop(name.removesuffix("weight") + "packed")
             assert packed.dtype == torch.uint8
             assert packed.numel() == shape[0] * row_bytes(shape[1], kind)

@@ -8,6 +8,7 @@ const LINES = {
   params_bytes: ["parameters", "params"],
   frozen_bytes: ["frozen weights", "frozen"],
   master_bytes: ["master weights", "master"],
+  masks_bytes: ["masks of pruned weights", "masks"],
   grads_bytes: ["gradients", "grads"],
   optimizer_bytes: ["optimizer states", "optimizer"],
   buffers_bytes: ["communication buffers", "buffers"],

@@ -5,9 +5,10 @@ and `_fsdp_param_group.py` (torch 2.13). On a GPU what is sent is allocated on s
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.memory.parameters import Parameter, row_shard
+from launcher.memory.parameters import Parameter, row_range, row_shard
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace_events import Key, Place
 from launcher.strategies.buffers import Buffers
@@ -86,6 +87,10 @@ class FsdpBuffers(Buffers):
             self._replace("cut", math.prod(self._local_shape(p)))
         self.timeline.free("value")
         self.timeline.free("cut")
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        cut = {"rank": self.shard_rank, "ranks": self.ranks}
+        return ((p, *row_range(p.shape, **cut)) for p in self.trained)
 
     def begin_forward(self, *, last: bool) -> None:
         self.reduces = last or self.each

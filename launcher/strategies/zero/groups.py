@@ -1,9 +1,10 @@
 """How DeepSpeed's stages 1 and 2 lay parameters end to end, and what each rank holds of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Timeline, Where
+from launcher.model.quantized import is_projection
 from launcher.strategies.buffers import Buffers, Whole
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.config import zero_optimization
@@ -39,6 +40,7 @@ class Groups:
         self.partitions: list[int] = []
         self.owners: dict[str, dict[int, int]] = {}  # elements of a parameter, by rank
         self.mine: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # of this rank's elements in each of these
         for group in self.groups:
             # Flat groups are padded so that each rank's part begins on 4 bytes in fp16.
             align = 2 * self.ranks
@@ -53,6 +55,7 @@ class Groups:
                 }
                 if rank.rank in owners:
                     self.mine[p.name] = owners[rank.rank]
+                    self.first[p.name] = max(0, rank.rank * partition - start)
                 start = end
 
     @property
@@ -80,12 +83,17 @@ class ZeroBuffers(Buffers):
         """Where this rank's piece `number` has its master weights and optimizer states."""
         return self.where
 
+    def where_updated(self, parameter: Parameter) -> Where:
+        return self.where
+
     def update_piece(self, number: int, elements: int) -> None:
         """The optimizer on this rank's piece `number`; its states are born at the first step."""
         key, where = ("optimizer", number), self.where_of(number)
         costs = self.rank.optimizer_costs((elements,), where=where)
         self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
+        weights = (count for p, _, count in self.updated() if is_projection(p.name))
+        self.hold_masks(max(weights, default=0), where)
 
 
 class FlatBuffers(ZeroBuffers, Whole):
@@ -94,6 +102,10 @@ class FlatBuffers(ZeroBuffers, Whole):
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
         self.groups = Groups(rank)
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        mine, first = self.groups.mine, self.groups.first
+        return ((self.by_name[name], first[name], count) for name, count in mine.items())
 
     def build(self) -> None:
         """Parameters as they were built; then group by group again, end to end."""

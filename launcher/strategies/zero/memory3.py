@@ -4,6 +4,8 @@ Follows deepspeed 0.19.8: runtime/zero/stage3.py, partition_parameters.py, and t
 prefetching of partitioned_param_coordinator.py, which decides by the order in which modules ran.
 """
 
+from collections.abc import Iterator
+
 from launcher.memory.parameters import Parameter
 from launcher.memory.timeline import Timeline, Where
 from launcher.memory.trace_events import Key, Module
@@ -91,6 +93,14 @@ class Zero3(ZeroBuffers):
             self.update_piece(number, elements)
             self.timeline.free("flat")
         self.coordinator.hold_persistent()
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        for p in self.trained:
+            first = min(p.elements, self.rank.rank * self._slice(p))
+            yield p, first, min(self._slice(p), p.elements - first)
+
+    def where_updated(self, parameter: Parameter) -> Where:
+        return "device" if parameter.name in self.kept_names else self.where
 
     def where_of(self, number: int) -> Where:
         return "device" if number in self.kept else self.where

@@ -27,6 +27,7 @@ from launcher.strategies.flat_shards import (
     write_state,
 )
 from launcher.strategies.part_shards import PartState, native_state
+from launcher.strategies.updates import Piece, Updated
 from launcher.strategies.zero.swap import Swapped, count_swapped
 
 MASTER_WEIGHTS = (
@@ -198,6 +199,20 @@ class _FragmentedState:
                 start = self._outer._get_param_partition_rank(parameter) * local.ds_numel
                 numel = max(0, min(local.ds_numel, parameter.ds_numel - start))
                 yield Shard(name=name, kind=PARAM, start=start, data=local.data.view(-1)[:numel])
+
+    def updated(self) -> Updated:
+        """The master weights; DeepSpeed copies from them what is computed with."""
+        pieces = [
+            Piece(
+                name=piece.name,
+                start=piece.start,
+                numel=piece.numel,
+                tensor=self._masters[piece.number],
+                offset=piece.offset,
+            )
+            for piece in self._find_fragments(self._engine)
+        ]
+        return Updated(optimizer=self._inner, pieces=pieces)
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""
