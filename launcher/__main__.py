@@ -17,6 +17,7 @@ VERBS = {
         "which techniques go with which strategies, and why not",
     ),
     "export": ("launcher.exchange.export", "write a checkpoint as a model of transformers"),
+    "prune": ("launcher.prune.cli", "remove weights, heads or hidden units of a trained model"),
     "import": ("launcher.exchange.import_", "start from a model of transformers"),
     "generate": ("launcher.generate.cli", "text from a run, a checkpoint or an export"),
     "submit": ("launcher.submit.cli", "check a training run and hand it to Slurm"),

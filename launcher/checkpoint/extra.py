@@ -50,6 +50,8 @@ class Extra(TypedDict, total=False):
     """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""
     base: Base
     """What is beside the adapters; only where the model has some."""
+    pruned: Mapping[str, Any]
+    """What was removed, how, and of which weights; only of what shardscale prune has made."""
     corpus: Annotated[str, MinLen(1)]
     """Fingerprint of the tokens it was trained on; since 0.2."""
     steps: Count

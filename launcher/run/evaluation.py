@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from launcher.data import IGNORED_TARGET, EvaluationBatches, Split
 from launcher.measure.records import EvalRecord
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
 from launcher.run.skips import MOST_LOSS, REMEDY, Diverged
-from launcher.strategies.engine import Engine
 
 TEST_SEQUENCES = 8
 """One batch of `--test-batches`."""
@@ -21,8 +22,17 @@ VALIDATION_SEQUENCES = 256
 size, so that the curves of two runs can be compared."""
 
 
+class Evaluates(Protocol):
+    """What an engine can do here, and a model without one."""
+
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """As `Engine.evaluate`."""
+
+
 def evaluate(
-    engine: Engine,
+    engine: Evaluates,
     split: Split,
     world: World,
     *,

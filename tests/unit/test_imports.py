@@ -41,6 +41,7 @@ ROOMS = (
     ("launcher.measure",),
     ("launcher.plan",),
     ("launcher.run",),
+    ("launcher.prune",),
     ("launcher.doctor",),
     ("launcher.compare", "launcher.compare.report"),
     ("launcher.compare.sweep",),

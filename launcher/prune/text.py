@@ -1,0 +1,136 @@
+"""The text that a model was trained on: what its projections are given, and its perplexity."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.config.rules import default_seq_len
+from launcher.config.schema import DataChoice
+from launcher.config.sharding import ShardingChoice
+from launcher.data import Corpus, GlobalBatches, open_corpus
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
+from launcher.model.quantized import is_projection
+from launcher.parallel.mesh import Mesh
+from launcher.parallel.world import World
+from launcher.run.evaluation import VALIDATION_SEQUENCES, evaluate
+
+BATCH = 8
+"""Sequences at a time."""
+TEXT_FIELDS = ("data", "data_field", "data_stream", "mask_prompt", "document_attention")
+"""The fields of RunConfig that say what is read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A corpus, cut into sequences as a run cuts it."""
+
+    choice: DataChoice
+    corpus: Corpus
+    seq_len: int
+
+    @classmethod
+    def open(cls, choice: DataChoice, tokenizer: str, model: ModelConfig) -> "Text":
+        """The text of `choice` in a model's tokens.
+
+        Raises:
+            UserError: it is not there, too short, or not for this tokenizer.
+        """
+        seq_len = min(choice.seq_len or default_seq_len(model), model.context)
+        corpus = open_corpus(
+            data=choice.data,
+            field=choice.data_field,
+            stream_bytes=choice.stream_bytes,
+            mask_prompt=choice.mask_prompt,
+            document_attention=choice.document_attention,
+            tokenizer=tokenizer,
+            vocab_size=model.vocab_size,
+            seq_len=seq_len,
+        )
+        return cls(choice=choice, corpus=corpus, seq_len=seq_len)
+
+    def perplexity(self, model: GPT) -> float:
+        """Of the validation split, over the sequences that `--eval-every` reads, too."""
+        device = next(model.parameters()).device
+        world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
+        return evaluate(
+            _Whole(model),
+            self.corpus.validation,
+            world,
+            mesh=Mesh.of(world, ShardingChoice()),
+            name="validation",
+            step=0,
+            seq_len=self.seq_len,
+            batch=BATCH,
+            max_sequences=VALIDATION_SEQUENCES,
+        ).perplexity
+
+    def input_norms(self, model: GPT, tokens: int) -> dict[str, Tensor]:
+        """Name of a projection's weight -> L2 norm of each of its input features over at least
+        `tokens` tokens of the training split, fp32 [in].
+
+        All are of the model as it is (the authors of Wanda measure a block behind pruned ones).
+        """
+        square_sums: dict[str, Tensor] = {}
+
+        def adding(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+            def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                sums = inputs[0].flatten(0, -2).float().square().sum(dim=0)
+                square_sums[name] = sums + square_sums.get(name, 0.0)
+
+            return add
+
+        hooks = [
+            module.register_forward_pre_hook(adding(f"{name}.weight"))
+            for name, module in model.named_modules()
+            if is_projection(f"{name}.weight")
+        ]
+        device = next(model.parameters()).device
+        batches = GlobalBatches(self.corpus.train, seq_len=self.seq_len, global_batch=BATCH, seed=0)
+        with torch.no_grad():
+            for step in range(self.calibration_steps(tokens)):
+                rows = batches.rank_slice(step, rank=0, world_size=1)
+                inputs = [rows.tokens[:, :-1], rows.all_targets()]
+                inputs += [] if rows.starts is None else [rows.starts]
+                model(*(torch.from_numpy(array).to(device) for array in inputs))
+        for hook in hooks:
+            hook.remove()
+        return {name: sums.sqrt() for name, sums in square_sums.items()}
+
+    def calibration_steps(self, tokens: int) -> int:
+        """Batches that hold so many tokens."""
+        return math.ceil(tokens / (BATCH * self.seq_len))
+
+    def calibration_tokens(self, tokens: int) -> int:
+        """What is read where so many are asked for."""
+        return self.calibration_steps(tokens) * BATCH * self.seq_len
+
+
+class _Whole:
+    """A whole model as what `evaluate` asks."""
+
+    def __init__(self, model: GPT) -> None:
+        self._model = model
+
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        with torch.no_grad():
+            loss: Tensor = self._model(tokens, targets, starts)
+        return loss
+
+
+def choice_of(saved: Mapping[str, Any], given: str | None) -> DataChoice | None:
+    """What a run's settings say of its text, or the text that is given; None where neither names
+    one."""
+    data = saved.get("data") if given is None else given
+    if data is None or data == "none":
+        return None
+    own = given is None or given == saved.get("data")
+    names = {*TEXT_FIELDS, "seq_len"} if own else {"seq_len"}
+    kept = {name: saved[name] for name in names & saved.keys()}
+    return DataChoice(**{**kept, "data": str(data)})
