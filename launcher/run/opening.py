@@ -84,6 +84,8 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
     if model.lora is not None:
         bits = "" if model.quantize_base == "none" else f" of {model.quantize_base}"
         trained = f" ({model.trained_parameter_count:,} trained beside frozen ones{bits})"
+    if model.masks:
+        trained = " (what was pruned of them stays zero)"
     return [
         f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}; "
         f"{record.strategy} "

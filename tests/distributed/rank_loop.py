@@ -54,6 +54,7 @@ def steps(
 
 def release(engine: object) -> None:
     """Drop DeepSpeed's hooks and buffers, which hold the model in cycles."""
+    engine = getattr(engine, "inner", engine)  # with masks around it
     deepspeed_engine = getattr(engine, "_engine", None)
     if deepspeed_engine is not None:
         deepspeed_engine.destroy()

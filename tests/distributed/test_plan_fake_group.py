@@ -7,7 +7,10 @@ import pytest
 from harness import HERE, python
 from plan_cases import CASES, SIZES
 
-LINES = ("params_bytes", "master_bytes", "grads_bytes", "optimizer_bytes", "buffers_bytes")
+LINES = (
+    *("params_bytes", "master_bytes", "masks_bytes"),
+    *("grads_bytes", "optimizer_bytes", "buffers_bytes"),
+)
 PAIRS = [(size, name) for size, names in SIZES.items() for name in names]
 
 
