@@ -91,7 +91,7 @@ def predict(
     buffers = strategy.memory(seen, timeline)
     buffers.build()
     if resolved.model.masks:
-        buffers.build_masks()
+        buffers.build_masked()
     timeline.period = "first_step"
     timeline.enter("data")
     workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes

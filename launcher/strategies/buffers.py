@@ -58,12 +58,24 @@ class Buffers:
         """Where these elements are."""
         return self.rank.params_where
 
-    def build_masks(self) -> None:
-        """Masks of pruned weights: bits in bytes that a piece has to itself or shares."""
+    def build_masked(self) -> None:
+        """The optimizer's states, which are there before a first step that begins with weights, and
+        masks of them: bits in bytes that a piece has to itself or shares."""
+        self.build_states()
         for p, first, count in self.updated():
             if is_projection(p.name):
                 size_bytes, where = bytes_of(first, count), self.where_updated(p)
                 self.timeline.allocate(("mask", p.name), size_bytes, "masks", where=where)
+
+    def build_states(self) -> None:
+        """All states of the optimizer."""
+        for p in self.trained:
+            costs = self.rank.optimizer_costs(self.local_shape(p), p.name)
+            self.hold_states(("optimizer", p.name), costs, self.rank.params_where)
+
+    def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
+        """Of what this rank's optimizer updates of it, where that is a parameter to it."""
+        return parameter.shape
 
     def hold_masks(self, elements: int, where: Where) -> None:
         """The optimizer has updated so many elements of a weight: its bits are unpacked, a piece at
@@ -78,15 +90,15 @@ class Buffers:
         self.timeline.allocate("transient", size_bytes, "temporary", where=where, stream=stream)
         self.timeline.free("transient")
 
-    def clip_and_update(self, shards: list[tuple[Parameter, tuple[int, ...]]]) -> None:
-        """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer over
-        (parameter, its local shape)."""
-        self.transient(2 * FP32 * len(shards), where=self.rank.params_where)
-        for parameter, shape in shards:
-            self.update(parameter, shape)
+    def clip_and_update(self) -> None:
+        """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer."""
+        self.transient(2 * FP32 * len(self.trained), where=self.rank.params_where)
+        for parameter in self.trained:
+            self.update(parameter)
 
-    def update(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
+    def update(self, parameter: Parameter) -> None:
         """The optimizer on one tensor; its states are born at the first step."""
+        shape = self.local_shape(parameter)
         key, where = ("optimizer", parameter.name), self.rank.params_where
         costs = self.rank.optimizer_costs(shape, parameter.name)
         self.hold_states(key, costs, where)
@@ -134,13 +146,12 @@ class Whole(Buffers):
         else:
             self.timeline.rename(key, ("grad", name), "grads")
         if self.rank.updates_in_backward:
-            parameter = self.by_name[name]
-            self.update(parameter, parameter.shape)
+            self.update(self.by_name[name])
             self.timeline.free(("grad", name))
 
     def step(self) -> None:
         if not self.rank.updates_in_backward:
-            self.clip_and_update([(p, p.shape) for p in self.trained])
+            self.clip_and_update()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:

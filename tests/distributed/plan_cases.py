@@ -40,7 +40,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero2-llama-sequence": ("--zero=2", _BF16, "--sequence-parallel=2", *_LLAMA),
     "ddp-masks": ("--strategy=ddp", "--masks"),
     "fsdp-masks-bf16": ("--strategy=fsdp", "--masks", _BF16),
-    "zero2-masks": ("--zero=2", "--masks"),
     "zero3-masks-bf16": ("--zero=3", "--masks", _BF16),
     "ddp-ring": ("--strategy=ddp", "--sequence-parallel=8"),  # 4 heads
 }

@@ -85,7 +85,7 @@ def run_step(engine: Any, memory: TracedMemory, seq_len: int) -> None:
 
 def complete_reductions(engine: Any) -> None:
     """The pretended group never ends DDP's reductions: say at once that they are done."""
-    module = getattr(engine, "_module", None)
+    module = getattr(getattr(engine, "inner", engine), "_module", None)
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         module.register_comm_hook(None, _done)
 

@@ -84,7 +84,7 @@ class FsdpBuffers(Buffers):
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
             self._replace("value", p.elements)
-            self._replace("cut", math.prod(self._local_shape(p)))
+            self._replace("cut", math.prod(self.local_shape(p)))
         self.timeline.free("value")
         self.timeline.free("cut")
 
@@ -139,14 +139,14 @@ class FsdpBuffers(Buffers):
     def step(self) -> None:
         if self.rank.updates_in_backward:
             return
-        self.clip_and_update([(p, self._local_shape(p)) for p in self.trained])
+        self.clip_and_update()
         for group in self.groups:
             self._drop_shards(group)
 
     def _update(self, group: _Group) -> None:
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
         for p in group.trained:
-            self.update(p, self._local_shape(p))
+            self.update(p)
         key = ("shard", group.name)
         if self.replicated and self.timeline.has(key):
             # All-reduced, it is kept until the backward is over (_all_reduce_state).
@@ -164,8 +164,8 @@ class FsdpBuffers(Buffers):
         no gradient, which would tell when it is through."""
         return layer == 0 and len(self.trained) < len(self.parameters)
 
-    def _local_shape(self, p: Parameter) -> tuple[int, ...]:
-        return row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[0]
+    def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
+        return row_shard(parameter.shape, rank=self.shard_rank, ranks=self.ranks)[0]
 
     def _padded(self, p: Parameter) -> int:
         return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])

@@ -68,6 +68,9 @@ class ZeroBuffers(Buffers):
     """What all stages from 1 on have: the optimizer goes over flat pieces, one by one, with
     gradients passing through a bucket."""
 
+    piece_elements: list[int]
+    """Of each piece that the optimizer updates."""
+
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
         self.where = rank.optimizer_where
@@ -82,6 +85,12 @@ class ZeroBuffers(Buffers):
     def where_of(self, number: int) -> Where:
         """Where this rank's piece `number` has its master weights and optimizer states."""
         return self.where
+
+    def build_states(self) -> None:
+        for number, elements in enumerate(self.piece_elements):
+            where = self.where_of(number)
+            costs = self.rank.optimizer_costs((elements,), where=where)
+            self.hold_states(("optimizer", number), costs, where)
 
     def where_updated(self, parameter: Parameter) -> Where:
         return self.where
@@ -102,6 +111,7 @@ class FlatBuffers(ZeroBuffers, Whole):
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
         self.groups = Groups(rank)
+        self.piece_elements = self.groups.partitions
 
     def updated(self) -> Iterator[tuple[Parameter, int, int]]:
         mine, first = self.groups.mine, self.groups.first

@@ -28,6 +28,7 @@ class Zero3(ZeroBuffers):
         most = int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS))
         sub_groups = self._sub_groups(most)
         self.groups = [sum(map(self._slice, group)) for group in sub_groups]
+        self.piece_elements = self.groups
         fraction = rank.resolved.config.sharding.offload_fraction
         self.kept = kept_on_device(self.groups, fraction) if self.offloaded else frozenset()
         self.kept_names = {p.name for number in self.kept for p in sub_groups[number]}
