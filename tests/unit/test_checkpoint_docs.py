@@ -10,7 +10,7 @@ import torch
 
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.files import write_shards
-from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.flat_shards import MASK, PARAM, Shard
 
 DOCS = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
 
@@ -20,13 +20,15 @@ def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "runs" / "demo" / "checkpoints" / "step-00000100"
     folder.mkdir(parents=True)
     shapes = {"wte.weight": (7, 3), "ln_f.bias": (3,), "large": (1500, 1000)}
-    factors = {"rows": {"wte.weight": (7, 1), "large": (1500, 1)}}
+    factors = {"rows": {"wte.weight": (7, 1), "large": (1500, 1)}, MASK: {"large": (187_500,)}}
     expected: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
     shards: list[list[Shard]] = [[], []]
     generator = torch.Generator().manual_seed(0)
-    for kind in (PARAM, "rows"):
+    for kind in (PARAM, "rows", MASK):
         for name, shape in factors.get(kind, shapes).items():
             whole = torch.randn(shape, generator=generator)
+            if kind == MASK:
+                whole = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
             expected[name, kind] = whole.numpy()
             cut = whole.numel() // 2 + 1  # inside a row
             for rank, start, data in (
@@ -54,7 +56,7 @@ def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.Monk
         step=100,
         world_size=2,
         shapes=shapes,
-        kinds=[PARAM, "rows"],
+        kinds=[PARAM, "rows", MASK],
         counters={},
         extra={},
         rng=[],
