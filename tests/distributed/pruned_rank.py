@@ -128,7 +128,7 @@ def masks_in(pruned: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for file in index["files"]:
         for piece in file["ranges"]:
             if piece["kind"] == "mask":
-                place = {"offset": piece["offset_bytes"], "count": piece["numel"]}
+                place: Any = {"offset": piece["offset_bytes"], "count": piece["numel"]}
                 packed = np.fromfile(folder / file["name"], "u1", **place)
                 elements = int(np.prod(index["shapes"][piece["name"]]))
                 bits = np.unpackbits(packed, count=elements, bitorder="little")

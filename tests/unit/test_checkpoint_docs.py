@@ -20,7 +20,10 @@ def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.Monk
     folder = tmp_path / "runs" / "demo" / "checkpoints" / "step-00000100"
     folder.mkdir(parents=True)
     shapes = {"wte.weight": (7, 3), "ln_f.bias": (3,), "large": (1500, 1000)}
-    factors = {"rows": {"wte.weight": (7, 1), "large": (1500, 1)}, MASK: {"large": (187_500,)}}
+    factors: dict[str, dict[str, tuple[int, ...]]] = {
+        "rows": {"wte.weight": (7, 1), "large": (1500, 1)},
+        MASK: {"large": (187_500,)},
+    }
     expected: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
     shards: list[list[Shard]] = [[], []]
     generator = torch.Generator().manual_seed(0)

@@ -94,7 +94,7 @@ def test_masks_are_stored_beside_zeros(
         masks = [entry for entry in file.ranges if entry.kind == "mask"]
         assert len(masks) == 4 * 2
         for entry in masks:
-            place = {"offset": entry.offset_bytes, "count": entry.numel}
+            place: Any = {"offset": entry.offset_bytes, "count": entry.numel}
             packed = np.fromfile(checkpoint.path / file.name, "u1", **place)
             dense, sparse = before.read(entry.name), after.read(entry.name)
             assert len(packed) == -(-dense.numel() // 8)

@@ -22,11 +22,11 @@ from launcher.prune.text import Text
 from launcher.strategies.mask_bits import CHUNK_ELEMENTS, bytes_of, pack, unpack, zero
 
 GPT2 = ModelConfig(vocab_size=257, context=24, layers=2, heads=4, d_model=32)
-LLAMA = dataclasses.replace(
-    GPT2,
+_ROPE: dict[str, Any] = {
     **{"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 40},
     **{"attention_bias": False, "mlp_bias": False, "tied": False, "qk_norm": True},
-)
+}
+LLAMA = dataclasses.replace(GPT2, **_ROPE)
 
 
 def options(**changes: Any) -> PruneOptions:
