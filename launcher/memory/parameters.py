@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from launcher.parallel.mesh import Share
 from launcher.parallel.tensor.cut import Cut, cut_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameter:
     """A parameter of the model, or a rank's part of one."""
 
@@ -27,12 +27,12 @@ class Parameter:
     trained: bool = True
     """Whether it has a gradient and optimizer states; what is frozen is only computed with."""
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def packed(self) -> bool:
         """Whether it is a quantised weight: its elements are bytes."""
         return self.name.endswith(PACKED)
@@ -60,6 +60,7 @@ class _WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@cache
 def parameters_of(model: ModelConfig, share: Share | None = None) -> tuple[Parameter, ...]:
     """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
     return tuple(

@@ -1,7 +1,8 @@
 """The bytes of one rank of a run, without a GPU, a process group or the model's memory."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -9,6 +10,8 @@ from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.measure.hardware import Gpu
 from launcher.memory.ledger import CATEGORIES, Ledger
+from launcher.memory.shortened import Seen, Shortened, shortened
+from launcher.memory.stretches import Stretch
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace import on_host, trace_micro_batch
 from launcher.memory.trace_events import (
@@ -18,7 +21,7 @@ from launcher.memory.trace_events import (
     Gradient,
     MicroBatch,
     Module,
-    Segment,
+    Place,
     Tuned,
 )
 from launcher.memory.workspaces import THREADS, TUNING_BYTES
@@ -52,7 +55,7 @@ class Prediction:
     """Host memory that offload needs at most, for this rank: states and staging buffers."""
     disk_bytes: int
     """Bytes on disk that offload needs, for this rank."""
-    events: list[tuple[int, int]] = field(repr=False)
+    events: Iterable[tuple[int, int]] = field(repr=False)
     """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
     streams: Mapping[int, str] = field(repr=False)
     """Storage -> the stream it is allocated on, where that is not the one that computes."""
@@ -97,7 +100,7 @@ def predict(
     workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes
     for number in range(THREADS):  # as soon as the engine is built: see take_workspaces
         timeline.allocate(("workspace", number), workspace_bytes, "temporary")
-    trace = _trace(seen, mesh, 0 if gpu is None else gpu.resident_threads)
+    trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
         _step(seen, timeline, buffers, trace)
@@ -141,17 +144,39 @@ def _seen(
 
 
 def _trace(rank: Rank, mesh: Mesh, resident_threads: int) -> MicroBatch:
+    trace = trace_micro_batch(**_asked(rank, mesh, resident_threads))
+    return on_host(trace) if _leaves_for_host(rank) else trace
+
+
+def _shortened(rank: Rank, mesh: Mesh, resident_threads: int) -> Shortened:
+    """Many choices of a plan have the same."""
+    key = (*_asked(rank, mesh, resident_threads).values(), _leaves_for_host(rank))
+    if key not in _SHORTENED:
+        trace = _trace(rank, mesh, resident_threads)
+        _SHORTENED[key] = shortened(trace, whole_blocks=rank.device_type != "cpu")
+    return _SHORTENED[key]
+
+
+_SHORTENED: dict[Hashable, Shortened] = {}
+
+
+def _asked(rank: Rank, mesh: Mesh, resident_threads: int) -> dict[str, Any]:
+    """Of a trace."""
     resolved = rank.resolved
-    trace = trace_micro_batch(
-        resolved.model,
-        replace(_compute(rank), resident_threads=resident_threads),
-        micro_batch=resolved.config.data.micro_batch,
-        seq_len=resolved.local_seq_len,
-        part=mesh.part,
-        share=mesh.share,
-    )
-    offloads = resolved.model.activation_checkpointing == "offload"
-    return on_host(trace) if offloads and rank.device_type == "cuda" else trace
+    return {
+        "model": resolved.model,
+        "compute": replace(_compute(rank), resident_threads=resident_threads),
+        "micro_batch": resolved.config.data.micro_batch,
+        "seq_len": resolved.local_seq_len,
+        "part": mesh.part,
+        "share": mesh.share,
+    }
+
+
+def _leaves_for_host(rank: Rank) -> bool:
+    """Whether blocks' inputs do."""
+    offloads = rank.resolved.model.activation_checkpointing == "offload"
+    return offloads and rank.device_type == "cuda"
 
 
 def by_category(ledger: Ledger) -> dict[str, int]:
@@ -175,7 +200,7 @@ def _compute(rank: Rank) -> Compute:
     )
 
 
-def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -> None:
+def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:
     """What `launcher.train`'s loop and its `train_step` do, on a timeline."""
     accumulation = rank.resolved.accumulation
     sequences = accumulation * rank.resolved.config.data.micro_batch
@@ -191,8 +216,7 @@ def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: MicroBatch) -
         timeline.enter("backward")
         _run(trace.backward, timeline, buffers, compiles)
         buffers.end_backward()
-        for key in trace.left:
-            timeline.free(key)
+        _follow(trace.left, timeline, buffers, compiles)
     timeline.enter("step")
     buffers.step()
 
@@ -208,23 +232,34 @@ def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) 
     timeline.rename("next batch", "batch", "activations")
 
 
-def _run(segments: list[Segment], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
-    allocate, free = timeline.allocate, timeline.free
+def _run(
+    segments: Iterable[tuple[Place, list[Seen]]],
+    timeline: Timeline,
+    buffers: Buffers,
+    compiles: bool,
+) -> None:
     for place, events in segments:
         buffers.enter(place)
-        for event in events:
-            # The innermost loop of a plan: bound methods, and no isinstance.
-            if type(event) is Born:
-                allocate(event.key, event.size_bytes, event.category, where=event.where)
-            elif type(event) is Freed:
-                free(event.key)
-            elif type(event) is Gradient:
-                buffers.gradient(event.key, event.parameter)
-            elif type(event) is Module:
-                buffers.module(event)
-            elif type(event) is Tuned and compiles:
-                allocate("tuning copies", event.copied_bytes, "temporary")
-                allocate("tuning", TUNING_BYTES, "temporary")
-                free("tuning")
-                free("tuning copies")
+        _follow(events, timeline, buffers, compiles)
         buffers.leave(place)
+
+
+def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
+    allocate, free = timeline.allocate, timeline.free
+    for event in events:
+        # The innermost loop of a plan: bound methods, and no isinstance.
+        if type(event) is Stretch:
+            timeline.run(event)
+        elif type(event) is Born:
+            allocate(event.key, event.size_bytes, event.category, where=event.where)
+        elif type(event) is Freed:
+            free(event.key)
+        elif type(event) is Gradient:
+            buffers.gradient(event.key, event.parameter)
+        elif type(event) is Module:
+            buffers.module(event)
+        elif type(event) is Tuned and compiles:
+            allocate("tuning copies", event.copied_bytes, "temporary")
+            allocate("tuning", TUNING_BYTES, "temporary")
+            free("tuning")
+            free("tuning copies")

@@ -22,6 +22,7 @@ class Buffers:
         self.parameters, self.trained = rank.parameters, rank.trained
         self.by_name = {parameter.name: parameter for parameter in self.parameters}
         self.element, self.stored = rank.computed_bytes, rank.stored_bytes
+        self._costs: dict[str, Costs] = {}
 
     def build(self) -> None:
         """The engine is built."""
@@ -100,7 +101,9 @@ class Buffers:
         """The optimizer on one tensor; its states are born at the first step."""
         shape = self.local_shape(parameter)
         key, where = ("optimizer", parameter.name), self.rank.params_where
-        costs = self.rank.optimizer_costs(shape, parameter.name)
+        if parameter.name not in self._costs:
+            self._costs[parameter.name] = self.rank.optimizer_costs(shape, parameter.name)
+        costs = self._costs[parameter.name]
         self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where)
         if is_projection(parameter.name):

@@ -95,6 +95,8 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     optimizer's states there may be a piece more: see `zero/fraction.py`.
     """
     sharding, offload = config.sharding, config.offload
+    if sharding.offload_optimizer == sharding.offload_param == "none":
+        return OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=0)
     parameters = parameters_of(model)
     trained = [p for p in parameters if p.trained]
     frozen = [p for p in parameters if not p.trained]

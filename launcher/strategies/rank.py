@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher.config.resolve import Resolved
 from launcher.memory.parameters import Parameter, parameters_of
@@ -16,7 +17,7 @@ FP32 = 4
 _WHERE: dict[str, Where] = {"none": "device", "cpu": "host", "nvme": "disk"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank:
     """A resolved run seen by one of its ranks."""
 
@@ -29,12 +30,12 @@ class Rank:
     share: Share | None = None
     """Its parts of matrices."""
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """The model's parameters, or this rank's parts of them."""
         return parameters_of(self.resolved.model, self.share)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Parameter, ...]:
         """Those of them that have gradients."""
         return tuple(p for p in self.parameters if p.trained)
@@ -47,12 +48,12 @@ class Rank:
         """Bytes of an element while it is computed with."""
         return 1 if parameter.packed else self.computed_bytes
 
-    @property
+    @cached_property
     def computed_bytes(self) -> int:
         """Bytes of an element that is computed with."""
         return dtypes(self.resolved.config.optim).computed.itemsize
 
-    @property
+    @cached_property
     def stored_bytes(self) -> int:
         """Bytes of an element of parameters, gradients and master weights between steps, where
         they are not a copy to compute with."""

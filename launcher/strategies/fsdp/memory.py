@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.memory.parameters import Parameter, row_range, row_shard
+from launcher.memory.stretches import EMPTY, Stretch, stretch
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace_events import Key, Place
 from launcher.strategies.buffers import Buffers
@@ -26,6 +27,9 @@ class _Group:
     gathered: bool = False
     gathering: bool = False
     accumulated: bool = False
+    copied_out: Stretch = EMPTY
+    """What its whole parameters take, where they are gathered from others."""
+    released: Stretch = EMPTY
 
     @property
     def trained(self) -> list[Parameter]:
@@ -73,6 +77,23 @@ class FsdpBuffers(Buffers):
         self.head = groups.get(HEAD)
         self.root = groups[ROOT]
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
+        for group in self.groups:
+            self._sum_up(group)
+
+    def _sum_up(self, group: _Group) -> None:
+        sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
+        whole_blocks = self.timeline.whole_blocks
+        group.copied_out = stretch(
+            ((key, size, size, "temporary") for key, size in sizes.items()),
+            whole_blocks=whole_blocks,
+        )
+        group.released = stretch(
+            ((key, 0, -size, "temporary") for key, size in sizes.items()),
+            whole_blocks=whole_blocks,
+        )
+
+    def _whole_bytes(self, p: Parameter) -> int:
+        return self.rank.computing_bytes(p) * self.ranks * self._padded(p)
 
     def build(self) -> None:
         for p in self.parameters:
@@ -204,12 +225,13 @@ class FsdpBuffers(Buffers):
         self._gather(group)
         if group.gathered:
             return
-        for p in group.parameters:
-            if self.ranks == 1:
+        if self.ranks > 1:
+            self.timeline.run(group.copied_out)
+        else:
+            for p in group.parameters:
                 self._copy_alone(p)
-            whole = self.rank.computing_bytes(p) * self.ranks * self._padded(p)
-            self.timeline.allocate(("whole", p.name), whole, "temporary")
-        self.timeline.free("copied")
+                self.timeline.allocate(("whole", p.name), self._whole_bytes(p), "temporary")
+            self.timeline.free("copied")
         group.gathered, group.gathering = True, False
         if forward:
             # Kept until the next copy-out, so that its memory is not reused while it is sent.
@@ -238,8 +260,11 @@ class FsdpBuffers(Buffers):
         self._kept_gather = None
 
     def _release(self, group: _Group) -> None:
-        for p in group.parameters:
-            self.timeline.free(("whole", p.name))
+        if self.ranks > 1 and group.gathered:
+            self.timeline.run(group.released)
+        elif self.ranks == 1:
+            for p in group.parameters:
+                self.timeline.free(("whole", p.name))
         group.gathered = False
 
     def _reduce(self, group: _Group) -> None:

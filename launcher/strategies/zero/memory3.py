@@ -188,8 +188,11 @@ class Zero3(ZeroBuffers):
         found: list[list[Parameter]] = []
         for group in optimizer_groups(self.rank):
             found.append([])
+            elements = 0
             for p in group:
-                if sum(map(self._slice, found[-1])) >= most:
+                if elements >= most:
                     found.append([])
+                    elements = 0
                 found[-1].append(p)
+                elements += self._slice(p)
         return found
