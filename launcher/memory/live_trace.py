@@ -129,6 +129,9 @@ class LiveTrace(TorchDispatchMode):
         self._modules.leave()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._ran(func, args, kwargs)
+
+    def _ran(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             for tensor in _plain(leaf):

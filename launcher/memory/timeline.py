@@ -1,7 +1,7 @@
 """A rank's memory over time, as a strategy and a trace write it down together."""
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 

@@ -2,36 +2,26 @@
 
 import bisect
 import dataclasses
-import gc
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-import torch
+from typing import Final
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.cores import usable_cores
 from launcher.measure.hardware import find_gpu
 from launcher.memory.ledger import Ledger
-from launcher.model.sizes import NAMED
-from launcher.orphans import die_with
 from launcher.plan.calibration import Calibration
-from launcher.plan.candidates import PRECISIONS, Choice, choices
+from launcher.plan.candidates import Choice, run_of
 from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, by_category, predict
-from launcher.plan.timing import StepTime, rated_type, step_seconds
+from launcher.plan.timing import StepTime, step_seconds
 from launcher.strategies import variant_of
 
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
 CLEARLY_FITS: Final = 0.75
 """Share of the memory up to which live bytes fit whatever an allocator makes of them."""
-_done: "Synchronized[int]"
-"""In a process of the pool: how many choices all of them have assessed."""
+NEXT_FAILS: Final = 1.01
+"""Where nothing bounds the micro-batch: the next one that is known not to fit is at most this much
+above the largest that does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,109 +83,70 @@ class Assessment:
         return first if used[0] > used[1] else later
 
 
-def plan(
-    config: RunConfig,
-    fixed: set[str],
-    place: Place,
-    *,
-    goal: str,
-    progress: Callable[[int, int], None],
-) -> list[Assessment]:
-    """Every choice, best first.
-
-    Raises:
-        UserError: no choice is valid.
-    """
-    models = [config]
-    if goal == "largest-model":
-        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
-        models = [config.replace(model=name) for name in names]
-    for candidate in models:
-        seen = fixed | {"model"}
-        found = assess_all(
-            choices(
-                candidate,
-                seen,
-                world_size=place.world_size,
-                ranks_per_node=place.ranks_per_node,
-                device_type=place.machine.device,
-                precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
-            ),
-            place,
-            progress,
-        )
-        if any(a.verdict == "fits" for a in found):
-            break
-    return ranked(found, goal)
-
-
-def assess_all(
-    candidates: Sequence[Choice], place: Place, progress: Callable[[int, int], None]
-) -> list[Assessment]:
-    """All of them, on all cores; what has one trace in common stays on one core.
-
-    `progress` is told how many are done, of how many.
-
-    Raises:
-        UserError: the machine has no rate for a precision.
-    """
-    groups: dict[tuple[str, str], list[Choice]] = {}
-    for choice in candidates:
-        rated_type(choice.runs[0], place.machine)  # rather than refused after a minute
-        groups.setdefault((choice.precision, choice.checkpointing), []).append(choice)
-    workers = min(len(groups), usable_cores())
-    context = multiprocessing.get_context("fork")  # so that nothing is imported again
-    done = context.Value("i", 0)
-    with context.Pool(workers, _start_worker, (done, os.getpid())) as pool:
-        tasks = [(group, place) for group in groups.values()]
-        result = pool.starmap_async(_assess_group, tasks, chunksize=1)
-        while not result.ready():
-            progress(done.value, len(candidates))
-            result.wait(0.2)
-    return [assessment for group in result.get() for assessment in group]
-
-
-def _start_worker(done: "Synchronized[int]", parent: int) -> None:
-    global _done
-    _done = done
-    die_with(parent)
-
-
-def _assess_group(group: Sequence[Choice], place: Place) -> list[Assessment]:
-    torch.set_num_threads(1)
-    gc.disable()  # which would walk over millions of events again and again; this process is short
-    found = []
-    for choice in group:
-        a = assess(choice, place)
-        # The events have served; they are long to send.
-        prediction = dataclasses.replace(a.prediction, events=[], streams={})
-        found.append(dataclasses.replace(a, prediction=prediction))
-        with _done.get_lock():
-            _done.value += 1
-    return found
-
-
-def assess(choice: Choice, place: Place) -> Assessment:
-    """The fastest micro-batch of a choice that fits; the smallest one where none does."""
-    known: dict[int, Assessment] = {}
-
-    def at(index: int) -> Assessment:
-        if index not in known:
-            known[index] = _assess_run(choice, choice.runs[index], place)
-        return known[index]
-
-    # Larger micro-batches need more, so the largest that fits is found by halving.
-    runs = range(len(choice.runs))
-    largest = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict == "does not fit") - 1
-    if largest < 0:
-        return _replayed(at(0), place)
-    safe = bisect.bisect_left(runs, True, key=lambda i: at(i).verdict != "fits") - 1
-    speeds = [_time(run, place).tokens_per_s for run in choice.runs[: max(safe, 0) + 1]]
-    best = at(max(range(len(speeds)), key=speeds.__getitem__))
+def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment:
+    """The fastest micro-batch of a choice that fits, or the `largest`; the smallest one where none
+    does."""
+    sizes = _Sizes(choice, place)
+    most = sizes.largest(("fits", "tight"))
+    if most is None:
+        return _replayed(sizes.at(0), place)
+    safe = sizes.largest(("fits",)) or 0
+    if largest:
+        best = sizes.at(safe)
+    else:
+        speeds = [tokens_per_s(run, place) for run in choice.runs[: safe + 1]]
+        best = sizes.at(max(range(len(speeds)), key=speeds.__getitem__))
+    found = sizes.at(most)
+    if largest and choice.unbounded is not None and most == len(choice.runs) - 1:
+        found = sizes.beyond(choice.unbounded, found)
+        best = found if found.verdict == "fits" else best
     return dataclasses.replace(
-        _replayed(best, place),
-        largest_micro_batch=choice.runs[largest].config.data.micro_batch,
+        _replayed(best, place), largest_micro_batch=found.run.config.data.micro_batch
     )
+
+
+class _Sizes:
+    """One choice at the micro-batches that are asked for, each predicted once. Larger ones need
+    more."""
+
+    def __init__(self, choice: Choice, place: Place) -> None:
+        self._choice, self._place = choice, place
+        self._known: dict[int, Assessment] = {}
+
+    def at(self, index: int) -> Assessment:
+        """That of the choice's runs."""
+        if index not in self._known:
+            self._known[index] = _assess_run(self._choice, self._choice.runs[index], self._place)
+        return self._known[index]
+
+    def largest(self, verdicts: tuple[Verdict, ...]) -> int | None:
+        """The last index with such a verdict, by halving."""
+        indices = range(len(self._choice.runs))
+        first_without = bisect.bisect_left(
+            indices, True, key=lambda index: self.at(index).verdict not in verdicts
+        )
+        return first_without - 1 if first_without else None
+
+    def beyond(self, asked: RunConfig, low: Assessment) -> Assessment:
+        """The largest above `low`, which fits: by doubling, then along a straight line."""
+        high: Assessment | None = None
+        while True:
+            size, low_bytes = low.run.config.data.micro_batch, low.used_bytes
+            if high is None:
+                wanted = 2 * size
+            else:
+                above = high.run.config.data.micro_batch
+                if above - size <= 1 or above <= NEXT_FAILS * size:
+                    return low
+                slope = (high.used_bytes - low_bytes) / (above - size)
+                line = size + (self._place.memory_bytes - low_bytes) / max(slope, 1)
+                # Not too near to either, or the other would never move.
+                near = max(1, (above - size) // 8)
+                wanted = min(max(round(line), size + near), above - near)
+            place = self._place
+            run = run_of(asked, wanted, place.world_size, place.machine.device)
+            tried = _assess_run(self._choice, run, place)
+            low, high = (low, tried) if tried.verdict == "does not fit" else (tried, high)
 
 
 def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
@@ -250,6 +201,11 @@ def _replayed(a: Assessment, place: Place) -> Assessment:
     )
 
 
+def tokens_per_s(run: Resolved, place: Place) -> float:
+    """Of all ranks."""
+    return _time(run, place).tokens_per_s
+
+
 def _time(run: Resolved, place: Place) -> StepTime:
     time = step_seconds(
         run,
@@ -264,21 +220,3 @@ def _time(run: Resolved, place: Place) -> StepTime:
         return time
     phases = ("forward_s", "backward_s", "step_s")
     return dataclasses.replace(time, **{name: ratio * getattr(time, name) for name in phases})
-
-
-def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:
-    """Best first: what fits, then what is tight, then the rest by how much is missing."""
-    order = {"fits": 0, "tight": 1, "does not fit": 2}
-
-    def key(a: Assessment) -> tuple[float, ...]:
-        if a.verdict == "does not fit":
-            return (order[a.verdict], a.used_bytes)
-        by_goal = {
-            "fastest": (-a.time.tokens_per_s, a.used_bytes),
-            "least-memory": (a.used_bytes, -a.time.tokens_per_s),
-            "largest-batch": (-(a.largest_micro_batch or 0), -a.time.tokens_per_s),
-            "largest-model": (-a.time.tokens_per_s, a.used_bytes),
-        }
-        return (order[a.verdict], *by_goal[goal])
-
-    return sorted(assessments, key=key)

@@ -1,7 +1,7 @@
 """Every way to run a model on so many ranks that is worth predicting."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -12,7 +12,7 @@ from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import UserError
 from launcher.flags import fields_of
-from launcher.plan.budget import within_budgets
+from launcher.plan.budget import within_budget, within_budgets
 from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 
@@ -37,11 +37,13 @@ class Choice:
     checkpointing: str
     runs: tuple[Resolved, ...]
     """By growing micro-batch; at least one."""
+    unbounded: RunConfig | None = None
+    """What is asked for, where larger micro-batches than these are possible."""
 
 
 def choices(
     config: RunConfig,
-    fixed: Collection[str],
+    fixed: Set[str],
     *,
     world_size: int,
     ranks_per_node: int,
@@ -74,7 +76,14 @@ def choices(
         # Fixed fields may make one variant of another, and so twice the same choice.
         label = variant_of(runs[0].config).label + suffix
         kind = label, changes["precision"], changes["activation_checkpointing"]
-        found[kind] = Choice(label=label, precision=kind[1], checkpointing=kind[2], runs=runs)
+        bounded = "micro_batch" in fixed or config.data.global_batch is not None
+        found[kind] = Choice(
+            label=label,
+            precision=kind[1],
+            checkpointing=kind[2],
+            runs=runs,
+            unbounded=None if bounded else config.replace(**changes),
+        )
     if not found:
         assert problem is not None
         raise problem
@@ -96,7 +105,7 @@ def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
 
 def _combinations(
     config: RunConfig,
-    fixed: Collection[str],
+    fixed: Set[str],
     world_size: int,
     ranks_per_node: int,
     precisions: Sequence[str],
@@ -107,7 +116,8 @@ def _combinations(
     modes: Sequence[str] = CHECKPOINTING
     if "activation_checkpointing" in fixed:
         modes = (config.model.activation_checkpointing,)
-    shardings = _shardings(world_size, ranks_per_node)
+    asked = bool(fixed & {"strategy", "zero"})
+    shardings = _shardings(world_size, ranks_per_node, asked=asked)
     cuts = _cuts(config, world_size, ranks_per_node)
     for (suffix, changes), (dimension, cut), precision, checkpointing in product(
         shardings, cuts, precisions, modes
@@ -127,20 +137,24 @@ def _combinations(
             yield suffix, choice
 
 
-def _shardings(world_size: int, ranks_per_node: int) -> Iterator[tuple[str, Changes]]:
+def _shardings(
+    world_size: int, ranks_per_node: int, *, asked: bool
+) -> Iterator[tuple[str, Changes]]:
     """(what is added to the label, fields) of every way of sharding that makes sense on so many
-    ranks."""
+    ranks: on one, what offloads, and the others if they are `asked` for."""
     for variant in VARIANTS.values():
         fields: Changes = dict(variant.fields)
         alone = not STRATEGIES[fields["strategy"]].needs_group
-        if not variant.planned or alone != (world_size == 1):
+        if not variant.planned or (alone and world_size > 1):
             continue
         if variant.replicates:
             if world_size <= ranks_per_node:
                 continue  # nothing to replicate across
             fields["replicate"] = world_size // ranks_per_node
-        yield "", fields
-        if variant.sharded_accumulation:
+        cuts = world_size > 1 or asked  # rather than to leave everything where it is
+        if alone or cuts:
+            yield "", fields
+        if variant.sharded_accumulation and cuts:
             yield _EACH, {**fields, **variant.sharded_accumulation}
         for suffix, more in variant.offloads.items() if variant.plans_offload else ():
             yield suffix, {**fields, **more}
@@ -186,9 +200,21 @@ def _runs(
                 f"--global-batch {total} cannot be spread evenly over {data_ranks} ranks: give a "
                 f"multiple of {data_ranks}"
             )
-        sizes = [n for n in range(1, min(per_rank, LARGEST_MICRO_BATCH) + 1) if per_rank % n == 0]
+        sizes = [n for n in range(1, per_rank + 1) if per_rank % n == 0]
     found = [
         resolve(config.replace(micro_batch=size), world_size=world_size, device_type=device_type)
         for size in sizes
     ]
     return within_budgets(found, world_size=world_size)
+
+
+def run_of(config: RunConfig, micro_batch: int, world_size: int, device_type: str) -> Resolved:
+    """A choice at another micro-batch than it comes with.
+
+    Raises:
+        UserError: a budget of activations is not enough for it.
+    """
+    run = resolve(
+        config.replace(micro_batch=micro_batch), world_size=world_size, device_type=device_type
+    )
+    return within_budget(run, world_size=world_size)

@@ -18,11 +18,12 @@ from launcher.errors import ExitCode, UserError, naming, refusing
 from launcher.families import read_hf_config
 from launcher.flags import OptionParser, as_flags, split_options
 from launcher.measure.hardware import GPUS, Gpu
-from launcher.plan.assess import Assessment, Place, plan
+from launcher.plan.assess import Assessment, Place
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import given_fields
 from launcher.plan.fit import STAGING_BYTES, outside_bytes
 from launcher.plan.machine import Machine
+from launcher.plan.search import GOALS, Found, Search, plan
 from launcher.plan.table import (
     allocator_lines,
     as_records,
@@ -37,7 +38,6 @@ from launcher.strategies import STRATEGIES
 from launcher.strategies.base import missing_library
 from launcher.tables import say
 
-GOALS = ("fastest", "least-memory", "largest-batch", "largest-model")
 GPUS_PER_NODE = 8
 KNOWN = ", ".join(gpu.name for gpu in GPUS)
 _LINE_EVERY_S = 15.0
@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
         notes += [f"left out: {reason}" for reason in missing if reason]
     with contextlib.closing(Waiting()) as waiting:
         progress = _silence if silent else waiting
-        found = plan(config, fixed, place, goal=options.goal, progress=progress)
+        every = options.all or options.json is not None or options.page is not None
+        search = Search(place=place, goal=options.goal, every=every)
+        found = plan(config, fixed, search, progress=progress)
     show(found, options, training, place, notes)
     return ExitCode.DONE
 
@@ -198,14 +200,15 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
 
 
 def show(
-    found: list[Assessment],
+    result: Found,
     options: argparse.Namespace,
     training: Sequence[str],
     place: Place,
     notes: Sequence[str],
 ) -> None:
     """Print the table and the command, and write what was asked for."""
-    best, command = found[0], command_of(found[0], training, place)
+    found, best = result.best_first, result.best_first[0]
+    command = command_of(best, training, place)
     text = json.dumps(as_records(found, place), indent=2) + "\n"
     to_screen = str(options.json) == "-"
     # Files first: whoever reads the screen may stop reading.
@@ -223,7 +226,7 @@ def show(
         for line in opening_lines(best, place, notes):
             say(line)
         shown = found if options.all else best_of_each(found)
-        table(shown, place, price=options.price_per_gpu_hour, choices=len(found))
+        table(shown, place, price=options.price_per_gpu_hour, choices=result.choices)
         for line in (*allocator_lines(shown, place), *closing_lines(found, place)):
             say(line)
         if best.verdict != "does not fit":

@@ -1,0 +1,181 @@
+"""The search: every choice that can still be the best of its way of sharding, on all cores."""
+
+import dataclasses
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from launcher.config.schema import RunConfig
+from launcher.cores import usable_cores
+from launcher.model.sizes import NAMED
+from launcher.orphans import die_with
+from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
+from launcher.plan.candidates import PRECISIONS, Choice, choices
+from launcher.plan.timing import rated_type
+from launcher.strategies import strategy_of, variant_of
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+LARGEST_BATCH: Final = "largest-batch"
+LARGEST_MODEL: Final = "largest-model"
+GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
+_BY_SPEED: Final = ("fastest", LARGEST_MODEL)
+"""What is slower than another that fits cannot be the best then."""
+_done: "Synchronized[int]"
+"""In a process of the pool: how many choices all of them are through with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a search has come to."""
+
+    best_first: list[Assessment]
+    choices: int
+    """How many there were, with those that were not assessed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """What is looked for, and where."""
+
+    place: Place
+    goal: str
+    every: bool
+    """Whether all choices are wanted, and not only the best of each way of sharding."""
+
+    @property
+    def prunes(self) -> bool:
+        """Whether a choice may be left out for being slow."""
+        return not self.every and self.goal in _BY_SPEED
+
+
+def plan(
+    config: RunConfig,
+    fixed: set[str],
+    search: Search,
+    *,
+    progress: Callable[[int, int], None],
+) -> Found:
+    """The choices, best first.
+
+    Raises:
+        UserError: no choice is valid.
+    """
+    place, models = search.place, [config]
+    if search.goal == LARGEST_MODEL:
+        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
+        models = [config.replace(model=name) for name in names]
+    for candidate in models:
+        candidates = choices(
+            candidate,
+            fixed | {"model"},
+            world_size=place.world_size,
+            ranks_per_node=place.ranks_per_node,
+            device_type=place.machine.device,
+            precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
+        )
+        found = assess_all(candidates, search, progress)
+        if any(a.verdict == "fits" for a in found):
+            break
+    return Found(best_first=ranked(found, search.goal), choices=len(candidates))
+
+
+def assess_all(
+    candidates: Sequence[Choice], search: Search, progress: Callable[[int, int], None]
+) -> list[Assessment]:
+    """All that count, on all cores; what has traces in common stays on one core.
+
+    `progress` is told how many are done, of how many.
+
+    Raises:
+        UserError: the machine has no rate for a precision.
+    """
+    groups: dict[tuple[object, ...], list[Choice]] = {}
+    for choice in candidates:
+        rated_type(choice.runs[0], search.place.machine)  # rather than refused after a minute
+        groups.setdefault(_kind(choice, search), []).append(choice)
+    # The longest first, so that no core is left with it at the end.
+    tasks = [(group, search) for group in sorted(groups.values(), key=len, reverse=True)]
+    workers = min(len(groups), usable_cores())
+    context = multiprocessing.get_context("fork")  # so that nothing is imported again
+    done = context.Value("i", 0)
+    with context.Pool(workers, _start_worker, (done, os.getpid())) as pool:
+        result = pool.starmap_async(_assess_group, tasks, chunksize=1)
+        while not result.ready():
+            progress(done.value, len(candidates))
+            result.wait(0.2)
+    return [assessment for group in result.get() for assessment in group]
+
+
+def _kind(choice: Choice, search: Search) -> tuple[object, ...]:
+    """Choices of one kind have traces in common. Where the slower ones of a way of sharding may be
+    left out, all of them are of one kind."""
+    config = choice.runs[0].config
+    types, sharding = strategy_of(config).dtypes(config), config.sharding
+    copies = types.autocast is None and config.optim.precision != "fp32"
+    kind = (
+        variant_of(config).fetches_by_module,
+        sharding.sequence_parallel,
+        sharding.tensor_parallel,
+    )
+    if search.prunes:
+        return (strategy_of(config).name, *kind)
+    return (choice.precision, choice.checkpointing, copies, *kind)
+
+
+def _start_worker(done: "Synchronized[int]", parent: int) -> None:
+    global _done
+    _done = done
+    die_with(parent)
+
+
+def _assess_group(group: Sequence[Choice], search: Search) -> list[Assessment]:
+    torch.set_num_threads(1)
+    gc.disable()  # which would walk over millions of events again and again; this process is short
+    found: list[Assessment] = []
+    best: dict[str, float] = {}
+    for bound, choice in _fastest_first(group, search):
+        # Strictly: of two that are as fast the one that needs less is the better one.
+        if bound >= best.get(choice.label, 0.0):
+            a = assess(choice, search.place, largest=search.goal == LARGEST_BATCH)
+            if a.verdict == "fits" and search.prunes:
+                best[choice.label] = max(best.get(choice.label, 0.0), a.time.tokens_per_s)
+            # The events have served; they are long to send.
+            prediction = dataclasses.replace(a.prediction, events=(), streams={})
+            found.append(dataclasses.replace(a, prediction=prediction))
+        with _done.get_lock():
+            _done.value += 1
+    return found
+
+
+def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float, Choice]]:
+    """(tokens per second that a choice has at most, the choice)."""
+    if not search.prunes:
+        return [(0.0, choice) for choice in group]
+    place = search.place
+    bounds = [max(tokens_per_s(run, place) for run in choice.runs) for choice in group]
+    return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
+
+
+def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:
+    """Best first: what fits, then what is tight, then the rest by how much is missing."""
+    order = {"fits": 0, "tight": 1, "does not fit": 2}
+
+    def key(a: Assessment) -> tuple[float, ...]:
+        if a.verdict == "does not fit":
+            return (order[a.verdict], a.used_bytes)
+        by_goal = {
+            "fastest": (-a.time.tokens_per_s, a.used_bytes),
+            "least-memory": (a.used_bytes, -a.time.tokens_per_s),
+            LARGEST_BATCH: (-(a.largest_micro_batch or 0), -a.time.tokens_per_s),
+            LARGEST_MODEL: (-a.time.tokens_per_s, a.used_bytes),
+        }
+        return (order[a.verdict], *by_goal[goal])
+
+    return sorted(assessments, key=key)
