@@ -11,7 +11,7 @@ from launcher.measure.hardware import find_gpu
 from launcher.memory.ledger import Ledger
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice, run_of
-from launcher.plan.fit import Verdict, replayed, reserved_bytes, verdict
+from launcher.plan.fit import TIGHT_FROM, Verdict, replayed, reserved_bytes, verdict
 from launcher.plan.machine import Machine
 from launcher.plan.predict import Prediction, by_category, predict
 from launcher.plan.timing import StepTime, step_seconds
@@ -90,16 +90,14 @@ def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment
     most = sizes.largest(("fits", "tight"))
     if most is None:
         return _replayed(sizes.at(0), place)
-    safe = sizes.largest(("fits",)) or 0
-    if largest:
-        best = sizes.at(safe)
+    safe = sizes.largest(("fits",))
+    if largest and safe is not None:
+        best = found = sizes.at(safe)
+        if choice.unbounded is not None:
+            best = found = sizes.between(choice.unbounded, safe, safe + 1)
     else:
-        speeds = [tokens_per_s(run, place) for run in choice.runs[: safe + 1]]
-        best = sizes.at(max(range(len(speeds)), key=speeds.__getitem__))
-    found = sizes.at(most)
-    if largest and choice.unbounded is not None and most == len(choice.runs) - 1:
-        found = sizes.beyond(choice.unbounded, found)
-        best = found if found.verdict == "fits" else best
+        speeds = [tokens_per_s(run, place) for run in choice.runs[: (safe or 0) + 1]]
+        best, found = sizes.at(max(range(len(speeds)), key=speeds.__getitem__)), sizes.at(most)
     return dataclasses.replace(
         _replayed(best, place), largest_micro_batch=found.run.config.data.micro_batch
     )
@@ -127,9 +125,11 @@ class _Sizes:
         )
         return first_without - 1 if first_without else None
 
-    def beyond(self, asked: RunConfig, low: Assessment) -> Assessment:
-        """The largest above `low`, which fits: by doubling, then along a straight line."""
-        high: Assessment | None = None
+    def between(self, asked: RunConfig, fitting: int, above_it: int) -> Assessment:
+        """The largest between a run that fits and the one above it, which does not or hardly; where
+        there is none, by doubling first. Then along a straight line."""
+        low = self.at(fitting)
+        high = self.at(above_it) if above_it < len(self._choice.runs) else None
         while True:
             size, low_bytes = low.run.config.data.micro_batch, low.used_bytes
             if high is None:
@@ -139,14 +139,15 @@ class _Sizes:
                 if above - size <= 1 or above <= NEXT_FAILS * size:
                     return low
                 slope = (high.used_bytes - low_bytes) / (above - size)
-                line = size + (self._place.memory_bytes - low_bytes) / max(slope, 1)
+                room_bytes = TIGHT_FROM * self._place.memory_bytes - low_bytes
+                line = size + room_bytes / max(slope, 1)
                 # Not too near to either, or the other would never move.
                 near = max(1, (above - size) // 8)
                 wanted = min(max(round(line), size + near), above - near)
             place = self._place
             run = run_of(asked, wanted, place.world_size, place.machine.device)
             tried = _assess_run(self._choice, run, place)
-            low, high = (low, tried) if tried.verdict == "does not fit" else (tried, high)
+            low, high = (tried, high) if tried.verdict == "fits" else (low, tried)
 
 
 def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:

@@ -9,7 +9,7 @@ from launcher.config.schema import RunConfig
 from launcher.memory.parameters import Parameter, parameters_of
 from launcher.memory.timeline import Timeline
 from launcher.parallel.mesh import Mesh
-from launcher.plan.predict import _run, _trace, predict
+from launcher.plan.predict import _run, _shortened, predict
 from launcher.strategies import VARIANTS, strategy_of
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.config import build_config
@@ -53,7 +53,7 @@ def gradient_bytes(label: str, run: Resolved) -> int:
     timeline = Timeline("cpu")
     buffers = strategy_of(run.config).memory(rank, timeline)
     buffers.build()
-    trace = _trace(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
+    trace = _shortened(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
     buffers.begin_forward(last=True)
     _run(trace.forward, timeline, buffers, compiles=False)
     buffers.end_forward()

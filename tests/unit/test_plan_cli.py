@@ -10,11 +10,12 @@ import yaml
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.model.sizes import NAMED
-from launcher.plan.assess import Assessment, Place, assess, plan
+from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import Waiting, find_place, main, parse_options
 from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.machine import Machine
+from launcher.plan.search import Search, plan
 from launcher.sizes import MIB, gib
 from launcher.strategies import variant_of
 from launcher.torchrun import split_command
@@ -65,7 +66,7 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: NAMED[name] for name in ("gpt2", "gpt2-medium")}
-    monkeypatch.setattr("launcher.plan.assess.NAMED", few)
+    monkeypatch.setattr("launcher.plan.search.NAMED", few)
     training = ["--micro-batch", "1", "--seq-len", "64", "--activation-checkpointing", "full"]
     place = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
     fitting = []
@@ -90,7 +91,6 @@ def test_given_flags_are_not_varied(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "label"),
     [
-        ("--gpus 1 --zero 2", "zero2"),
         ("--gpus 1 --strategy ddp", "ddp"),
         ("--gpus 2 --strategy ddp --activation-checkpointing offload", "ddp"),
     ],
@@ -160,12 +160,11 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
     found = plan(
         config,
         given_fields(options, config),
-        place,
-        goal="fastest",
+        Search(place=place, goal="fastest", every=False),
         progress=lambda done, total: told.append((done, total)),
     )
     assert told[0][0] == 0
-    assert {total for _, total in told} == {len(found)}
+    assert {total for _, total in told} == {found.choices} == {len(found.best_first)}
 
 
 @pytest.mark.parametrize(

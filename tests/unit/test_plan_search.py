@@ -1,0 +1,133 @@
+"""Which choices a search tries, and that what it leaves out would not have been shown."""
+
+import shlex
+
+import pytest
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.memory.stretches import Stretch
+from launcher.memory.timeline import Events
+from launcher.plan.assess import Assessment, Place
+from launcher.plan.candidates import Choice, choices, given_fields
+from launcher.plan.cli import find_place, main, parse_options
+from launcher.plan.fit import replayed
+from launcher.plan.predict import predict
+from launcher.plan.search import Found, Search, plan
+from launcher.plan.table import best_of_each
+from launcher.torchrun import split_command
+
+
+def silent(done: int, total: int) -> None:
+    pass
+
+
+def tried(*flags: str, gpus: int) -> list[Choice]:
+    config = parse_run_config(flags)
+    given = given_fields(flags, config)
+    return choices(config, given, world_size=gpus, ranks_per_node=8, device_type="cuda")
+
+
+def searched(flags: list[str], place: Place, goal: str, *, every: bool) -> Found:
+    config = parse_run_config(flags)
+    search = Search(place=place, goal=goal, every=every)
+    return plan(config, given_fields(flags, config), search, progress=silent)
+
+
+def place_of(*options: str) -> Place:
+    return find_place(parse_options([*options, "--no-calibration"])[0])[0]
+
+
+@pytest.mark.parametrize("memory", ["1280MiB", "2GiB", "24GiB"], ids=["nothing", "few", "all"])
+def test_what_is_left_out_would_not_have_been_shown(memory: str) -> None:
+    flags = ["--model", "gpt2", "--layers", "2", "--global-batch", "16", "--seq-len", "256"]
+    place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", memory)
+    some, all_of_them = (searched(flags, place, "fastest", every=e) for e in (False, True))
+
+    def shown(found: Found) -> list[tuple[str, str, str, int, int, str]]:
+        return [
+            (
+                *(a.choice.label, a.choice.precision, a.choice.checkpointing),
+                *(a.run.config.data.micro_batch, a.used_bytes, a.verdict),
+            )
+            for a in best_of_each(found.best_first)
+        ]
+
+    assert shown(some) == shown(all_of_them)
+    assert some.choices == all_of_them.choices == len(all_of_them.best_first)
+    fits = [a.verdict == "fits" for a in all_of_them.best_first]
+    assert any(fits) == (len(some.best_first) < some.choices)
+
+
+def test_one_gpu_tries_what_offloads() -> None:
+    labels = {choice.label for choice in tried("--model=gpt2", "--global-batch=8", gpus=1)}
+    assert labels == {"single", "fsdp+cpu", *(f"zero{n}+cpu" for n in (1, 2, 3)), "zero3+cpu+param"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "labels"),
+    [
+        ("--zero=3", {"zero3", "zero3+cpu", "zero3+cpu+param"}),
+        ("--strategy=fsdp", {"fsdp", "fsdp+each", "fsdp+cpu", "fsdp-grad-op", "fsdp-grad-op+each"}),
+        ("--strategy=single", {"single"}),
+    ],
+)
+def test_one_gpu_takes_the_strategy_that_is_asked_for(flag: str, labels: set[str]) -> None:
+    found = tried("--model=gpt2", "--global-batch=8", flag, gpus=1)
+    assert {choice.label for choice in found} == labels
+
+
+def largest_batch(flags: list[str], memory: str) -> Assessment:
+    place = place_of("--gpus", "1", "--gpu-memory", memory)
+    return searched(flags, place, "largest-batch", every=False).best_first[0]
+
+
+def test_the_largest_batch_is_as_large_as_fits() -> None:
+    flags = "--model nano --layers 1 --seq-len 16 --precision bf16 --strategy single "
+    flags += "--activation-checkpointing none"
+    best = largest_batch(flags.split(), "2GiB")
+    size = best.run.config.data.micro_batch
+    assert size == best.largest_micro_batch
+    assert size > 128
+    assert best.used_bytes <= best.memory_bytes
+    assert best.used_bytes * 1.03 > 0.95 * best.memory_bytes  # tight is not recommended
+
+
+def test_a_global_batch_bounds_the_micro_batch_and_nothing_else() -> None:
+    (choice,) = tried(
+        *("--model=nano", "--precision=bf16", "--activation-checkpointing=none"),
+        *("--global-batch=512", "--strategy=single"),
+        gpus=1,
+    )
+    assert [run.config.data.micro_batch for run in choice.runs][-2:] == [256, 512]
+    assert choice.unbounded is None
+
+
+def test_the_command_of_the_largest_model_trains_it(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--gpus 1 --gpu-memory 8GiB --goal largest-model --quiet --strategy single"
+    assert main([*options.split(), "--micro-batch", "1", "--seq-len", "128"]) == 0
+    shown = capsys.readouterr().out
+    command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
+    config = parse_run_config(split_command(shlex.split(command)[1:])[2])
+    resolve(config, world_size=1, device_type="cuda")
+    assert shown.startswith(f"{config.model.model}: ")
+    assert config.model.build().parameter_count > 300e6
+
+
+def test_events_that_were_summed_up_come_back_one_by_one() -> None:
+    """What an allocator is asked for has the peak that the sums have."""
+    flags = "--model gpt2 --layers 3 --zero 3 --precision bf16 --global-batch 8 --micro-batch 2"
+    run = resolve(parse_run_config(flags.split()), world_size=2, device_type="cuda")
+    found = predict(run, world_size=2, device_type="cuda")
+    use = replayed(found, limit_bytes=None, expandable_segments=True)
+    assert use.peak_allocated_bytes == found.peak_bytes
+    alive: dict[int, int] = {}
+    for number, size_bytes in found.events:
+        if size_bytes:
+            assert number not in alive
+            alive[number] = size_bytes
+        elif number >= 0:
+            del alive[number]
+    assert len(alive) > 0
+    assert isinstance(found.events, Events)
+    assert any(isinstance(entry, Stretch) for entry in found.events._log)
