@@ -20,29 +20,41 @@ class Gpu:
     name: str
     pattern: str
     """Regular expression for what CUDA or a user calls it (case does not matter)."""
+    capability: tuple[int, int]
+    """Compute capability (developer.nvidia.com/cuda-gpus)."""
     memory_gib: float
     """What CUDA reports as total, which is less than the size on the box."""
-    bf16_flops_per_s: float | None
-    """Tensor cores with fp32 accumulation; None where the GPU has no bf16 ones."""
+    tensor_flops_per_s: float
+    """Of 16-bit tensor cores with fp32 accumulation."""
     fp32_flops_per_s: float
     """Without tensor cores: torch uses TF32 only where it is asked to."""
     memory_bytes_per_s: float
     pcie_generation: int
     """With 16 lanes."""
-    resident_threads: int
-    """That run at a time: multiprocessors times the threads that each holds (CUDA C++ Programming
-    Guide, by compute capability)."""
+    multiprocessors: int
     source: str
     """Whose data sheet the figures are from."""
     nvlink_bytes_per_s: float | None = None
     """To all GPUs of the node together, in one direction; None for PCIe and for bridged pairs."""
     network_bytes_per_s: float = ASSUMED_NETWORK_BYTES_PER_S
     """A GPU's share of its node's network."""
+    chip_link_bytes_per_s: float | None = None
+    """To the host, in one direction, where that is not PCIe (NVLink-C2C)."""
 
     @property
     def memory_bytes(self) -> int:
         """As CUDA reports it."""
         return int(self.memory_gib * GIB)
+
+    @property
+    def bf16_flops_per_s(self) -> float | None:
+        """None before compute capability 8.0, whose tensor cores have fp16 only."""
+        return self.tensor_flops_per_s if self.capability >= (8, 0) else None
+
+    @property
+    def fp8_flops_per_s(self) -> float | None:
+        """Twice the 16-bit rate on all data sheets that have it, from capability 8.9 on."""
+        return 2 * self.tensor_flops_per_s if self.capability >= (8, 9) else None
 
     @property
     def pcie_bytes_per_s(self) -> float:
@@ -51,14 +63,25 @@ class Gpu:
         return 15.754e9 * 2.0 ** (self.pcie_generation - 3)
 
     @property
+    def host_bytes_per_s(self) -> float:
+        """Between the GPU and its host, in one direction."""
+        return self.chip_link_bytes_per_s or self.pcie_bytes_per_s
+
+    @property
+    def resident_threads(self) -> int:
+        """That run at a time: each multiprocessor holds so many (CUDA C++ Programming Guide, by
+        compute capability)."""
+        each = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+        return self.multiprocessors * each.get(self.capability, 2048)
+
+    @property
     def cublas_workspace_bytes(self) -> int:
         """What torch gives cuBLAS per handle and stream, out of its own allocator.
 
         getChosenWorkspaceSize in aten/src/ATen/cuda/CUDABlas / CublasHandlePool.cpp: 32 MiB on
         compute capability 9 and 10, else `:4096:2:16:8` = 8 MiB + 128 KiB.
         """
-        hopper_or_later = self.name.startswith(("H", "GH", "B"))
-        return 32 * MIB if hopper_or_later else 8 * MIB + 128 * 2**10
+        return 32 * MIB if self.capability[0] in (9, 10) else 8 * MIB + 128 * 2**10
 
 
 CONTEXT_BYTES = 520 * MIB
@@ -78,73 +101,53 @@ _NDR, _HDR, _EDR = 50e9, 25e9, 6.25e9
 
 
 # The first match wins, so longer names come first. Columns as in `Gpu`.
+# fmt: off
 GPUS = (
-    Gpu("B200", "B200", 178, 2250e12, 75e12, 8000e9, 5, 148 * 2048, "DGX B200", 900e9, _NDR),
-    Gpu("GH200", "GH200", 94.5, 989.4e12, 67e12, 4000e9, 5, 132 * 2048, "GH200", 450e9, _NDR),
-    Gpu("H200", "H200", 139.8, 989.4e12, 66.9e12, 4800e9, 5, 132 * 2048, "H200", 450e9, _NDR),
-    Gpu("H100-PCIe", "H100.?PCIE", 79.1, 756e12, 51.2e12, 2000e9, 5, 114 * 2048, "H100"),
-    Gpu("H100-NVL", "H100.?NVL", 93, 835e12, 60e12, 3900e9, 5, 132 * 2048, "H100 NVL"),
-    Gpu("H100", "H100", 79.1, 989.4e12, 66.9e12, 3350e9, 5, 132 * 2048, "H100", 450e9, _NDR),
-    Gpu(
-        "A100-40GB-PCIe",
-        "A100.*PCIE.*40|A100.*40.*PCIE",
-        39.3,
-        312e12,
-        19.5e12,
-        1555e9,
-        4,
-        108 * 2048,
-        "A100",
-    ),
-    Gpu("A100-80GB-PCIe", "A100.*PCIE", 79.1, 312e12, 19.5e12, 1935e9, 4, 108 * 2048, "A100"),
-    Gpu("A100-40GB", "A100.*40", 39.3, 312e12, 19.5e12, 1555e9, 4, 108 * 2048, "A100", 300e9, _HDR),
-    Gpu("A100-80GB", "A100", 79.1, 312e12, 19.5e12, 2039e9, 4, 108 * 2048, "A100", 300e9, _HDR),
-    Gpu("A800", "A800", 79.1, 312e12, 19.5e12, 2039e9, 4, 108 * 2048, "A800", 200e9, _HDR),
-    Gpu("A40", "A40", 44.3, 149.7e12, 37.4e12, 696e9, 4, 84 * 1536, "A40"),
-    Gpu("A30", "A30", 23.5, 165e12, 10.3e12, 933e9, 4, 56 * 2048, "A30"),
-    Gpu("A10G", "A10G", 22, 70e12, 31.5e12, 600e9, 4, 80 * 1536, "A10G"),
-    Gpu("A10", "A10", 22, 125e12, 31.2e12, 600e9, 4, 72 * 1536, "A10"),
-    Gpu("A6000", "A6000", 47.4, 154.8e12, 38.7e12, 768e9, 4, 84 * 1536, "RTX A6000"),
-    Gpu("L40S", "L40S", 44.3, 362.05e12, 91.6e12, 864e9, 4, 142 * 1536, "L40S"),
-    Gpu("L40", "L40", 44.3, 181.05e12, 90.5e12, 864e9, 4, 142 * 1536, "L40"),
-    Gpu("L4", "L4", 21.9, 121e12, 30.3e12, 300e9, 4, 58 * 1536, "L4"),
-    Gpu(
-        "RTX-5090",
-        "RTX.?5090(?! D)",
-        31.3,
-        209.5e12,
-        104.8e12,
-        1792e9,
-        5,
-        170 * 1536,
-        "Blackwell architecture",
-    ),
-    Gpu(
-        "RTX-4090",
-        "RTX.?4090(?! D)",
-        23.5,
-        165.2e12,
-        82.6e12,
-        1008e9,
-        4,
-        128 * 1536,
-        "Ada architecture",
-    ),
-    Gpu(
-        "RTX-3090",
-        "RTX.?3090(?! Ti)",
-        23.5,
-        71e12,
-        35.6e12,
-        936e9,
-        4,
-        82 * 1536,
-        "GA102 architecture",
-    ),
-    Gpu("V100-32GB", "V100.*32", 31.7, None, 15.7e12, 900e9, 3, 80 * 2048, "V100", 150e9, _EDR),
-    Gpu("V100-16GB", "V100", 15.7, None, 15.7e12, 900e9, 3, 80 * 2048, "V100", 150e9, _EDR),
-    Gpu("T4", "T4", 14.5, None, 8.1e12, 320e9, 3, 40 * 1024, "T4"),
+    Gpu("B200", "B200", (10, 0), 178, 2250e12, 75e12, 8000e9, 5, 148, "DGX B200", 900e9, _NDR),
+    Gpu("GH200",
+        "GH200", (9, 0), 94.5, 989.4e12, 67e12, 4000e9, 5, 132, "GH200", 450e9, _NDR, 450e9),
+    Gpu("H200", "H200", (9, 0), 139.8, 989.4e12, 66.9e12, 4800e9, 5, 132, "H200", 450e9, _NDR),
+    Gpu("H100-PCIe", "H100.?PCIE", (9, 0), 79.1, 756e12, 51.2e12, 2000e9, 5, 114, "H100"),
+    Gpu("H100-NVL", "H100.?NVL", (9, 0), 93, 835e12, 60e12, 3900e9, 5, 132, "H100 NVL"),
+    Gpu("H100-96GB", "H100.*96", (9, 0), 95.04, 989.4e12, 66.9e12, 2400e9, 5, 132,
+        "H100, memory as torchtitan/benchmarks says", 450e9, _NDR),
+    Gpu("H100", "H100", (9, 0), 79.1, 989.4e12, 66.9e12, 3350e9, 5, 132, "H100", 450e9, _NDR),
+    Gpu("A100-40GB-PCIe",
+        "A100.*PCIE.*40|A100.*40.*PCIE", (8, 0), 39.3, 312e12, 19.5e12, 1555e9, 4, 108, "A100"),
+    Gpu("A100-80GB-PCIe", "A100.*PCIE", (8, 0), 79.1, 312e12, 19.5e12, 1935e9, 4, 108, "A100"),
+    Gpu("A100-40GB",
+        "A100.*40", (8, 0), 39.3, 312e12, 19.5e12, 1555e9, 4, 108, "A100", 300e9, _HDR),
+    Gpu("A100-80GB", "A100", (8, 0), 79.1, 312e12, 19.5e12, 2039e9, 4, 108, "A100", 300e9, _HDR),
+    Gpu("A800-80GB-PCIe", "A800.*PCIE", (8, 0), 79.1, 312e12, 19.5e12, 1935e9, 4, 108, "A800"),
+    Gpu("A800", "A800", (8, 0), 79.1, 312e12, 19.5e12, 2039e9, 4, 108, "A800", 200e9, _HDR),
+    Gpu("A40", "A40", (8, 6), 44.3, 149.7e12, 37.4e12, 696e9, 4, 84, "A40"),
+    Gpu("A30", "A30", (8, 0), 23.5, 165e12, 10.3e12, 933e9, 4, 56, "A30"),
+    Gpu("A10G", "A10G", (8, 6), 22, 70e12, 31.5e12, 600e9, 4, 80, "A10G"),
+    Gpu("A10", "A10", (8, 6), 22, 125e12, 31.2e12, 600e9, 4, 72, "A10"),
+    Gpu("RTX-PRO-6000", "RTX.?PRO.?6000", (12, 0), 94.9, 503.8e12, 126e12, 1792e9, 5, 188,
+        "RTX PRO 6000 Blackwell Workstation Edition"),
+    Gpu("RTX-6000-Ada", "RTX.?6000.?Ada|6000.?Ada", (8, 9), 47.4, 364.2e12, 91.1e12, 960e9, 4, 142,
+        "RTX 6000 Ada"),
+    Gpu("A6000", "A6000", (8, 6), 47.4, 154.8e12, 38.7e12, 768e9, 4, 84, "RTX A6000"),
+    Gpu("A5000", "A5000", (8, 6), 23.6, 111.1e12, 27.8e12, 768e9, 4, 64, "RTX A5000"),
+    Gpu("A4000", "A4000", (8, 6), 15.7, 76.7e12, 19.2e12, 448e9, 4, 48, "RTX A4000"),
+    Gpu("L40S", "L40S", (8, 9), 44.3, 362.05e12, 91.6e12, 864e9, 4, 142, "L40S"),
+    Gpu("L40", "L40", (8, 9), 44.3, 181.05e12, 90.5e12, 864e9, 4, 142, "L40"),
+    Gpu("L4", "L4", (8, 9), 21.9, 121e12, 30.3e12, 300e9, 4, 58, "L4"),
+    Gpu("RTX-5090", "RTX.?5090(?! D)", (12, 0), 31.3, 209.5e12, 104.8e12, 1792e9, 5, 170,
+        "Blackwell architecture"),
+    Gpu("RTX-4090", "RTX.?4090(?! D)", (8, 9), 23.5, 165.2e12, 82.6e12, 1008e9, 4, 128,
+        "Ada architecture"),
+    Gpu("RTX-3090", "RTX.?3090(?! Ti)", (8, 6), 23.5, 71e12, 35.6e12, 936e9, 4, 82,
+        "GA102 architecture"),
+    Gpu("V100-32GB-PCIe",
+        "V100.*PCIE.*32|V100.*32.*PCIE", (7, 0), 31.7, 112e12, 14e12, 900e9, 3, 80, "V100"),
+    Gpu("V100-16GB-PCIe", "V100.*PCIE", (7, 0), 15.7, 112e12, 14e12, 900e9, 3, 80, "V100"),
+    Gpu("V100-32GB", "V100.*32", (7, 0), 31.7, 125e12, 15.7e12, 900e9, 3, 80, "V100", 150e9, _EDR),
+    Gpu("V100-16GB", "V100", (7, 0), 15.7, 125e12, 15.7e12, 900e9, 3, 80, "V100", 150e9, _EDR),
+    Gpu("T4", "T4", (7, 5), 14.5, 65e12, 8.1e12, 320e9, 3, 40, "T4"),
 )
+# fmt: on
 
 
 def find_gpu(device_name: str | None) -> Gpu | None:
@@ -171,8 +174,12 @@ def gpu_named(name: str) -> Gpu:
     """The entry for what a user calls a GPU (`h100`, `A100-80GB`).
 
     Raises:
-        UserError: not in the table; lists what is.
+        UserError: not in the table, or a list of GPUs; lists what is.
     """
+    if len([part for part in re.split(r"[,;+&]|\band\b", name) if part.strip()]) > 1:
+        raise UserError(
+            f"GPU {name!r} names several: a plan is for one kind of GPU, so plan once for each"
+        )
     gpu = find_gpu(name)
     if gpu is None:
         known = ", ".join(gpu.name for gpu in GPUS)

@@ -119,12 +119,12 @@ class Machine:
             UserError: the GPU is not in the table; lists those that are.
         """
         gpu = gpu_named(name)
-        peaks = {"fp32": gpu.fp32_flops_per_s}
+        peaks = {"fp32": gpu.fp32_flops_per_s, "fp16": gpu.tensor_flops_per_s}
         if gpu.bf16_flops_per_s is not None:
             peaks["bf16"] = gpu.bf16_flops_per_s
             peaks["tf32"] = gpu.bf16_flops_per_s / 2  # on every data sheet that has both
         memory = MEMORY_EFFICIENCY * gpu.memory_bytes_per_s
-        pcie = PCIE_COPY_EFFICIENCY * gpu.pcie_bytes_per_s
+        host_link = PCIE_COPY_EFFICIENCY * gpu.host_bytes_per_s
         if gpu.nvlink_bytes_per_s is None:
             hop_s, link = PCIE_HOP_S, PCIE_RING_EFFICIENCY * gpu.pcie_bytes_per_s
         else:
@@ -141,8 +141,8 @@ class Machine:
             copy_bytes_per_s=memory,
             elementwise_bytes_per_s=memory,
             operator_s=OPERATOR_S,
-            host_to_device_bytes_per_s=pcie,
-            device_to_host_bytes_per_s=pcie,
+            host_to_device_bytes_per_s=host_link,
+            device_to_host_bytes_per_s=host_link,
             collectives=dict.fromkeys(COLLECTIVES, rate),
             network_bytes_per_s=NETWORK_EFFICIENCY * gpu.network_bytes_per_s,
             network_hop_s=NETWORK_HOP_S,

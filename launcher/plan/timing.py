@@ -137,7 +137,11 @@ def rated_type(resolved: Resolved, machine: Machine) -> str:
         UserError: it does not.
     """
     optim = resolved.config.optim
-    type_ = ("tf32" if optim.tf32 else "fp32") if optim.precision == "fp32" else "bf16"
+    rates = machine.matmul_flops_per_s
+    if optim.precision == "fp32":
+        type_ = "tf32" if optim.tf32 else "fp32"
+    else:  # a profile has one of both
+        type_ = "fp16" if optim.precision == "fp16" and "fp16" in rates else "bf16"
     if type_ not in machine.matmul_flops_per_s:
         known = ", ".join(machine.matmul_flops_per_s)
         raise UserError(

@@ -185,9 +185,18 @@ def test_latency_and_bandwidth_are_fitted() -> None:
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
         ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("Tesla V100-PCIE-16GB", "V100-16GB-PCIe"),
+        ("Tesla V100-PCIE-32GB", "V100-32GB-PCIe"),
+        ("NVIDIA A800-SXM4-80GB", "A800"),
+        ("NVIDIA A800 80GB PCIe", "A800-80GB-PCIe"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000"),
+        ("NVIDIA RTX A5000", "A5000"),
+        ("NVIDIA RTX A5000 Laptop GPU", None),
+        ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA RTX A4000", None),
+        ("NVIDIA RTX A4000", "A4000"),
         ("NVIDIA H20", None),
         (None, None),
     ],
@@ -206,6 +215,30 @@ def test_each_known_gpu_is_found_by_its_own_name() -> None:
 def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="GPU 'RTX 999' is not known: use one of B200, GH200, H200"):
         gpu_named("RTX 999")
+
+
+@pytest.mark.parametrize("names", ["A100,H100", "A100, H100", "A100 and H100", "h100;h100"])
+def test_several_gpus_are_refused_in_one_sentence(names: str) -> None:
+    with pytest.raises(UserError, match=f"GPU '{names}' names several: a plan is for one kind"):
+        gpu_named(names)
+
+
+def test_links_are_those_of_the_board() -> None:
+    # V100 over PCIe has lower clocks than the module, and no links to all of its neighbours.
+    module, board = gpu_named("V100-32GB"), gpu_named("V100-32GB-PCIe")
+    assert (module.tensor_flops_per_s, board.tensor_flops_per_s) == (125e12, 112e12)
+    assert (module.nvlink_bytes_per_s, board.nvlink_bytes_per_s) == (150e9, None)
+    assert gpu_named("A800-80GB-PCIe").nvlink_bytes_per_s is None
+    assert gpu_named("GH200").host_bytes_per_s == 450e9
+    assert gpu_named("H100").host_bytes_per_s == pytest.approx(63e9, rel=0.01)
+
+
+def test_tensor_cores_before_ampere_have_fp16_only() -> None:
+    for name, rate in (("V100-16GB", 125e12), ("T4", 65e12)):
+        assert gpu_named(name).bf16_flops_per_s is None
+        assert gpu_named(name).tensor_flops_per_s == rate
+    assert gpu_named("A100").fp8_flops_per_s is None
+    assert gpu_named("H100").fp8_flops_per_s == 2 * 989.4e12
 
 
 def test_cublas_has_more_workspace_on_hopper() -> None:
