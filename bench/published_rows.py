@@ -26,6 +26,13 @@ _MPT: Final = {
     "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
 }
+_FIXED: Final = {
+    "--offload-optimizer": "none",
+    "--offload-param": "none",
+    "--sequence-parallel": "1",
+    "--tensor-parallel": "1",
+    "--replicate": "1",
+}
 _GPU: Final = {"h100_80gb": "H100", "a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB"}
 
 
@@ -58,9 +65,17 @@ class Row:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `shardscale plan`."""
+        """Of `shardscale plan`: what is said here, and nothing that it would vary."""
         place = f"--gpus {self.gpus} --gpus-per-node {self.gpus_per_node} --gpu {self.gpu}"
-        return [*place.split(), "--no-calibration", *shlex.split(self.flags)]
+        words = [*place.split(), "--no-calibration", *shlex.split(self.flags)]
+        for name, value in _FIXED.items():
+            words += [] if name in words else [name, value]
+        if "fsdp" in words:
+            for flag in ("reshard-after-forward", "reduce-each-micro-batch"):
+                kept = flag == "reshard-after-forward"
+                said = {f"--{flag}", f"--no-{flag}"} & set(words)
+                words += [] if said else [f"--{flag}" if kept else f"--no-{flag}"]
+        return words
 
 
 def published_rows() -> list[Row]:
