@@ -1,9 +1,9 @@
 """How long transfers take: what a strategy sends, over the links of a machine."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from launcher.plan.machine import Machine, Rate
 from launcher.plan.moved_bytes import block_input_bytes
 from launcher.strategies import strategy_of
 from launcher.strategies.traffic import Collective, Transfer, Wire
+
+PARTS: Final = ("forward", "backward", "last_backward", "step")
+"""Of a `Traffic`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +75,9 @@ def collective_s(
 
     Bytes: those a rank sends, over the bus bandwidth. Across nodes NCCL runs a ring through each
     GPU's own network link, so that a ring's share of the bytes crosses each of them: the group has
-    the links of all its ranks on a node together. Latency: a ring's hops within the node and a
-    tree's between nodes (hwLat of NCCL's src/graph/tuning.cc; double trees since NCCL 2.4).
+    the links of all its ranks on a node together. Latency: a ring's hops, of which one for each
+    node crosses the network; an all-reduce across nodes takes a tree where that is shorter (hwLat
+    of NCCL's src/graph/tuning.cc; double trees since NCCL 2.4, for all-reduce only).
 
     Raises:
         UserError: the machine was profiled by one process, which has nobody to talk to.
@@ -88,10 +92,14 @@ def collective_s(
     rate = machine.collectives[kind]
     passes = 2 if kind == "all_reduce" else 1
     bandwidth = rate.bytes_per_s
-    start_s = rate.start_s + passes * (min(group.size, group.per_node) - 1) * rate.hop_s
+    across_s = (group.nodes - 1) * machine.network_hop_s
+    hops_s = (group.size - group.nodes) * rate.hop_s + across_s
     if group.nodes > 1:
         bandwidth = min(bandwidth, machine.network_bytes_per_s * group.per_node)
-        start_s += passes * math.ceil(math.log2(group.nodes)) * machine.network_hop_s
+        if kind == "all_reduce":
+            levels_s = math.ceil(math.log2(group.nodes)) * machine.network_hop_s
+            hops_s = min(hops_s, (group.per_node - 1) * rate.hop_s + levels_s)
+    start_s = rate.start_s + passes * hops_s
     return pieces * start_s + sent_bytes(kind, size_bytes, group.size) / bandwidth
 
 
@@ -131,7 +139,7 @@ def timed(
     wire = Wire(config, resolved.own_model, world_size=config.sharding.shard_ranks(world_size))
     groups = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node)
     found = strategy_of(config).traffic(wire)
-    parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
+    parts = {name: getattr(found, name) for name in PARTS}
     if resolved.model.activation_checkpointing == "offload":
         # Block inputs, beside other blocks' work (model/offload.py).
         size_bytes = resolved.model.layers * block_input_bytes(resolved)

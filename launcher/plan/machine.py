@@ -13,33 +13,25 @@ from typing import Any, Literal, get_args
 
 from launcher.errors import UserError
 from launcher.measure.hardware import gpu_named
+from launcher.plan.efficiency import (
+    COLLECTIVE_START_S,
+    COPY_EFFICIENCY,
+    CPU_ADAM_PARAMETERS_PER_S,
+    DISK_READ_BYTES_PER_S,
+    DISK_WRITE_BYTES_PER_S,
+    NETWORK_EFFICIENCY,
+    NETWORK_HOP_S,
+    NVLINK_EFFICIENCY,
+    NVLINK_HOP_S,
+    PCIE_COPY_EFFICIENCY,
+    PCIE_HOP_S,
+    PCIE_RING_EFFICIENCY,
+    efficiency_of,
+)
 from launcher.strategies.traffic import Collective
 
 SCHEMA_VERSION = 1
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-
-# Share of the peak that large matmuls reach: 790 of 989 TFLOP/s measured on an H200 in bf16.
-MATMUL_EFFICIENCY = 0.8
-# FlashAttention-2 (arXiv:2307.08691, table 1 and figure 5): forward up to 73% and backward up to
-# 63% of an A100's peak; weighted by their FLOPs 66%.
-ATTENTION_EFFICIENCY = 0.66
-# STREAM-like kernels on HBM reach 85 to 90% of the data sheet; elementwise kernels of torch less.
-MEMORY_EFFICIENCY = 0.8
-# nccl-tests: a ring all-reduce over NVSwitch has a bus bandwidth of about 235 GB/s on DGX A100
-# (peak 300) and 360 on DGX H100 (peak 450); over PCIe, which neighbours share, half.
-NVLINK_EFFICIENCY = 0.8
-PCIE_RING_EFFICIENCY = 0.5
-# Pinned host memory: 25 of 31.5 GB/s on PCIe 4 (CUDA's bandwidthTest).
-PCIE_COPY_EFFICIENCY = 0.8
-NETWORK_EFFICIENCY = 0.9
-# Ring, Simple protocol: hwLat and baseLat in NCCL's src/graph/tuning.cc.
-NVLINK_HOP_S, PCIE_HOP_S, NETWORK_HOP_S, COLLECTIVE_START_S = 3.4e-6, 5.7e-6, 14e-6, 8.4e-6
-# ZeRO-Offload (arXiv:2101.06840), table 4: CPU-Adam takes 2.57 s for 10 billion parameters.
-CPU_ADAM_PARAMETERS_PER_S = 10e9 / 2.57
-# Dispatch and launch of one eager operator; the order of magnitude that torch's profiler shows.
-OPERATOR_S = 8e-6
-# A data-centre NVMe drive on PCIe 3 (data sheets: 3.0 GB/s read, 2.0 GB/s written).
-DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S = 3.0e9, 2.0e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +61,8 @@ class Machine:
     memory_bytes: int
     """Of the GPU, or of the host where the CPU computes."""
     matmul_flops_per_s: Mapping[str, float]
-    """Achieved, by type: fp32, and bf16 where the device has it."""
+    """Achieved, by type: fp32, and bf16 where the device has it; on a GPU in products that leave no
+    multiprocessor idle."""
     attention_flops_per_s: Mapping[str, float]
     """Achieved by the fused kernel, counting only the causal half."""
     copy_bytes_per_s: float
@@ -119,11 +112,12 @@ class Machine:
             UserError: the GPU is not in the table; lists those that are.
         """
         gpu = gpu_named(name)
-        peaks = {"fp32": gpu.fp32_flops_per_s, "fp16": gpu.tensor_flops_per_s}
+        share = efficiency_of(gpu)
+        tensor = {"fp16": gpu.tensor_flops_per_s}
         if gpu.bf16_flops_per_s is not None:
-            peaks["bf16"] = gpu.bf16_flops_per_s
-            peaks["tf32"] = gpu.bf16_flops_per_s / 2  # on every data sheet that has both
-        memory = MEMORY_EFFICIENCY * gpu.memory_bytes_per_s
+            tensor["bf16"] = gpu.bf16_flops_per_s
+            tensor["tf32"] = gpu.bf16_flops_per_s / 2  # on every data sheet that has both
+        fp32 = {"fp32": share.matmul_fp32 * gpu.fp32_flops_per_s}
         host_link = PCIE_COPY_EFFICIENCY * gpu.host_bytes_per_s
         if gpu.nvlink_bytes_per_s is None:
             hop_s, link = PCIE_HOP_S, PCIE_RING_EFFICIENCY * gpu.pcie_bytes_per_s
@@ -136,11 +130,11 @@ class Machine:
             source=f"data sheet of {gpu.source}",
             ranks_per_node=ranks_per_node,
             memory_bytes=gpu.memory_bytes,
-            matmul_flops_per_s={k: MATMUL_EFFICIENCY * v for k, v in peaks.items()},
-            attention_flops_per_s={k: ATTENTION_EFFICIENCY * v for k, v in peaks.items()},
-            copy_bytes_per_s=memory,
-            elementwise_bytes_per_s=memory,
-            operator_s=OPERATOR_S,
+            matmul_flops_per_s=fp32 | {k: share.matmul * v for k, v in tensor.items()},
+            attention_flops_per_s=fp32 | {k: share.attention * v for k, v in tensor.items()},
+            copy_bytes_per_s=COPY_EFFICIENCY * gpu.memory_bytes_per_s,
+            elementwise_bytes_per_s=share.elementwise * gpu.memory_bytes_per_s,
+            operator_s=share.operator_s,
             host_to_device_bytes_per_s=host_link,
             device_to_host_bytes_per_s=host_link,
             collectives=dict.fromkeys(COLLECTIVES, rate),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from launcher.config.resolve import Resolved
+from launcher.model.attention import kernel_for
 from launcher.model.config import ModelConfig, Norm
 from launcher.plan.operators import one_kernel, tokens_of
 from launcher.strategies import strategy_of
@@ -18,7 +19,8 @@ def block_bytes(resolved: Resolved) -> float:
     """Read and written per token, forward, by what is not a matmul."""
     model, ranks = resolved.own_model, resolved.config.sharding.tensor_parallel
     elements = block_elements(model, resolved.config.loop.device, ranks)
-    return model.layers * elements * _activation_bytes(resolved)
+    whole = model.layers * elements * _activation_bytes(resolved)
+    return whole + autocast_bytes(resolved) + dropout_bytes(resolved)
 
 
 def tile_bytes(resolved: Resolved) -> float:
@@ -111,6 +113,37 @@ def cast_bytes(resolved: Resolved, weights: float) -> float:
     for gradients in the backward."""
     autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
     return 6.0 * weights if autocast else 0.0
+
+
+def autocast_bytes(resolved: Resolved) -> float:
+    """What autocast adds to `block_bytes` on a GPU: the residual stream and the norms are in fp32
+    (6 d of 2 more bytes in the norms and their sums, 8 more in both sums), and what a norm gives is
+    cast for the product behind it (6 d each)."""
+    autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
+    if not autocast or resolved.config.loop.device == "cpu":
+        return 0.0
+    return 28.0 * resolved.model.layers * resolved.own_model.d_model
+
+
+def dropout_bytes(resolved: Resolved) -> float:
+    """Of both residual branches, per token, forward: read, written, and a mask of a byte."""
+    model = resolved.own_model
+    if not model.dropout or resolved.config.loop.device == "cpu":
+        return 0.0
+    return model.layers * 2 * model.d_model * (2 * _activation_bytes(resolved) + 1)
+
+
+def score_bytes(resolved: Resolved) -> tuple[float, float]:
+    """Of all T x T scores, per token, forward and backward, where attention is not fused
+    (`launcher.model.attention.dense.eager`): product, scale, mask and their reverse in the compute
+    type, softmax in fp32, and dropout with a mask of a byte."""
+    model, config = resolved.own_model, resolved.config
+    if kernel_for(model).fused or config.loop.device == "cpu":
+        return 0.0, 0.0
+    element = _activation_bytes(resolved)
+    dropped = 2 * element + 1 if model.dropout else 0.0
+    scores = model.layers * model.heads * resolved.seq_len
+    return scores * (8 * element + 8 + dropped), scores * (11 * element + 16 + dropped)
 
 
 def _adapters(model: ModelConfig) -> int:

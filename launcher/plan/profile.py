@@ -32,7 +32,8 @@ from launcher.orphans import die_with
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
 from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.machine import NETWORK_EFFICIENCY, NETWORK_HOP_S, Machine, Rate
+from launcher.plan.efficiency import NETWORK_EFFICIENCY, NETWORK_HOP_S
+from launcher.plan.machine import Machine, Rate
 
 
 class RankFailed(Exception):

@@ -15,10 +15,19 @@ from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS
 from launcher.plan.collectives import TimedTransfer, groups_of, timed
+from launcher.plan.efficiency import (
+    CONTENTION,
+    FETCH_HOOK_OPERATORS,
+    GRADIENT_HOOK_OPERATORS,
+    GROUP_HOOK_OPERATORS,
+    gpu_of,
+)
 from launcher.plan.machine import Machine
+from launcher.plan.on_gpu import device_s, dispatched
 from launcher.plan.work import Work, backward_work, forward_work
 from launcher.strategies import strategy_of
 from launcher.strategies.offload_sizes import state_bytes
+from launcher.strategies.traffic import Wire
 
 NORM_BYTES: Final = 4
 CLIP_BYTES: Final = 8
@@ -64,14 +73,16 @@ def step_seconds(
     """
     ranks_per_node = min(world_size, gpus_per_node)
     machine = machine.shared_by(ranks_per_node)
-    forward = compute_s(forward_work(resolved), resolved, machine)
-    backward = compute_s(backward_work(resolved), resolved, machine)
+    hooks = hook_operators(resolved, world_size)
+    forward = compute_s(forward_work(resolved), resolved, machine, hooks[0])
+    backward = compute_s(backward_work(resolved), resolved, machine, hooks[1])
     moves = timed(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
     update_s = optimizer_s(
         resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
     )
     times = resolved.accumulation
-    overlaps = machine.overlaps
+    known = gpu_of(machine.name) is not None
+    contention = (CONTENTION if known else 0.0) if machine.overlaps else None
     # (transfers, seconds of compute to hide behind, how often)
     parts = {
         "forward": [(moves["forward"], forward, times)],
@@ -82,7 +93,7 @@ def step_seconds(
         "step": [(moves["step"], 0.0, 1)],
     }
     waits = {
-        phase: sum(n * exposed_s(some, hide_s, overlaps=overlaps) for some, hide_s, n in passes)
+        phase: sum(n * exposed_s(some, hide_s, contention) for some, hide_s, n in passes)
         for phase, passes in parts.items()
     }
     busy = sum(
@@ -101,37 +112,58 @@ def step_seconds(
     )
 
 
-def exposed_s(transfers: tuple[TimedTransfer, ...], compute: float, *, overlaps: bool) -> float:
+def exposed_s(
+    transfers: tuple[TimedTransfer, ...], compute: float, contention: float | None
+) -> float:
     """Seconds that a pass waits for its transfers.
 
     Blocks are alike, so that per block max(0, transfer - compute) sums up to the same of the
     totals; what comes before the first block's compute or after the last one's waits in full.
+    Side by side each slows the other, by `contention` of the shorter; None: nothing overlaps.
     """
     hideable = sum(t.seconds for t in transfers if t.hideable)
     rest = sum(t.seconds for t in transfers if not t.hideable)
-    return rest + (max(0.0, hideable - compute) if overlaps else hideable)
+    if contention is None:
+        return rest + hideable
+    return rest + max(0.0, hideable - compute) + contention * min(hideable, compute)
 
 
-def compute_s(work: Work, resolved: Resolved, machine: Machine) -> float:
-    """Seconds of the work itself; a GPU computes while the host starts the next operators.
+def hook_operators(resolved: Resolved, world_size: int) -> tuple[float, float]:
+    """What a strategy's own Python takes of the host of a GPU, in a forward and in a backward, in
+    operators that it could dispatch meanwhile."""
+    config, model = resolved.config, resolved.own_model
+    wire = Wire(config, model, world_size=config.sharding.shard_ranks(world_size))
+    hooks = strategy_of(config).traffic(wire).hooks
+    once = hooks.modules * FETCH_HOOK_OPERATORS + hooks.groups * GROUP_HOOK_OPERATORS
+    words = model.checkpointing.blocks(model.layers)
+    recomputed = sum(word != "none" for word in words) / model.layers
+    again = hooks.modules * recomputed * FETCH_HOOK_OPERATORS
+    return once, once + again + hooks.gradients * GRADIENT_HOOK_OPERATORS
+
+
+def compute_s(work: Work, resolved: Resolved, machine: Machine, hooks: float = 0.0) -> float:
+    """Seconds of the work itself; a GPU computes while the host starts the next operators, and
+    runs hooks that take as long as so many of them.
 
     Raises:
         UserError: the machine computes nothing in this precision.
     """
     type_ = rated_type(resolved, machine)
-    device_s = (
+    if machine.overlaps:
+        started_s = (dispatched(work, resolved) + hooks) * machine.operator_s
+        return max(device_s(work, resolved, machine, type_), started_s)
+    return (
         work.matmul_flops / machine.matmul_flops_per_s[type_]
         + work.attention_flops / machine.attention_flops_per_s[type_]
         + work.elementwise_bytes / machine.elementwise_bytes_per_s
         + work.copied_bytes / machine.copy_bytes_per_s
+        + work.operators * machine.operator_s
     )
-    host_s = work.operators * machine.operator_s
-    return max(device_s, host_s) if machine.overlaps else device_s + host_s
 
 
 def rated_type(resolved: Resolved, machine: Machine) -> str:
-    """The type of the matmuls, in which the machine computes. fp16 runs at the rate of bf16, fp8 is
-    counted as bf16 as well: what it gains at these widths, scaling takes back.
+    """The type of the matmuls, in which the machine computes. What fp8 adds to bf16 is told by
+    `launcher.plan.on_gpu`.
 
     Raises:
         UserError: it does not.

@@ -18,6 +18,7 @@ from launcher.plan.moved_bytes import (
     fused_loss,
     loss_bytes,
     mlp_cast_bytes,
+    score_bytes,
     tile_bytes,
     weight_cast_bytes,
 )
@@ -67,7 +68,8 @@ def forward_work(resolved: Resolved) -> Work:
         matmul_flops=rows * matmul,
         attention_flops=rows * attention,
         elementwise_bytes=rows * (block_bytes(resolved) + loss_bytes(resolved)),
-        copied_bytes=weight_cast_bytes(resolved)
+        copied_bytes=rows * score_bytes(resolved)[0]
+        + weight_cast_bytes(resolved)
         + dequantized_bytes(resolved)
         + max(0, mlp_tiles(resolved) - 1) * mlp_cast_bytes(resolved),
         operators=model.layers
@@ -94,6 +96,7 @@ def backward_work(resolved: Resolved) -> Work:
     each = block_operators(resolved)
     operators = model.layers * each.backward + outer_operators(resolved).backward
     copied = weight_cast_bytes(resolved) + dequantized_bytes(resolved)
+    copied += rows * score_bytes(resolved)[1]
     if tiles := mlp_tiles(resolved):
         operators += model.layers * tiles_operators(resolved).backward
         copied += (2 * tiles - 1) * mlp_cast_bytes(resolved)
@@ -125,6 +128,7 @@ def recomputed_work(resolved: Resolved, word: str) -> Work:
         weights, trained, scores = _not_kept(resolved, word)
         matmul += 2 * weights
         attention += scores
+        copied += tokens_of(resolved) * score_bytes(resolved)[0] if scores else 0
         copied += cast_bytes(resolved, trained)
         if whole:
             copied += dequantized_bytes(resolved)

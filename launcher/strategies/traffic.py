@@ -7,9 +7,10 @@ the machine, and is the planner's business.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
+from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
 from launcher.model.quantized import row_bytes
 from launcher.optim.dtypes import dtypes
@@ -33,6 +34,21 @@ class Transfer:
     """Whether computation can go on meanwhile."""
 
 
+class Hooks(NamedTuple):
+    """How often a strategy's own Python runs in a pass over the model: for what is computed next,
+    in a forward as in a backward, and for gradients in a backward."""
+
+    modules: int = 0
+    """Whose parameters are fetched, one module at a time."""
+    groups: int = 0
+    """Of parameters, that are gathered together."""
+    gradients: int = 0
+    """Of single parameters."""
+
+
+NO_HOOKS: Final = Hooks()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """A rank's transfers: in each micro-batch's forward and backward, once more in the last
@@ -42,6 +58,7 @@ class Traffic:
     backward: tuple[Transfer, ...] = ()
     last_backward: tuple[Transfer, ...] = ()
     step: tuple[Transfer, ...] = ()
+    hooks: Hooks = NO_HOOKS
 
 
 class Reduced(NamedTuple):
@@ -73,6 +90,11 @@ class Wire:
         """Of what is computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count
         """Of tokens and positions: used first, so their gradients are complete last."""
+        per_block = 8 if model.qk_norm else 6
+        self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
+        """That have parameters: norms, linears, embeddings; a tied head has none."""
+        self.tensors = sum(parameter.trained for parameter in parameters_of(model))
+        """That have gradients."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
         if model.lora is None:
             self.trained = Reduced(self.blocks + self.head, self.embeddings)

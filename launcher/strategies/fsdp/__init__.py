@@ -18,7 +18,7 @@ from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.fsdp.grouping import ROOT, reshards
 from launcher.strategies.fsdp.memory import FsdpBuffers
 from launcher.strategies.rank import Rank
-from launcher.strategies.traffic import Traffic, Wire
+from launcher.strategies.traffic import Hooks, Traffic, Wire
 
 _FULL = Variant(
     label="fsdp",
@@ -90,6 +90,7 @@ class Fsdp(Strategy):
             *wire.gather(blocks, pieces=model.layers, host_element=element),
         )
         reduce = tuple(wire.reduce_model(wire.stored_bytes))
+        hooks = Hooks(groups=model.layers + 1)
         if sharding.reduce_each_micro_batch:
-            return Traffic(forward=forward, backward=(*backward, *reduce))
-        return Traffic(forward=forward, backward=backward, last_backward=reduce)
+            return Traffic(forward=forward, backward=(*backward, *reduce), hooks=hooks)
+        return Traffic(forward=forward, backward=backward, last_backward=reduce, hooks=hooks)

@@ -14,7 +14,7 @@ from launcher.strategies.base import TORCH, Fields, Strategy, Variant
 from launcher.strategies.buffers import Buffers
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.rank import Rank
-from launcher.strategies.traffic import Traffic, Transfer, Wire
+from launcher.strategies.traffic import Hooks, Traffic, Transfer, Wire
 from launcher.strategies.zero.config import has_bf16_optimizer
 from launcher.strategies.zero.memory import Bf16Stage1, Zero0, Zero12
 from launcher.strategies.zero.memory3 import Zero3
@@ -94,13 +94,18 @@ class Zero(Strategy):
             return Traffic(last_backward=(sent,))
         if stage == 3:
             whole = tuple(wire.gather_model(element))
-            return Traffic(forward=whole, backward=(*whole, *wire.reduce_model(element)))
+            return Traffic(
+                forward=whole,
+                backward=(*whole, *wire.reduce_model(element)),
+                hooks=Hooks(modules=wire.modules, gradients=wire.tensors),
+            )
         hideable = not has_bf16_optimizer(wire.config)
         reduced = wire.all_reduce(element, pieces=layers, hideable=hideable)
         backward = (*reduced, *wire.gradients_to_host())
         updated = Transfer(
             kind="all_gather", size_bytes=element * trained, pieces=layers, hideable=False
         )
+        hooks = Hooks(gradients=wire.tensors)
         if stage == 1:
-            return Traffic(last_backward=backward, step=(updated,))
-        return Traffic(backward=backward, step=(updated,))
+            return Traffic(last_backward=backward, step=(updated,), hooks=hooks)
+        return Traffic(backward=backward, step=(updated,), hooks=hooks)
