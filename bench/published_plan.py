@@ -3,14 +3,18 @@
 import contextlib
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from published_rows import Row
 
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import Resolved, resolve
+from launcher.plan.cli import find_place, parse_options
 from launcher.plan.cli import main as plan
+from launcher.plan.timing import StepTime, step_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,11 +24,9 @@ class Planned:
     key: str
     refused: str | None = None
     verdict: str | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    step_s: float | None = None
-    least_step_s: float | None = None
-    most_step_s: float | None = None
+    planned_allocated_bytes: int | None = None
+    planned_reserved_bytes: int | None = None
+    planned_step_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For a JSON file."""
@@ -40,14 +42,42 @@ def planned(row: Row) -> Planned:
             code = plan([*row.arguments, "--quiet", "--json", str(path)])
         if code != 0:
             return Planned(key=row.key, refused=said.getvalue().strip().splitlines()[-1])
-        (record,) = json.loads(path.read_text(encoding="utf-8"))
-    phases = record["forward_s"] + record["backward_s"] + record["step_s"]
+        # The same run may be found under two labels.
+        record = json.loads(path.read_text(encoding="utf-8"))[0]
     return Planned(
         key=row.key,
         verdict=record["verdict"],
-        allocated_bytes=max(record["peaks_bytes"].values()),
-        reserved_bytes=record["reserved_bytes"],
-        step_s=phases,
-        least_step_s=record.get("least_total_s", phases),
-        most_step_s=record.get("most_total_s", phases),
+        planned_allocated_bytes=max(record["peaks_bytes"].values()),
+        planned_reserved_bytes=record["reserved_bytes"],
+        planned_step_s=record["forward_s"] + record["backward_s"] + record["step_s"],
+    )
+
+
+def planned_seconds(row: Row, before: Planned) -> Planned:
+    """The same with seconds of today's constants."""
+    if before.refused is not None:
+        return before
+    return replace(before, planned_step_s=time_of(row, run_of(row)).total_s)
+
+
+def run_of(row: Row) -> Resolved:
+    """What a row's command would run.
+
+    Raises:
+        UserError: it is refused.
+    """
+    _, flags = parse_options(row.arguments)
+    config = parse_run_config(flags, row.gpus)
+    return resolve(config, world_size=row.gpus, device_type="cuda")
+
+
+def time_of(row: Row, run: Resolved) -> StepTime:
+    """Of a row's run on its GPUs."""
+    options, _ = parse_options(row.arguments)
+    place, _ = find_place(options)
+    return step_seconds(
+        run,
+        world_size=place.world_size,
+        gpus_per_node=place.ranks_per_node,
+        machine=place.machine,
     )

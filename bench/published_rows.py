@@ -7,9 +7,9 @@ other frameworks print, `published/not_usable.csv` what cannot be compared, with
 import csv
 import hashlib
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 FOLDER: Final = Path(__file__).with_name("published")
 GIB: Final = 2**30
@@ -54,8 +54,16 @@ class Row:
     reserved_bytes: int | None = None
     """Peak of what the caching allocator holds."""
     step_s: float | None = None
+    unlike_bytes: str = ""
+    """Why its bytes are another program's, which no flag of shardscale can ask for."""
+    unlike_seconds: str = ""
+    """The same of its seconds."""
     runs: bool | None = None
     """Whether it is said to run on this GPU; None: nothing is said beyond the figures."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self) | {"to": "fit" if self.fits_constants else "check"}
 
     @property
     def fits_constants(self) -> bool:
@@ -108,6 +116,8 @@ def _frameworks() -> list[Row]:
                     allocated_bytes=_bytes(line["allocated_gib"]),
                     reserved_bytes=_bytes(line["reserved_gib"]),
                     step_s=step_s,
+                    unlike_bytes=line["unlike_bytes"],
+                    unlike_seconds=line["unlike_seconds"],
                     runs={"yes": True, "no": False, "": None}[line["runs"]],
                 )
             )

@@ -10,7 +10,9 @@ from launcher.page import page_html
 from launcher.parallel.mesh import across_nodes
 from launcher.plan.assess import Assessment, Place
 from launcher.plan.budget import said_of_budget
+from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.plan.predict import by_category
+from launcher.plan.timing import StepTime
 from launcher.sizes import gib
 from launcher.tables import MUST, SHY, Column, print_table, say
 
@@ -49,6 +51,7 @@ COLUMNS = (
 )
 PRICE = Column(title="per M tokens", rank=2, right=True)
 WHERE = Column(title="highest in", rank=8)
+TIED = "="
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 
@@ -56,8 +59,11 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
     """Print one row for each of the best of all `choices`."""
     columns = [*COLUMNS, *([] if price is None else [PRICE]), WHERE]
     rows: list[list[str | Text]] = []
+    best = shown[0].time
+    tied = 0
     for a in shown:
         fits = a.verdict != "does not fit"
+        tied += fits and a.time.ties(best)
         cost = []
         if price is not None:
             per_million = price * place.world_size * 1e6 / a.time.tokens_per_s / 3600
@@ -71,7 +77,7 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
                 gib(a.used_bytes),
                 f"{a.used_bytes / a.memory_bytes:.0%}",
                 Text(a.verdict, _STYLES[a.verdict]),
-                f"{a.time.total_s:.3g}" if fits else "-",
+                seconds(a.time, best) if fits else "-",
                 f"{a.time.tokens_per_s:,.0f}" if fits else "-",
                 str(a.largest_micro_batch or "-"),
                 *cost,
@@ -79,8 +85,19 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
             ]
         )
     print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
+    if tied > 1:
+        say(
+            f"{TIED} as fast as the first, for all that can be told: four of five published runs "
+            f"took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of what is predicted"
+        )
     if len(shown) < choices:
         say(f"the best of each way of sharding; all {choices} choices with --all or --json")
+
+
+def seconds(time: StepTime, best: StepTime) -> str:
+    """Of a step, as a range, marked where it ties with the best."""
+    mark = TIED if time.ties(best) else " "
+    return f"{time.least_s:.2g}-{time.most_s:.2g}{mark}"
 
 
 def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
@@ -153,6 +170,8 @@ def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]
             "forward_s": a.time.forward_s,
             "backward_s": a.time.backward_s,
             "step_s": a.time.step_s,
+            "least_total_s": a.time.least_s,
+            "most_total_s": a.time.most_s,
             "exposed_communication_s": a.time.exposed_communication_s,
             "tokens_per_s": a.time.tokens_per_s,
             "config": a.run.config.flat(),

@@ -20,6 +20,8 @@ from launcher.plan.efficiency import (
     FETCH_HOOK_OPERATORS,
     GRADIENT_HOOK_OPERATORS,
     GROUP_HOOK_OPERATORS,
+    LEAST_OF_PREDICTED,
+    MOST_OF_PREDICTED,
     gpu_of,
 )
 from launcher.plan.machine import Machine
@@ -53,6 +55,20 @@ class StepTime:
     def total_s(self) -> float:
         """Of one step."""
         return self.forward_s + self.backward_s + self.step_s
+
+    @property
+    def least_s(self) -> float:
+        """Of one step, where the machine does better than most that were published."""
+        return LEAST_OF_PREDICTED * self.total_s
+
+    @property
+    def most_s(self) -> float:
+        """The same where it does worse."""
+        return MOST_OF_PREDICTED * self.total_s
+
+    def ties(self, other: "StepTime") -> bool:
+        """Whether nobody can say which of two is the faster."""
+        return self.least_s <= other.most_s and other.least_s <= self.most_s
 
     @property
     def tokens_per_s(self) -> float:

@@ -7,6 +7,7 @@ the machine, and is the planner's business.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
@@ -93,7 +94,7 @@ class Wire:
         per_block = 8 if model.qk_norm else 6
         self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
         """That have parameters: norms, linears, embeddings; a tied head has none."""
-        self.tensors = sum(parameter.trained for parameter in parameters_of(model))
+        self.tensors = _trained_tensors(model)
         """That have gradients."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
         if model.lora is None:
@@ -165,6 +166,11 @@ class Wire:
             own = self.model.trained_parameter_count / self.shard_ranks
             size_bytes = 4 * self.sharding.offload_fraction * own
             yield Transfer(kind="to_host", size_bytes=size_bytes)
+
+
+@cache
+def _trained_tensors(model: ModelConfig) -> int:
+    return sum(parameter.trained for parameter in parameters_of(model))
 
 
 def _block_elements(model: ModelConfig, element_bytes: int) -> float:

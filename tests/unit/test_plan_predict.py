@@ -184,7 +184,7 @@ def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on()
     resolved = resolved_of(1, device_type="cuda")
     without, given = (
         predict(resolved, world_size=1, device_type="cuda", gpu=gpu)
-        for gpu in (None, replace(gpu_named("H100"), resident_threads=0))
+        for gpu in (None, replace(gpu_named("H100"), multiprocessors=0))
     )
     init = ("init", "build")
     assert given.peaks[init] == without.peaks[init]

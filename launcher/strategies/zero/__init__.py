@@ -105,7 +105,8 @@ class Zero(Strategy):
         updated = Transfer(
             kind="all_gather", size_bytes=element * trained, pieces=layers, hideable=False
         )
-        hooks = Hooks(gradients=wire.tensors)
+        # Reduced, and at stage 2 kept in parts of buckets besides.
+        hooks = Hooks(gradients=(2 if stage == 2 else 1) * wire.tensors)
         if stage == 1:
             return Traffic(last_backward=backward, step=(updated,), hooks=hooks)
         return Traffic(backward=backward, step=(updated,), hooks=hooks)
