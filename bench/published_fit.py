@@ -32,7 +32,7 @@ OF_ARCHITECTURES: Final[dict[Architecture, tuple[str, ...]]] = {
 }
 OF_ALL: Final = (
     *("COMPILED_ELEMENTWISE", "FP8_GAIN", "CONTENTION"),
-    *("FETCH_HOOK_OPERATORS", "GRADIENT_HOOK_OPERATORS", "GROUP_HOOK_OPERATORS"),
+    *("FETCH_HOOK_OPERATORS", "GRADIENT_HOOK_OPERATORS"),
 )
 OPTIMISM: Final = 1.5
 """A run that takes longer than predicted counts so much more than one that takes less."""
@@ -54,10 +54,10 @@ def main() -> None:
         for change in (1.15, 1.05) if number == 0 else (1.06, 1.02):
             loss = one_round(runs, loss, change)
         print(f"round {number + 1}: loss {loss:.4f}", flush=True)
-    for name, value in efficiency.EFFICIENCIES.items():
-        print(name, value)
-    for name in OF_ALL:
-        print(name, getattr(efficiency, name))
+    for architecture, value in efficiency.EFFICIENCIES.items():
+        print(architecture, value)
+    for constant in OF_ALL:
+        print(constant, getattr(efficiency, constant))
     others = [(row, run) for row, run in runs if not row.key.startswith("mpt-")]
     tenths = statistics.quantiles((there / said for said, there in pairs(others)), n=10)
     print(

@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from launcher.config.rules import default_seq_len
+from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
 from launcher.plan.collectives import fit_rate
 from launcher.plan.machine import COLLECTIVES
 from launcher.plan.moved_bytes import block_elements
+from launcher.plan.on_gpu import achieved_flops_per_s
 from launcher.plan.workloads import elementwise, linears
 from launcher.sizes import MIB
 from launcher.strategies.traffic import Collective
@@ -65,17 +67,20 @@ class Bench:
         self, model: ModelConfig, device: torch.device, effort: Effort, say: Callable[[str], None]
     ) -> None:
         self.model, self.device, self.effort, self.say = model, device, effort, say
+        on_gpu = device.type == "cuda"
+        self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
+        """Where the table has it, so that rates are of products of any shape."""
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
         self.rows = min(max(int(effort.flops / per_token), 16), 8 * default_seq_len(model))
 
     def run(self, disk_folder: Path | None) -> dict[str, Any]:
         """Everything; the names are fields of `Machine`."""
-        types = self._types()
+        types, copy = self._types(), self.copy_bytes_per_s()
         found: dict[str, Any] = {
-            "matmul_flops_per_s": {name: self.matmul_flops_per_s(name) for name in types},
+            "matmul_flops_per_s": {name: self.matmul_flops_per_s(name, copy) for name in types},
             "attention_flops_per_s": {name: self.attention_flops_per_s(name) for name in types},
             "elementwise_bytes_per_s": self.elementwise_bytes_per_s(),
-            "copy_bytes_per_s": self.copy_bytes_per_s(),
+            "copy_bytes_per_s": copy,
             "operator_s": self.operator_s(),
             "host_to_device_bytes_per_s": self.transfer_bytes_per_s(to_device=True),
             "device_to_host_bytes_per_s": self.transfer_bytes_per_s(to_device=False),
@@ -89,8 +94,9 @@ class Bench:
             found |= rates
         return found
 
-    def matmul_flops_per_s(self, name: str) -> float:
-        """Forward, input gradient and weight gradient of all linears of the model."""
+    def matmul_flops_per_s(self, name: str, copy_bytes_per_s: float) -> float:
+        """Forward, input gradient and weight gradient of all linears of the model; on a GPU of the
+        table what it would be if no multiprocessor were idle."""
         model = self.model
         head = [(model.d_model, model.vocab_size)]
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
@@ -100,6 +106,9 @@ class Bench:
         )
         seconds = model.layers * block_s + head_s
         rate = 6 * self.rows * model.matmul_parameter_count / seconds
+        if self.gpu is not None:
+            size = _dtype(name).itemsize
+            rate = achieved_flops_per_s(model, self.rows, seconds, self.gpu, size, copy_bytes_per_s)
         self.say(f"matmul, {name}: {rate / 1e9:,.0f} GFLOP/s")
         return rate
 
@@ -199,7 +208,7 @@ class Bench:
         if self.device.type == "cpu":
             return ("fp32", "bf16")
         if torch.cuda.get_device_capability(self.device)[0] < 8:
-            return ("fp32",)
+            return ("fp32", "fp16")
         return ("fp32", "tf32", "bf16")
 
     def _block_matmuls(self) -> int:
@@ -239,7 +248,7 @@ class Bench:
 
 
 def _dtype(name: str) -> torch.dtype:
-    return torch.bfloat16 if name == "bf16" else torch.float32
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
 
 
 def disk_rates(folder: Path, size_bytes: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from functools import cache
 from launcher.config.resolve import Resolved
 from launcher.measure.hardware import Gpu
 from launcher.model.attention import kernel_for
+from launcher.model.config import ModelConfig
 from launcher.plan.efficiency import (
     COMPILED_ELEMENTWISE,
     COMPILED_OPERATORS,
@@ -57,39 +58,55 @@ def product_flops_per_s(resolved: Resolved, machine: Machine, type_: str) -> flo
     if gpu is None:
         return rate
     element = 4 if type_ in ("fp32", "tf32") else HALF_BYTES
-    copy, rows, casts = machine.copy_bytes_per_s, tokens_of(resolved), 0
+    rows, casts = tokens_of(resolved), 0
     in_blocks = rate
     if fp8:
         in_blocks *= FP8_GAIN
         casts = FP8_COMPILED_CAST_BYTES if resolved.config.loop.compile else FP8_CAST_BYTES
-    of_block = _products_s(model.linear_shapes, rows, in_blocks, gpu, (element, casts), copy)
     head = ((model.d_model, model.vocab_size),)
-    of_head = _products_s(head, rows, rate, gpu, (element, 0), copy)
-    flops = 6 * rows * model.matmul_parameter_count
-    return flops / (model.layers * of_block + of_head)
+    of_block, block_bytes = _costs(model.linear_shapes, rows, gpu, element, casts)
+    of_head, head_bytes = _costs(head, rows, gpu, element, 0)
+    seconds = model.layers * of_block / in_blocks + of_head / rate
+    seconds += (model.layers * block_bytes + head_bytes) / machine.copy_bytes_per_s
+    return 6 * rows * model.matmul_parameter_count / seconds
+
+
+def achieved_flops_per_s(
+    model: ModelConfig, rows: int, seconds: float, gpu: Gpu, element_bytes: int, copy: float
+) -> float:
+    """The rate at which `product_flops_per_s` would have taken so many seconds for all linears and
+    the head; `copy` in bytes/s."""
+    head = ((model.d_model, model.vocab_size),)
+    ideal = moving = 0.0
+    for shapes, times in ((model.linear_shapes, model.layers), (head, 1)):
+        busy, moved = _costs(shapes, rows, gpu, element_bytes, 0)
+        ideal += times * busy
+        moving += times * moved / copy
+    return ideal / (seconds - moving)
 
 
 @cache
-def _products_s(
+def _costs(
     shapes: tuple[tuple[int, int], ...],
     rows: int,
-    flops_per_s: float,
     gpu: Gpu,
-    element_bytes: tuple[int, int],
-    copy_bytes_per_s: float,
-) -> float:
-    """Seconds of linears of (inputs, outputs) over so many rows: the product, and the gradients of
-    its input and of its weight. Results are written when they are complete, beside nothing;
-    `element_bytes` are those of a result, and what casts of an operand move."""
-    written, casts = element_bytes
-    total = 0.0
+    element_bytes: int,
+    cast_bytes: int,
+) -> tuple[float, float]:
+    """(FLOPs, as if all multiprocessors were busy; bytes) of linears of (inputs, outputs) over so
+    many rows: the product, and the gradients of its input and of its weight.
+
+    Results, of `element_bytes` each, are written when they are complete, beside nothing;
+    `cast_bytes` is what casts move for an element of an operand.
+    """
+    flops = moved = 0.0
     for inner, outer in shapes:
         for lines, columns, across in (
             (rows, outer, inner),
             (rows, inner, outer),
             (outer, inner, rows),
         ):
-            share = busy_share(lines, columns, gpu.multiprocessors)
-            moved = written * lines * columns + casts * across * (lines + columns)
-            total += 2 * rows * inner * outer / (flops_per_s * share) + moved / copy_bytes_per_s
-    return total
+            busy = busy_share(lines, columns, gpu.multiprocessors)
+            flops += 2 * rows * inner * outer / busy
+            moved += element_bytes * lines * columns + cast_bytes * across * (lines + columns)
+    return flops, moved

@@ -1,0 +1,192 @@
+"""Predicted seconds on known GPUs: shapes, kernels, hooks and what was published of them."""
+
+from typing import Any
+
+import pytest
+
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+from launcher.measure.hardware import gpu_named
+from launcher.plan.efficiency import (
+    EFFICIENCIES,
+    LEAST_OF_PREDICTED,
+    MOST_OF_PREDICTED,
+    architecture,
+    busy_share,
+)
+from launcher.plan.machine import Machine
+from launcher.plan.on_gpu import achieved_flops_per_s, product_flops_per_s
+from launcher.plan.operators import tokens_of
+from launcher.plan.timing import StepTime, hook_operators, step_seconds
+from launcher.plan.work import forward_work
+from launcher.strategies import strategy_of
+from launcher.strategies.traffic import Hooks, Wire
+
+QUIET: dict[str, Any] = {"steps": 1, "activation_checkpointing": "none"}
+
+
+def run_of(gpus: int = 1, **changes: Any) -> Resolved:
+    config = RunConfig().replace(**{**QUIET, **changes})
+    return resolve(config, world_size=gpus, device_type="cuda")
+
+
+def time_on(gpu: str, gpus: int = 1, *, per_node: int = 8, **changes: Any) -> StepTime:
+    machine = Machine.of_gpu(gpu, ranks_per_node=min(gpus, per_node))
+    run = run_of(gpus, **changes)
+    return step_seconds(run, world_size=gpus, gpus_per_node=per_node, machine=machine)
+
+
+def test_tiles_go_in_waves() -> None:
+    # 108 tiles of 256 x 128 on as many multiprocessors; one column more is a wave of its own.
+    assert busy_share(256 * 12, 128 * 9, 108) == 1.0
+    assert busy_share(256 * 12, 128 * 9 + 1, 108) < 0.8
+    # Many waves hide the last one.
+    assert busy_share(256 * 120, 128 * 90 + 1, 108) > 0.98
+    # A small product takes smaller tiles, which keep more multiprocessors busy at a lower rate.
+    assert busy_share(512, 512, 132) == pytest.approx(0.55 * 64 / 132)
+
+
+@pytest.mark.parametrize("gpu", ["A100-80GB", "H100"])
+def test_wide_layers_reach_more_of_the_peak(gpu: str) -> None:
+    machine = Machine.of_gpu(gpu)
+    rates = [
+        product_flops_per_s(
+            run_of(model=name, precision="bf16", strategy="single", micro_batch=8), machine, "bf16"
+        )
+        for name in ("gpt2", "gpt2-medium", "6.7b")
+    ]
+    assert rates == sorted(rates)
+    assert rates[-1] < machine.matmul_flops_per_s["bf16"]
+
+
+def test_a_profile_of_a_gpu_gives_the_rate_that_a_plan_starts_from() -> None:
+    gpu, machine = gpu_named("H100"), Machine.of_gpu("H100")
+    run = run_of(model="gpt2", precision="bf16", strategy="single", micro_batch=8)
+    rows, model = tokens_of(run), run.model
+    average = product_flops_per_s(run, machine, "bf16")
+    seconds = 6 * rows * model.matmul_parameter_count / average
+    found = achieved_flops_per_s(model, rows, seconds, gpu, 2, machine.copy_bytes_per_s)
+    assert found == pytest.approx(machine.matmul_flops_per_s["bf16"])
+
+
+def test_each_gpu_has_an_efficiency() -> None:
+    assert architecture(gpu_named("B200")) == "blackwell"
+    assert architecture(gpu_named("RTX-5090")) == "blackwell"
+    a40 = Machine.of_gpu("A40")
+    assert a40.matmul_flops_per_s["fp32"] == pytest.approx(0.45 * 37.4e12)
+    v100 = Machine.of_gpu("V100-32GB").matmul_flops_per_s
+    assert v100["fp16"] == EFFICIENCIES["volta"].matmul * 125e12
+    assert "bf16" not in v100
+
+
+def test_fp16_has_a_rate_where_bf16_has_none() -> None:
+    for gpu in ("V100-16GB", "T4"):
+        half = time_on(gpu, model="gpt2", precision="fp16", strategy="single", micro_batch=2)
+        full = time_on(gpu, model="gpt2", precision="fp32", strategy="single", micro_batch=2)
+        assert half.total_s < full.total_s
+
+
+def test_scores_that_no_kernel_fuses_cross_the_memory() -> None:
+    flags: dict[str, Any] = {"model": "gpt2", "precision": "bf16", "strategy": "single"}
+    flags |= {"micro_batch": 4, "seq_len": 1024}
+    eager, fused = (
+        forward_work(run_of(attention=kind, **flags)).copied_bytes for kind in ("eager", "sdpa")
+    )
+    # 12 layers x 12 heads of 1024 x 1024 scores for 4 sequences: 8 passes of 2 bytes and 8 bytes.
+    assert eager - fused == 4 * 12 * 12 * 1024**2 * (8 * 2 + 8)
+    times = [time_on("A100", attention=kind, **flags).total_s for kind in ("eager", "sdpa")]
+    assert times[0] > 1.5 * times[1]
+
+
+def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
+    flags: dict[str, Any] = {"model": "gpt2", "precision": "bf16", "micro_batch": 2}
+    under_autocast = forward_work(run_of(2, strategy="ddp", **flags)).elementwise_bytes
+    copies = forward_work(run_of(2, strategy="fsdp", **flags)).elementwise_bytes
+    assert under_autocast - copies == 2 * 1024 * 12 * 28 * 768
+
+
+def test_a_small_run_takes_as_long_as_its_host() -> None:
+    run = run_of(model="nano", precision="bf16", strategy="single", micro_batch=1)
+    machine = Machine.of_gpu("H100", ranks_per_node=1)
+    forward_s = time_on("H100", model="nano", precision="bf16", strategy="single", micro_batch=1)
+    assert forward_s.forward_s == forward_work(run).operators * machine.operator_s
+
+
+def test_compiled_blocks_are_faster_and_fp8_only_then() -> None:
+    flags: dict[str, Any] = {"model": "llama-3.1-8b", "strategy": "fsdp", "micro_batch": 1}
+    flags |= {"seq_len": 8192}
+    seconds = {
+        (precision, compiled): time_on(
+            "H100", 8, precision=precision, compile=compiled, **flags
+        ).total_s
+        for precision in ("bf16", "fp8")
+        for compiled in (False, True)
+    }
+    assert seconds["bf16", True] < 0.95 * seconds["bf16", False]
+    assert seconds["fp8", True] < 0.92 * seconds["bf16", True]  # casts are a kernel each without it
+    assert seconds["fp8", False] > 0.95 * seconds["bf16", False]
+
+
+def test_hooks_of_each_strategy() -> None:
+    def hooks(**changes: Any) -> Hooks:
+        run = run_of(8, model="gpt2", precision="bf16", micro_batch=1, **changes)
+        return strategy_of(run.config).traffic(Wire(run.config, run.model, world_size=8)).hooks
+
+    tensors = 12 * 12 + 4  # 6 modules of a weight and a bias, two embeddings and the last norm
+    assert hooks(strategy="ddp") == Hooks()
+    assert hooks(strategy="fsdp") == Hooks(groups=13)
+    assert hooks(zero=1) == Hooks(gradients=tensors)
+    assert hooks(zero=2) == Hooks(gradients=2 * tensors)
+    assert hooks(zero=3) == Hooks(modules=6 * 12 + 3, gradients=tensors)
+    # Recomputed blocks fetch once more.
+    plain, full = (
+        hook_operators(
+            run_of(8, model="gpt2", zero=3, micro_batch=1, activation_checkpointing=mode), 8
+        )
+        for mode in ("none", "full")
+    )
+    assert full[0] == plain[0]
+    assert full[1] - plain[1] == plain[0]
+
+
+def test_zero_on_16_v100_is_ranked_as_it_was_measured() -> None:
+    # DeepSpeedExamples, training/autotuning/hf/gpt2-xl: 40.2, 33.0 and 12.9 samples/s.
+    flags: dict[str, Any] = {"model": "gpt2-xl", "precision": "fp16", "attention": "eager"}
+    flags |= {"dropout": 0.1, "micro_batch": 1, "loss_chunk": 0}
+    rates = [
+        16 / time_on("V100-32GB", 16, per_node=16, zero=stage, **flags).total_s
+        for stage in (1, 2, 3)
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert rates == [pytest.approx(rate, rel=0.25) for rate in (40.2, 33.0, 12.9)]
+
+
+def test_zero_3_of_few_tokens_waits_for_its_host() -> None:
+    # DeepSpeedExamples, training/bf16_master_weight: 0.6016 s per step, 4 x H100.
+    shape: dict[str, Any] = {"layers": 32, "d_model": 4096, "heads": 32, "vocab_size": 50257}
+    shape |= {"context": 512, "seq_len": 512, "tied": False, "attention": "eager"}
+    time = time_on(
+        *("H100", 4),
+        **shape,
+        **{"zero": 3, "precision": "bf16", "micro_batch": 1, "activation_checkpointing": "full"},
+    )
+    assert time.total_s == pytest.approx(0.60, rel=0.25)
+
+
+def test_a_range_is_said_and_what_overlaps_ties() -> None:
+    def time(seconds: float) -> StepTime:
+        return StepTime(
+            forward_s=seconds,
+            backward_s=0,
+            step_s=0,
+            communication_s=0,
+            exposed_communication_s=0,
+            tokens=1,
+        )
+
+    one = time(1.0)
+    assert (one.least_s, one.most_s) == (LEAST_OF_PREDICTED, MOST_OF_PREDICTED)
+    touching = MOST_OF_PREDICTED / LEAST_OF_PREDICTED
+    assert one.ties(time(0.99 * touching))
+    assert time(0.99 * touching).ties(one)
+    assert not one.ties(time(1.01 * touching))
