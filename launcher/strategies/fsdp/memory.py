@@ -6,35 +6,14 @@ and `_fsdp_param_group.py` (torch 2.13). On a GPU what is sent is allocated on s
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from launcher.memory.parameters import Parameter, row_range, row_shard
-from launcher.memory.stretches import EMPTY, Stretch, stretch
 from launcher.memory.timeline import Timeline
 from launcher.memory.trace_events import Key, Place
 from launcher.strategies.buffers import Buffers
-from launcher.strategies.fsdp.grouping import HEAD, ROOT, group_of, reshards
+from launcher.strategies.fsdp.grouping import HEAD, ROOT
+from launcher.strategies.fsdp.groups import Group, grouped
 from launcher.strategies.rank import FP32, Rank
-
-
-@dataclass(slots=True)
-class _Group:
-    """Parameters that are gathered and reduced together."""
-
-    name: str
-    parameters: list[Parameter]
-    reshard: bool
-    gathered: bool = False
-    gathering: bool = False
-    accumulated: bool = False
-    copied_out: Stretch = EMPTY
-    """What its whole parameters take, where they are gathered from others."""
-    released: Stretch = EMPTY
-
-    @property
-    def trained(self) -> list[Parameter]:
-        """Those that are reduced."""
-        return [p for p in self.parameters if p.trained]
 
 
 class FsdpBuffers(Buffers):
@@ -64,33 +43,18 @@ class FsdpBuffers(Buffers):
             self.timeline.rename("new", key, "temporary")
 
     def _group_parameters(self) -> None:
-        tied = self.rank.resolved.model.tied
-        reshard = self.rank.resolved.config.sharding.reshard_after_forward
-        groups: dict[str, _Group] = {}
-        for p in self.parameters:
-            name = group_of(p.name, tied=tied)
-            if name not in groups:
-                own = reshards(name, reshard_after_forward=reshard, tied=tied)
-                groups[name] = _Group(name, [], own)
-            groups[name].parameters.append(p)
+        groups = grouped(
+            self.parameters,
+            tied=self.rank.resolved.model.tied,
+            reshard_after_forward=self.rank.resolved.config.sharding.reshard_after_forward,
+        )
         self.blocks = [group for name, group in groups.items() if name not in (ROOT, HEAD)]
         self.head = groups.get(HEAD)
         self.root = groups[ROOT]
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
         for group in self.groups:
-            self._sum_up(group)
-
-    def _sum_up(self, group: _Group) -> None:
-        sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
-        whole_blocks = self.timeline.whole_blocks
-        group.copied_out = stretch(
-            ((key, size, size, "temporary") for key, size in sizes.items()),
-            whole_blocks=whole_blocks,
-        )
-        group.released = stretch(
-            ((key, 0, -size, "temporary") for key, size in sizes.items()),
-            whole_blocks=whole_blocks,
-        )
+            sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
+            group.sum_up(sizes, whole_blocks=self.timeline.whole_blocks)
 
     def _whole_bytes(self, p: Parameter) -> int:
         return self.rank.computing_bytes(p) * self.ranks * self._padded(p)
@@ -164,7 +128,7 @@ class FsdpBuffers(Buffers):
         for group in self.groups:
             self._drop_shards(group)
 
-    def _update(self, group: _Group) -> None:
+    def _update(self, group: Group) -> None:
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
         for p in group.trained:
             self.update(p)
@@ -175,7 +139,7 @@ class FsdpBuffers(Buffers):
             self._reductions += 1
         self._drop_shards(group)
 
-    def _drop_shards(self, group: _Group) -> None:
+    def _drop_shards(self, group: Group) -> None:
         self.timeline.free(("shard", group.name))
         for p in group.trained:
             self.timeline.free(("shard", p.name))
@@ -205,7 +169,7 @@ class FsdpBuffers(Buffers):
         if before > 0:
             self._gather(self.blocks[before - 1])
 
-    def _gather(self, group: _Group) -> None:
+    def _gather(self, group: Group) -> None:
         if group.gathered or group.gathering:
             return
         group.gathering = True
@@ -221,7 +185,7 @@ class FsdpBuffers(Buffers):
         self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
-    def _copy_out(self, group: _Group, *, forward: bool) -> None:
+    def _copy_out(self, group: Group, *, forward: bool) -> None:
         self._gather(group)
         if group.gathered:
             return
@@ -259,7 +223,7 @@ class FsdpBuffers(Buffers):
         self.timeline.free(("gather", self._kept_gather))
         self._kept_gather = None
 
-    def _release(self, group: _Group) -> None:
+    def _release(self, group: Group) -> None:
         if self.ranks > 1 and group.gathered:
             self.timeline.run(group.released)
         elif self.ranks == 1:
@@ -267,7 +231,7 @@ class FsdpBuffers(Buffers):
                 self.timeline.free(("whole", p.name))
         group.gathered = False
 
-    def _reduce(self, group: _Group) -> None:
+    def _reduce(self, group: Group) -> None:
         self._release(group)
         if not self.reduces:
             self._accumulate(group)
@@ -290,7 +254,7 @@ class FsdpBuffers(Buffers):
         if self.rank.updates_in_backward:
             self._update(group)
 
-    def _keep_shard(self, group: _Group, elements: int) -> None:
+    def _keep_shard(self, group: Group, elements: int) -> None:
         size_bytes = self.stored * elements
         if self.offloaded:
             self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
@@ -313,7 +277,7 @@ class FsdpBuffers(Buffers):
             shard_key = ("shard", group.name)
             self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
 
-    def _accumulate(self, group: _Group) -> None:
+    def _accumulate(self, group: Group) -> None:
         """In bf16, micro-batches without communication add up in fp32."""
         if not self.casts:
             return
