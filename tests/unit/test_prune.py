@@ -1,5 +1,6 @@
 """`shardscale prune` as a user meets it: the folder that it makes, and what it refuses."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.data import GlobalBatches
 from launcher.errors import UserError
 from launcher.exchange import export
 from launcher.exchange.stored import open_stored
@@ -21,7 +23,10 @@ from launcher.prune import cli
 from launcher.run.base import base_of
 from launcher.run.preflight import prepare
 from launcher.run.provenance import meaning
-from launcher.train import build_engine
+from launcher.strategies.engine import LossScale, train_step
+from launcher.strategies.flat_shards import MASK, PARAM
+from launcher.strategies.mask_bits import unpack
+from launcher.train import build_engine, to_device
 
 SHAPE = ("--layers=2", "--d-model=48", "--heads=4", "--context=16", "--device=cpu")
 BYTE = ("--tokenizer=byte", "--vocab-size=257")
@@ -184,6 +189,60 @@ def test_a_flipped_mask_is_damage(run: Path, text: Path, tmp_path: Path) -> None
     engine = build_engine(resolved, start("cpu", timeout_s=60.0, needs_group=False))
     with open_stored(out) as weights, pytest.raises(UserError, match=r"damaged.*\(mask\)"):
         Checkpointer(tmp_path / "new").begin_with(weights, engine)
+
+
+def masked_nonzero(engine: Any) -> tuple[int, int]:
+    """Of the weights whose bit is 0, and of the others."""
+    state = engine.training_state()
+    shards = {(shard.name, shard.kind): shard.data for shard in state.loaded()}
+    pruned_count = other_count = 0
+    for (name, kind), bits in shards.items():
+        if kind == MASK:
+            weights = shards[name, PARAM]
+            stays = unpack(bits, weights.numel())
+            pruned_count += int(weights[~stays].count_nonzero())
+            other_count += int(weights[stays].count_nonzero())
+    return pruned_count, other_count
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-pure", "fp8"])
+def test_zeros_stay_in_every_precision(
+    precision: str, run: Path, text: Path, tmp_path: Path
+) -> None:
+    pruned(run, tmp_path / "half")
+    begins = [f"--init-from={tmp_path / 'half'}", f"--data={text}", "--device=cpu", "--steps=3"]
+    found = prepare(begins, world_size=1, ranks_per_node=1)
+    # A CPU is refused fp8, since it can only emulate it; here that is enough.
+    config = found.resolved.config.replace(precision=precision)
+    resolved = dataclasses.replace(found.resolved, config=config)
+    engine = build_engine(resolved, start("cpu", timeout_s=60.0, needs_group=False))
+    engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))
+    with open_stored(tmp_path / "half") as weights:
+        Checkpointer(tmp_path / "new").begin_with(weights, engine)
+    batches = GlobalBatches(found.corpus.train, seq_len=16, global_batch=8, seed=0)
+    _, before = masked_nonzero(engine)
+    for step in range(3):
+        rows = batches.rank_slice(step, rank=0, world_size=1)
+        _, result = train_step(engine, to_device(rows, 8, torch.device("cpu")), 1e-2)
+        assert bool(result.applied)
+    pruned_count, other_count = masked_nonzero(engine)
+    assert pruned_count == 0
+    assert other_count > 0.99 * before > 0
+
+
+def test_a_masked_run_is_gone_on_with_as_one(run: Path, text: Path, tmp_path: Path) -> None:
+    pruned(run, tmp_path / "half")
+    common = [f"--data={text}", "--device=cpu", "--steps=9"]
+    begins = [f"--init-from={tmp_path / 'half'}", *common]
+    prepared = prepare(begins, world_size=1, ranks_per_node=1)
+    engine = build_engine(prepared.resolved, start("cpu", timeout_s=60.0, needs_group=False))
+    folder = tmp_path / "on" / "checkpoints"
+    Checkpointer(folder).save(3, engine, meaning(prepared.resolved, prepared.corpus))
+    resumes = [*SHAPE, *BYTE, *common, f"--resume={tmp_path / 'on'}"]
+    with pytest.raises(UserError, match=r"holds a model of --masks.*give the same"):
+        prepare(resumes, world_size=1, ranks_per_node=1)
+    found = prepare([*resumes, "--masks"], world_size=1, ranks_per_node=1)
+    assert found.origin.source == tmp_path / "on"
 
 
 REFUSED = {
