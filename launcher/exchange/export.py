@@ -1,10 +1,10 @@
-"""`shardscale export`: the weights of a checkpoint as safetensors, for transformers or bare."""
+"""The weights of a checkpoint as safetensors, for transformers or bare."""
 
 import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +14,8 @@ import tyro
 from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder, DamagedCheckpoint
-from launcher.errors import ExitCode, UserError, refusing
+from launcher.config.beginning import HF_CONFIG
+from launcher.errors import UserError
 from launcher.exchange.companions import (
     GENERATION_FILE,
     choose_tokenizer,
@@ -27,12 +28,11 @@ from launcher.exchange.files import new_folder, write_json, write_weights
 from launcher.exchange.peft import write_adapter
 from launcher.exchange.stored import Merged, Stored, open_stored
 from launcher.families import Family, family_for
-from launcher.flags import one_sentence
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 from launcher.sizes import MOST_BYTES, parse_bytes
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STEP = b'{"kind": "step", '
 
 
@@ -44,10 +44,14 @@ class ExportOptions:
     """A run folder (its newest checkpoint is taken), or one checkpoint."""
     out: Path
     """Folder to write; must not exist yet."""
-    format: Literal["hf", "safetensors"] = "hf"
-    """hf: a folder for transformers' from_pretrained. safetensors: the weights under our names."""
+    format: Literal["hf", "safetensors", "onnx", "tensorrt"] = "hf"
+    """hf: a folder for transformers' from_pretrained. safetensors: the weights under our names.
+    onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the weights; checkpoints are fp32."""
+    cache: bool = True
+    """onnx, tensorrt: keys and values are inputs and outputs, for one token after the other;
+    without, the graph gives the logits of whole sequences."""
     shard_size: str = "5GB"
     """hf: the most bytes in one file of weights (5GB, 500MiB)."""
     adapter: bool = False
@@ -55,19 +59,14 @@ class ExportOptions:
     merge: bool = False
     """The weights with the products of a run's adapters added to them."""
     tokenizer: str | None = None
-    """hf: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves it out."""
+    """hf, onnx: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves it out."""
 
 
-@refusing
-def main(argv: Sequence[str]) -> int:
-    """Export one checkpoint; 0 when it is there, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
-    print(export(options))
-    return ExitCode.DONE
+Write = Callable[[Path, Stored | Merged, Checkpoint, ExportOptions], str]
+"""Fills an empty folder; what to say of it."""
 
 
-def export(options: ExportOptions) -> str:
+def export(options: ExportOptions, write: Write) -> str:
     """Write the folder; the line that says what is in it.
 
     Raises:
@@ -76,7 +75,7 @@ def export(options: ExportOptions) -> str:
     while True:
         with open_stored(options.run) as stored:
             try:
-                return _export(_chosen(stored, options), options)
+                return _export(_chosen(stored, options), options, write)
             except DamagedCheckpoint:
                 # A run that is alive saves a newer one and removes this one, with --keep.
                 path = None if stored.checkpoint is None else stored.checkpoint.path
@@ -113,41 +112,43 @@ def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
     return stored if options.adapter else Merged(stored)
 
 
-def _export(model: Stored | Merged, options: ExportOptions) -> str:
-    checkpoint, config = model.checkpoint, model.config
+def _export(model: Stored | Merged, options: ExportOptions, write: Write) -> str:
+    checkpoint = model.checkpoint
     assert checkpoint is not None
-    dtype = _DTYPES[options.dtype]
-    most_bytes = parse_bytes(options.shard_size, "--shard-size")
     with new_folder(options.out) as folder:
-        if options.adapter:
-            base = checkpoint.extra.get("base")
-            path = None if base is None else base.path
-            write_adapter(folder, config, model.read, base=path, dtype=dtype)
-            count, in_files = config.trained_parameter_count, "an adapter for PEFT"
-        else:
-            count = config.parameter_count
-            in_files = _write_whole(folder, model, checkpoint, options, dtype, most_bytes)
+        said = write(folder, model, checkpoint, options)
+    config = model.config
+    count = config.trained_parameter_count if options.adapter else config.parameter_count
     return (
         f"exported {checkpoint.path} to {options.out}: {_which_step(checkpoint)}; "
-        f"{count:,} parameters, {options.dtype}, {in_files}"
+        f"{count:,} parameters, {options.dtype}, {said}"
     )
 
 
+def write_weights_alone(
+    folder: Path, model: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
+) -> str:
+    """The formats that are weights: all of them, or those of adapters."""
+    if not options.adapter:
+        return _write_whole(folder, model, checkpoint, options)
+    base = checkpoint.extra.get("base")
+    path = None if base is None else base.path
+    write_adapter(folder, model.config, model.read, base=path, dtype=DTYPES[options.dtype])
+    return "an adapter for PEFT"
+
+
 def _write_whole(
-    folder: Path,
-    model: Stored | Merged,
-    checkpoint: Checkpoint,
-    options: ExportOptions,
-    dtype: torch.dtype,
-    most_bytes: int,
+    folder: Path, model: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
 ) -> str:
     """Write all weights; what to say of the files."""
     config = model.config
+    most_bytes = parse_bytes(options.shard_size, "--shard-size")
     own = parameter_shapes(config)
     metadata = {"format": "pt"}
     if options.format == "hf":
         family, theirs = family_for(config)
-        said = _write_settings(folder, checkpoint, config, family, options)
+        said = f"{family.architecture} for transformers, "
+        said += write_settings(folder, checkpoint, config, family, options)
         parts = {part.theirs: part for part in family.parts(theirs, parameter_shapes(theirs))}
         shapes = {name: part.their_shape for name, part in parts.items()}
     else:
@@ -168,19 +169,29 @@ def _write_whole(
         return part.turned(whole(part.ours)[begin : begin + part.shape[0]])
 
     files = write_weights(
-        folder, shapes, read, dtype=dtype, metadata=metadata, most_bytes=most_bytes
+        folder,
+        shapes,
+        read,
+        dtype=DTYPES[options.dtype],
+        metadata=metadata,
+        most_bytes=most_bytes,
     )
     return f"{'1 file' if files == 1 else f'{files} files'}, {said}"
 
 
-def _write_settings(
+def write_settings(
     folder: Path,
     checkpoint: Checkpoint,
     config: ModelConfig,
-    family: Family,
+    family: Family | None,
     options: ExportOptions,
 ) -> str:
-    """All that transformers reads beside the weights."""
+    """All that transformers reads beside the weights, a config.json where a family has the model;
+    what to say of the tokenizer.
+
+    Raises:
+        UserError: there is no such tokenizer, or it is not the model's.
+    """
     tokenizer = choose_tokenizer(checkpoint, options.tokenizer)
     end_of_text = write_tokenizer(folder, tokenizer, config) if tokenizer else None
     places = [folder]
@@ -188,10 +199,11 @@ def _write_settings(
         places.append(run_of(checkpoint))
     generation = generation_config(places, end_of_text)
     write_json(folder / GENERATION_FILE, generation)
-    stored_as = {"torch_dtype": str(_DTYPES[options.dtype]).removeprefix("torch.")}
-    write_json(folder / "config.json", {**family.write(config), **ends_of(generation), **stored_as})
-    with_tokenizer = f"tokenizer {tokenizer}" if tokenizer else "no tokenizer"
-    return f"{family.architecture} for transformers, {with_tokenizer}"
+    stored_as = {"torch_dtype": str(DTYPES[options.dtype]).removeprefix("torch.")}
+    if family is not None:
+        written = {**family.write(config), **ends_of(generation), **stored_as}
+        write_json(folder / HF_CONFIG, written)
+    return f"tokenizer {tokenizer}" if tokenizer else "no tokenizer"
 
 
 def _which_step(checkpoint: Checkpoint) -> str:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -107,7 +108,19 @@ def vocabulary(source: Source, given: str | None) -> Vocabulary:
     return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside)})
 
 
-def build(source: Source, *, device: torch.device, dtype: torch.dtype) -> GPT:
+class Readable(Protocol):
+    """Weights of a model, one at a time."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model."""
+
+    @property
+    def read(self) -> Callable[[str], Tensor]:
+        """Our parameter of that name, in its shape."""
+
+
+def build(source: Readable, *, device: torch.device, dtype: torch.dtype) -> GPT:
     """The model with its weights, ready to be asked; the peak is the model and one tensor more.
 
     It attends with what runs everywhere: what the training machine had may not be here.

@@ -17,10 +17,10 @@ from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import digest
 from launcher.checkpoint.files import RangeReader, write_shards
 from launcher.checkpoint.index import Range, RankFile
-from launcher.exchange import export
 from launcher.exchange.stored import Folder, open_stored
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.native import NativeEngine

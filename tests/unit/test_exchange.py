@@ -21,10 +21,11 @@ from launcher.checkpoint import Checkpoint, Checkpointer, weights
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
-from launcher.exchange import export, import_
+from launcher.exchange import import_
 from launcher.memory.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpointer
 from launcher.config.arguments import parse_run_config
-from launcher.exchange import export, import_
+from launcher.exchange import import_
 from launcher.exchange.source import Source
 from launcher.families import FAMILIES, family_for, read_hf_config, spelled_out
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
+from launcher.serve import export
 from launcher.strategies.native import NativeEngine
 
 transformers = pytest.importorskip("transformers")

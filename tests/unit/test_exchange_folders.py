@@ -14,7 +14,7 @@ from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import train_bpe
 from launcher.errors import UserError
-from launcher.exchange import export, import_
+from launcher.exchange import import_
 from launcher.exchange.source import Source
 from launcher.families import read_hf_config
 from launcher.memory.live_trace import LiveTrace
@@ -23,6 +23,7 @@ from launcher.model.gpt import GPT
 from launcher.parallel.world import start
 from launcher.run.opening import open_folder
 from launcher.run.preflight import prepare
+from launcher.serve import export
 from launcher.strategies.native import NativeEngine
 
 transformers = pytest.importorskip("transformers")

@@ -17,13 +17,14 @@ import torch
 from launcher.checkpoint import Checkpointer
 from launcher.data.tokenizer import ByteEncoder, Encoder, train_bpe
 from launcher.errors import ExitCode, UserError
-from launcher.exchange import export, import_
+from launcher.exchange import import_
 from launcher.generate import cli
 from launcher.generate.completion import complete
 from launcher.generate.loading import Vocabulary
 from launcher.generate.text import Characters, StopStrings
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 

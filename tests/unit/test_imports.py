@@ -39,6 +39,7 @@ ROOMS = (
     ("launcher.exchange",),
     ("launcher.generate",),
     ("launcher.measure",),
+    ("launcher.serve",),
     ("launcher.plan",),
     ("launcher.run",),
     ("launcher.prune",),

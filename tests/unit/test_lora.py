@@ -18,7 +18,7 @@ from launcher.checkpoint import Checkpoint
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.errors import UserError
-from launcher.exchange import export, import_
+from launcher.exchange import import_
 from launcher.exchange.stored import Merged, open_stored
 from launcher.generate.loading import build, open_source
 from launcher.memory.materialize import materialize_whole
@@ -28,6 +28,7 @@ from launcher.model.gpt import GPT, initial_value
 from launcher.model.lora import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
 from launcher.run.enough_room import _state_bytes
+from launcher.serve import export
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
 LLAMA = {

@@ -1,0 +1,111 @@
+"""`shardscale export`: what a checkpoint holds, for other programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import tyro
+
+from launcher.checkpoint import Checkpoint
+from launcher.errors import ExitCode, UserError, refusing
+from launcher.exchange.export import (
+    DTYPES,
+    ExportOptions,
+    export,
+    write_settings,
+    write_weights_alone,
+)
+from launcher.exchange.stored import Merged, Stored
+from launcher.families import family_for
+from launcher.files import sync
+from launcher.flags import one_sentence
+from launcher.generate.loading import build
+from launcher.packages import how_to_install, version_of
+from launcher.serve import engine
+from launcher.sizes import gib
+
+GRAPH_FILE, ENGINE_FILE = "model.onnx", "model.engine"
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Export one checkpoint; 0 when it is there, 2 when refused."""
+    with one_sentence():
+        options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
+    writes = {"onnx": write_onnx, "tensorrt": write_tensorrt}
+    print(export(options, writes.get(options.format, write_weights_alone)))
+    return ExitCode.DONE
+
+
+def write_onnx(
+    folder: Path, stored: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
+) -> str:
+    """A graph, held against PyTorch, and what belongs to the model beside it; what to say of it.
+
+    Raises:
+        UserError: packages are missing, a value is too large for fp16, or the graph computes
+            something else.
+    """
+    require_onnx(f"--format {options.format}")
+    from launcher.serve.check import check_graph
+    from launcher.serve.graph import write_graph
+
+    try:
+        family = family_for(stored.config)[0]
+    except UserError:  # a graph needs none
+        family = None
+    said = write_settings(folder, checkpoint, stored.config, family, options)
+    model = build(stored, device=torch.device("cpu"), dtype=DTYPES[options.dtype])
+    for name, parameter in model.named_parameters():
+        if parameter.isinf().any():
+            most = torch.finfo(parameter.dtype).max
+            raise UserError(f"--dtype fp16: {name} has values beyond {most:g}; use bf16")
+    path = folder / GRAPH_FILE
+    write_graph(model, path, cache=options.cache)
+    checked = check_graph(path, model, cache=options.cache)
+    files = sorted(folder.glob(f"{GRAPH_FILE}*"))
+    for file in files:
+        sync(file)
+    kind = "with a cache" if options.cache else "of whole sequences"
+    size = gib(sum(file.stat().st_size for file in files))
+    without = "" if family else ", no config.json (transformers has no such model)"
+    return f"{GRAPH_FILE} {kind} ({size}), {said}{without}; {checked}"
+
+
+def write_tensorrt(
+    folder: Path, stored: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
+) -> str:
+    """The same, and the engine that TensorRT builds of it for this machine's GPU.
+
+    Raises:
+        UserError: there is no TensorRT or no GPU, or it builds none.
+    """
+    shapes = engine.profile(stored.config, cache=options.cache)
+    if (missing := engine.missing()) is not None:
+        print(engine.trtexec(shapes, GRAPH_FILE, ENGINE_FILE))
+        raise UserError(
+            f"--format tensorrt needs {missing}: write --format onnx here, and build the engine "
+            "where both are with the trtexec line above"
+        )
+    said = write_onnx(folder, stored, checkpoint, options)
+    from launcher.serve.check import hold
+
+    dtype, path = DTYPES[options.dtype], folder / ENGINE_FILE
+    engine.build_engine(folder / GRAPH_FILE, path, shapes)
+    model = build(stored, device=torch.device("cuda"), dtype=dtype)
+    session = engine.EngineSession(path, model.config, dtype=dtype, cache=options.cache)
+    checked = hold(session, model, cache=options.cache)
+    sync(path)
+    return f"{said}; {ENGINE_FILE} {checked}"
+
+
+def require_onnx(what: str) -> None:
+    """The packages that write a graph and run it are there.
+
+    Raises:
+        UserError: not all.
+    """
+    missing = [name for name in _PACKAGES if version_of(name) is None]
+    if missing:
+        raise UserError(f"{what} needs {', '.join(missing)}: {how_to_install('onnx')}")
