@@ -20,6 +20,10 @@ VERBS = {
     "export": ("launcher.serve.export", "write a checkpoint for transformers, ONNX or TensorRT"),
     "import": ("launcher.exchange.import_", "start from a model of transformers"),
     "generate": ("launcher.generate.cli", "text from a run, a checkpoint or an export"),
+    "infer-bench": (
+        "launcher.serve.infer_bench",
+        "memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT",
+    ),
     "submit": ("launcher.submit.cli", "check a training run and hand it to Slurm"),
     "profile": ("launcher.plan.profile", "measure this machine for the planner"),
     "completion": ("launcher.completion", "print a script that completes all this in a shell"),
@@ -56,7 +60,7 @@ def usage() -> str:
     lines = [
         "usage: shardscale VERB [arguments]      (also: python -m launcher VERB)",
         "",
-        *(f"  {verb:10} {what}" for verb, (_, what) in VERBS.items()),
+        *(f"  {verb:11} {what}" for verb, (_, what) in VERBS.items()),
         "",
         "shardscale VERB --help says more, shardscale --version what it is. On several GPUs:",
         "",

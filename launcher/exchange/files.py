@@ -5,6 +5,7 @@ import json
 import math
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -36,9 +37,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     check_run_folder(out)
     temporary = out.parent / f".{out.name}-{secrets.token_hex(4)}"
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        temporary.rename(out)
+        with _ending_in_order():
+            temporary.mkdir(parents=True)
+            yield temporary
+            temporary.rename(out)
     except OSError as error:
         raise UserError(
             f"--out {out}: cannot be written ({error.strerror or error}); free some room or choose "
@@ -46,6 +48,20 @@ def new_folder(out: Path) -> Iterator[Path]:
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM, which would end the process on the spot, is an exception like Ctrl-C."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_safetensors(

@@ -47,7 +47,8 @@ def write_onnx(
         UserError: packages are missing, a value is too large for fp16, or the graph computes
             something else.
     """
-    require_onnx(f"--format {options.format}")
+    if (missing := missing_onnx()) is not None:
+        raise UserError(f"--format {options.format} needs {missing}")
     from launcher.serve.check import check_graph
     from launcher.serve.graph import write_graph
 
@@ -100,12 +101,7 @@ def write_tensorrt(
     return f"{said}; {ENGINE_FILE} {checked}"
 
 
-def require_onnx(what: str) -> None:
-    """The packages that write a graph and run it are there.
-
-    Raises:
-        UserError: not all.
-    """
+def missing_onnx() -> str | None:
+    """What of that writes a graph and runs it is not installed, and how to."""
     missing = [name for name in _PACKAGES if version_of(name) is None]
-    if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}: {how_to_install('onnx')}")
+    return f"{', '.join(missing)}: {how_to_install('onnx')}" if missing else None

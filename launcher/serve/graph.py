@@ -96,7 +96,10 @@ class CachedDecoder(nn.Module):
             present.append((k, v))
             x = x + block.attn.output(_attend(q, k, v, hidden)).view_as(x)
             x = x + block.mlp(block.ln_2(x))
-        return model.head(model.ln_f(x)), present
+        # As rows: of more dimensions the exporter would turn the head's weight around, which is the
+        # embedding too where they are tied, and then there are two of it.
+        logits: Tensor = model.head(model.ln_f(x).flatten(0, 1))
+        return logits.view(batch, length, -1), present
 
 
 def _hidden(config: ModelConfig, before: int, length: int, mask: Tensor | None) -> Tensor:

@@ -57,9 +57,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 every_case = pytest.mark.parametrize(("family", "shape"), CASES.values(), ids=CASES)
 
 
-def randomise(module: nn.Module) -> None:
+def randomise(module: nn.Module, seed: int = 1) -> None:
     """Every parameter, norms and biases too, so that one at another's place is seen."""
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             is_norm = parameter.dim() == 1 and not name.endswith("bias")

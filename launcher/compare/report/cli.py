@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -23,8 +23,10 @@ from launcher.compare.report.output import (
 from launcher.compare.report.runs import Run, load_run, unreadable_run
 from launcher.cores import usable_cores
 from launcher.errors import ExitCode, UserError, refusing
+from launcher.files import read_json
 from launcher.flags import one_sentence
 from launcher.orphans import die_with
+from launcher.serve.outputs import FOLDER, RESULT_FILE
 from launcher.sizes import parse_bytes
 
 RUNS_PER_WORKER = 8  # fewer are read sooner than a process starts
@@ -86,7 +88,7 @@ def _write_files(report: Report, out: Path) -> list[str]:
         "report.csv": csv_text(report.data),
         "report.md": markdown_text(report.data),
         "report.json": json.dumps(report.data, indent=1, allow_nan=False) + "\n",
-        "report.html": report_page(report),
+        "report.html": report_page(report, _inference_beside(out)),
     }
     for name, text in files.items():
         try:
@@ -96,6 +98,12 @@ def _write_files(report: Report, out: Path) -> list[str]:
                 f"--out {out}: {name} cannot be written ({error.strerror}); choose another place"
             ) from None
     return list(files)
+
+
+def _inference_beside(out: Path) -> dict[str, Any] | None:
+    """What `infer-bench` has written beside the runs, None where it has written nothing."""
+    path = out / FOLDER / RESULT_FILE
+    return read_json(path) if path.is_file() else None
 
 
 def load_runs(found: dict[str, FoundRun]) -> list[Run]:

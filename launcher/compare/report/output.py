@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from launcher.compare.report.build import Report, clean
 from launcher.compare.report.columns import COLUMNS, Column, shown
 from launcher.compare.report.series import Floats, Timeline, thin
 from launcher.page import page_html
+from launcher.serve.outputs import for_page
 from launcher.tables import say
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
@@ -30,7 +32,7 @@ GAP_POINTS = 250
 # Timelines in the page: 50 runs of 8 ranks stay below 6 MB, and more runs show fewer ranks.
 MOST_TIMELINES = 400
 MOST_RANKS = 8
-SCRIPTS = ("scatter.js", "lines.js", "report.js")
+SCRIPTS = ("scatter.js", "lines.js", "inference.js", "report.js")
 
 
 def brief_columns(data: dict[str, Any]) -> list[Column]:
@@ -141,9 +143,10 @@ def escaped(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!$&" else c for c in text)
 
 
-def report_page(report: Report) -> str:
-    """The whole page."""
-    return page_html("shardscale report", SCRIPTS, _page_data(report))
+def report_page(report: Report, inference: Mapping[str, Any] | None = None) -> str:
+    """The whole page; with what `infer-bench` has measured of the runs, if it has."""
+    shown = None if inference is None else for_page(inference)
+    return page_html("shardscale report", SCRIPTS, {**_page_data(report), "inference": shown})
 
 
 def _page_data(report: Report) -> dict[str, Any]:

@@ -327,5 +327,5 @@ function footer() {
 
 put(
   header(), tableSection(), scatterSection(), ledgerSection(), phaseSection(), lossSection(),
-  timelineSection(), footer(),
+  timelineSection(), ...(data.inference ? [inferenceSection(data.inference)] : []), footer(),
 );

@@ -1,0 +1,56 @@
+"""What a trained model costs at inference: PyTorch, compiled, ONNX Runtime; fp32, bf16, int8.
+
+    python bench/inference.py [RUN...] --output bench/results/inference
+
+Without runs it trains one on the embedded corpus first. All is `shardscale infer-bench`'s, which
+runs each engine in its own process; ratios are to PyTorch as it is in fp32, of the same call. The
+table goes to OUTPUT.md, and all figures to OUTPUT.json.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from runs import ROOT, environment, refuse_existing, train
+
+MODEL = ["--layers=6", "--d-model=384", "--heads=6", "--context=256", "--vocab-size=4096"]
+LLAMA = ["--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=1024"]
+LLAMA += ["--no-attention-bias", "--no-mlp-bias"]
+STEPS, MICRO_BATCH = 60, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    options, flags = parser.parse_known_args()
+    for suffix in (".md", ".json"):
+        refuse_existing(options.output.with_suffix(suffix))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = folder / "inference"
+        runs = options.runs or [trained(folder / "llama-shaped")]
+        command = [sys.executable, "-m", "launcher", "infer-bench", *map(str, runs), *flags]
+        subprocess.run([*command, f"--out={found}"], cwd=ROOT, env=environment(), check=True)
+        shutil.copyfile(found / "inference.md", options.output.with_suffix(".md"))
+        document = json.loads((found / "inference.json").read_text())
+        for row in document["rows"]:  # thousands of numbers that nobody reads
+            del row["tokens"]
+        text = json.dumps(document, indent=1) + "\n"
+        options.output.with_suffix(".json").write_text(text)
+
+
+def trained(out: Path) -> Path:
+    """A run that predicts the embedded corpus better than chance."""
+    size = [*MODEL, *LLAMA, f"--steps={STEPS}", f"--micro-batch={MICRO_BATCH}", "--save-last"]
+    run = train([*size, "--lr=2e-3", "--test-batches=1", "--data=stdlib"], out=out)
+    assert run.completed, run.reason
+    return out
+
+
+if __name__ == "__main__":
+    main()

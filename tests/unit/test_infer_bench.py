@@ -1,0 +1,157 @@
+"""`shardscale infer-bench` on tiny runs: figures beside each other, a page, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_exchange_families import saved_run
+from test_lora import FLAGS, RUN, train
+
+from launcher.compare.report import cli as report
+from launcher.generate.decode import continuation
+from launcher.generate.loading import build, open_source
+from launcher.model.config import ModelConfig
+from launcher.serve import infer_bench
+from launcher.serve.text import asked, text_of
+
+QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
+QUICK += ["--sequences", "3"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of one text, and one of another."""
+    folder = tmp_path_factory.mktemp("infer")
+    for name, count in (("text", 4000), ("other", 4001)):
+        lines = (f"{n} squared is {n * n}.\n" for n in range(count))
+        (folder / f"{name}.txt").write_text("".join(lines))
+    for name, text, steps in (("dense", "text", 6), ("small", "text", 2), ("other", "other", 2)):
+        flags = [*FLAGS, *RUN, f"--data={folder / text}.txt", f"--steps={steps}"]
+        train(*flags, "--no-tensorboard", f"--out={folder / 'runs' / name}")
+    return folder / "runs"
+
+
+def verb(*arguments: Any) -> int:
+    return infer_bench.main([str(argument) for argument in arguments])
+
+
+def test_runs_and_engines_stand_in_one_table(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = ("--engines", "eager", "onnxruntime", "tensorrt", "--weights", "fp32", "int8")
+    both = (runs / "dense", runs / "small")
+    assert verb(*both, *engines, *QUICK, "--device", "cpu") == 0
+    captured = capsys.readouterr()
+    assert "[1/12] dense, eager, fp32\n" in captured.err
+    assert " left\n" in captured.err
+    assert "tensorrt, fp32" in captured.out
+    found = json.loads((runs / "inference" / "inference.json").read_text())
+    rows = {(row["run"], row["engine"], row["weights"]): row for row in found["rows"]}
+    assert len(rows) == 12
+    for (name, engine, weights), row in rows.items():
+        if engine == "tensorrt":
+            assert row["reason"]
+            assert row["token_s"] is None
+            continue
+        assert row["reason"] is None
+        assert 0 < row["before_model_bytes"] < row["peak_bytes"]
+        assert 0 < row["token_s"] <= row["token_p90_s"]
+        if weights == "fp32":
+            first = rows[name, "eager", "fp32"]
+            assert row["same_tokens"] == 5
+            assert row["perplexity"] == pytest.approx(first["perplexity"], rel=1e-5)
+    assert rows["dense", "eager", "fp32"]["tokens_per_s_ratio"] == 1
+    # int8 was int8: its figures are near those in fp32, and not the same.
+    for engine in ("eager", "onnxruntime"):
+        near, exact = (rows["dense", engine, w]["perplexity"] for w in ("int8", "fp32"))
+        assert near == pytest.approx(exact, rel=0.1)
+        assert near != pytest.approx(exact, rel=1e-6)
+    assert "| dense | eager | fp32 |" in (runs / "inference" / "inference.md").read_text()
+    assert "infer-bench" in (runs / "inference" / "inference.html").read_text()
+
+    # The figures are those of the model: by hand, from the same text.
+    dense = asked(runs / "dense")
+    bench = text_of([dense], prompts=2, prompt_tokens=6, sequences=3, seed=0)
+    with open_source(runs / "dense") as source:
+        model = build(source, device=torch.device("cpu"), dtype=torch.float32)
+    expected = [
+        list(continuation(model, prompt, lambda logits: int(logits.argmax()), most=5))
+        for prompt in bench.prompts
+    ]
+    assert rows["dense", "eager", "fp32"]["tokens"] == expected
+    logits = model(torch.from_numpy(bench.tokens)).flatten(0, 1)
+    loss = F.cross_entropy(logits, torch.from_numpy(bench.targets).flatten())
+    by_hand = math.exp(float(loss))
+    assert rows["dense", "eager", "fp32"]["perplexity"] == pytest.approx(by_hand, rel=1e-5)
+
+    # Nothing is overwritten, and the report of these runs shows it.
+    assert verb(*both, *QUICK) == 2
+    assert "inference" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert report.main([str(runs)]) == 0
+    assert '"inference":{"titles"' in (runs / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "infer-bench needs runs"),
+        (("dense", "other"), "its text or tokenizer is not that of"),
+        (("dense", "--prompt-tokens", "30"), "its context is 32, and --prompt-tokens 30"),
+        (("dense", "--new-tokens", "1"), "--new-tokens 1 must be 2 or more"),
+        (("dense", "--repeats", "0"), "--repeats 0 must be 1 or more"),
+        (("dense", "--weights", "int3"), "int3"),
+        (("dense", "--engines", "tvm"), "tvm"),
+        (("nowhere",), "nowhere"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused(
+    arguments: tuple[str, ...],
+    said: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(runs)
+    flags = (*(QUICK[:2] if "--prompt-tokens" not in arguments else ()), "--new-tokens", "5")
+    flags = flags if "--new-tokens" not in arguments else flags[:-2]
+    assert verb(*arguments, *flags, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb(runs / "dense", "--device", "cuda") == 2
+    assert "this machine has no GPU" in capsys.readouterr().err
+
+
+def test_a_run_that_says_nothing_of_its_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ModelConfig(vocab_size=257, context=64, layers=1, heads=2, d_model=16)
+    saved_run(tmp_path / "run", config)
+    assert verb(tmp_path / "run", *QUICK) == 2
+    assert "does not say which text it was trained on" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_a_run_whose_text_is_gone_is_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} cubed is {n**3}.\n" for n in range(4000)))
+    flags = [*FLAGS, *RUN, f"--data={text}", "--steps=1", "--no-tensorboard"]
+    train(*flags, f"--out={tmp_path / 'run'}")
+    text.unlink()
+    assert verb(tmp_path / "run", *QUICK) == 2
+    assert "text.txt" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
