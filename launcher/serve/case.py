@@ -132,9 +132,9 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _engine(case: Case, device: torch.device) -> Engine:
     run, graph = Path(case.run), Path(case.graph)
-    if case.engine in ("eager", "compiled"):
+    if case.engine in ("pytorch", "compiled"):
         model = engines.load(run, case.weights, device)
-        return engines.Eager(model) if case.engine == "eager" else engines.Compiled(model)
+        return engines.Eager(model) if case.engine == "pytorch" else engines.Compiled(model)
     with open_source(run) as source:
         config = source.config
     make = engines.onnx_runtime if case.engine == "onnxruntime" else engines.tensorrt

@@ -31,10 +31,10 @@ from launcher.serve.outputs import FOLDER, RESULT_FILE, markdown_text, page, pri
 from launcher.serve.text import Asked, Bench, asked, text_of
 from launcher.sizes import duration
 
-EngineName = Literal["eager", "compiled", "onnxruntime", "tensorrt"]
+EngineName = Literal["pytorch", "compiled", "onnxruntime", "tensorrt"]
 Weights = Literal["fp32", "bf16", "int8"]
 VERSION = 1
-REFERENCE = ("eager", "fp32")
+REFERENCE = ("pytorch", "fp32")
 """Engine and weights that a run's others are held against."""
 
 
@@ -47,7 +47,7 @@ class InferBenchOptions:
     """Run folders or checkpoints, trained on the same text with the same tokenizer."""
     out: Path | None = None
     """Folder to write; must not exist yet (inference, beside the first run)."""
-    engines: tuple[EngineName, ...] = ("eager", "compiled", "onnxruntime", "tensorrt")
+    engines: tuple[EngineName, ...] = ("pytorch", "compiled", "onnxruntime", "tensorrt")
     """What runs the models."""
     weights: tuple[Weights, ...] = ("fp32", "bf16", "int8")
     """int8: of projections, whose inputs are quantised as they come (torchao, or ONNX Runtime)."""

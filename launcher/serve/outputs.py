@@ -29,7 +29,7 @@ FIGURES = (
     Figure("token_s", "token ms", 2),
     Figure("token_p90_s", "token p90 ms", 7),
     Figure("tokens_per_s", "tokens/s", 0),
-    Figure("tokens_per_s_ratio", "over eager fp32", 4),
+    Figure("tokens_per_s_ratio", "over PyTorch fp32", 4),
     Figure("perplexity", "perplexity", 0),
     Figure("same_tokens", "same tokens", 3),
 )
@@ -108,8 +108,8 @@ def markdown_text(found: Mapping[str, Any]) -> str:
     lines = [titles, [*(["---"] * len(NAMES)), *(["---:"] * len(FIGURES))]]
     lines += [[*(row[name] for name in NAMES), *cells(row, new_tokens)] for row in found["rows"]]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    listed = "".join(f"- {line}\n" for line in reasons(found))
-    return f"{lede(found)}\n\n{table}\n\n{listed}"
+    listed = "\n".join(f"- {line}" for line in reasons(found))
+    return "\n\n".join(filter(None, (lede(found), table, listed))) + "\n"
 
 
 def for_page(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def test_an_engine_computes_what_pytorch_does(
 
 
 def test_memory_is_what_torch_has_allocated(run: Path) -> None:
-    flags = ["--engines", "eager", "compiled", "--weights", "fp32", "bf16", "--sequences", "3"]
+    flags = ["--engines", "pytorch", "compiled", "--weights", "fp32", "bf16", "--sequences", "3"]
     assert infer_bench.main([str(run), *flags, "--prompt-tokens", "8"]) == 0
     found = json.loads((run.parent / "inference" / "inference.json").read_text())
     rows = {(row["engine"], row["weights"]): row for row in found["rows"]}
     assert all(row["reason"] is None for row in rows.values())
-    for engine in ("eager", "compiled"):
+    for engine in ("pytorch", "compiled"):
         peaks = [rows[engine, weights]["peak_bytes"] for weights in ("fp32", "bf16")]
         assert LLAMA.parameter_count * 4 < peaks[0]
         assert peaks[1] < peaks[0]
