@@ -17,8 +17,8 @@ from pathlib import Path
 
 from runs import ROOT, environment, refuse_existing, train
 
-MODEL = ["--layers=6", "--d-model=384", "--heads=6", "--context=256", "--vocab-size=4096"]
-LLAMA = ["--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=1024"]
+MODEL = ["--layers=4", "--d-model=256", "--heads=4", "--context=128", "--vocab-size=4096"]
+LLAMA = ["--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=704"]
 LLAMA += ["--no-attention-bias", "--no-mlp-bias"]
 STEPS, MICRO_BATCH = 60, 4
 
