@@ -24,9 +24,13 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     A chunk's fp32 logits take 64 MiB, or as much as the weight gradient if that is more (then
     chunk_rows = d_model): adding each chunk's share to the [V, d] weight gradient costs the same
     whatever the chunk, and at d_model rows or more it stays small beside the chunk's own work.
-    Chunking holds that gradient in fp32 besides one chunk, so it is on only when the full fp32
-    logits are larger than both together. Chunks are then evened out: 4096 rows at 768 become six
-    of 683 and not five of 768 and one of 256.
+
+    Bytes grow with the rows, so that a larger micro-batch never needs less. At its highest moment
+    the plain loss of N rows holds 3 N V fp32 numbers (log-probabilities, their gradient and the
+    logits' one), the chunked one 2 V of each row of a chunk and the V d of the weight gradient; in
+    bf16 6 N V bytes less and 2 V d more: the same at N = d_model in both. Chunks begin there, as
+    one of all rows, and are not evened out: five of 768 rows and one of 256 are as many sums into
+    the weight gradient as six of 683, and 3841 rows would take less than 3840.
 
     Where the kernel is fused, logits are all that a chunk holds, in the compute type. An eighth of
     the rows then is small beside what blocks keep of all of them, and each sum into the weight
@@ -35,10 +39,9 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     chunk_rows = max(_CHUNK_BYTES // (4 * vocab_size), d_model)
     if fused:
         chunk_rows = max(chunk_rows, min(rows // 8, _MOST_FUSED_ROWS))
-    elif rows <= chunk_rows + d_model:
+    elif rows <= d_model:
         return 0
-    chunks = -(-rows // chunk_rows)
-    return -(-rows // chunks)
+    return min(rows, chunk_rows)
 
 
 def linear_cross_entropy(

@@ -154,20 +154,20 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 
 
 def test_the_automatic_chunk_is_on_only_where_it_saves_memory() -> None:
-    assert automatic_chunk_rows(512, 4096, 192, fused=False) == 0
-    assert automatic_chunk_rows(32_000, 32_000, 768, fused=False) == 762
-    assert automatic_chunk_rows(4096, 32_000, 768, fused=False) == 683
-    for rows in (1, 100, 1000, 1536, 1537, 4096, 99_999):
+    assert automatic_chunk_rows(192, 4096, 192, fused=False) == 0
+    assert automatic_chunk_rows(512, 4096, 192, fused=False) == 512
+    assert automatic_chunk_rows(99_999, 4096, 192, fused=False) == 4096
+    assert automatic_chunk_rows(32_000, 32_000, 768, fused=False) == 768
+    for rows in (1, 100, 768, 769, 1537, 4096, 99_999):
         chunk_rows = automatic_chunk_rows(rows, 50257, 768, fused=False)
-        assert (chunk_rows == 0) == (rows <= 2 * 768)
-        assert chunk_rows <= 768
+        assert chunk_rows == (min(rows, 768) if rows > 768 else 0)
 
 
 def test_fused_chunks_are_an_eighth_of_the_rows_and_at_most_4096() -> None:
     assert automatic_chunk_rows(512, 4096, 192, fused=True) == 512
     assert automatic_chunk_rows(32_000, 32_000, 768, fused=True) == 4000
-    assert automatic_chunk_rows(896_000, 32_000, 768, fused=True) == 4092
-    assert automatic_chunk_rows(4096, 32_000, 768, fused=True) == 683
+    assert automatic_chunk_rows(896_000, 32_000, 768, fused=True) == 4096
+    assert automatic_chunk_rows(4096, 32_000, 768, fused=True) == 768
 
 
 def test_a_fused_products_vocabulary_is_aligned() -> None:

@@ -68,6 +68,7 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
     few = {name: NAMED[name] for name in ("gpt2", "gpt2-medium")}
     monkeypatch.setattr("launcher.plan.search.NAMED", few)
     training = ["--micro-batch", "1", "--seq-len", "64", "--activation-checkpointing", "full"]
+    training += ["--strategy", "single"]
     place = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
     fitting = []
     for adapters in ([], ["--lora-rank", "8"]):
@@ -104,7 +105,7 @@ def test_what_is_asked_for_is_planned_though_no_search_would_try_it(
 
 
 def test_what_fits_nowhere_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "gpt2-xl", *NARROW[2:], "--gpus", "1", "--gpu-memory", "4GiB"]
+    flags = ["--model", "gpt2-xl", *NARROW[2:], "--gpus", "1", "--gpu-memory", "2GiB"]
     assert main([*flags, "--micro-batch", "1", "--global-batch", "1"]) == 0
     shown = capsys.readouterr().out
     assert "nothing fits: the smallest" in shown
