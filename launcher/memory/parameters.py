@@ -1,17 +1,11 @@
 """The parameters of a model and their shards, by arithmetic."""
 
-import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
+from launcher.memory.shapes import shapes_of_one_block
 from launcher.model.config import ModelConfig
-from launcher.model.gpt import GPT
 from launcher.model.lora import is_adapter
 from launcher.model.quantized import PACKED
 from launcher.parallel.mesh import Share
@@ -43,23 +37,6 @@ class Parameter:
         return "params" if self.trained else "frozen"
 
 
-class _WithoutValues(TorchFunctionMode):
-    """Modules are built without drawing values: on the meta device, which has no room for any,
-    torch would import its compiler to do so."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
 @cache
 def parameters_of(model: ModelConfig, share: Share | None = None) -> tuple[Parameter, ...]:
     """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
@@ -83,10 +60,8 @@ def cuts_of(model: ModelConfig, share: Share | None) -> dict[str, Cut]:
 @cache
 def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Only one block is built, whatever the depth."""
-    with torch.device("meta"), _WithoutValues():
-        one = GPT(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
     found: list[Parameter] = []
-    named = [(name, tuple(p.shape)) for name, p in one.named_parameters()]
+    named = shapes_of_one_block(model)
     block = [(name, shape) for name, shape in named if name.startswith("blocks.")]
     first = next(number for number, (name, _) in enumerate(named) if name.startswith("blocks."))
     found += [Parameter(name, shape) for name, shape in named[:first]]

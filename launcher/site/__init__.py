@@ -1,0 +1,1 @@
+"""A page that answers as the planner does, in a browser: the planner itself, without torch."""

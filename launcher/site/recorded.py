@@ -1,0 +1,127 @@
+"""Records templates: one trace per structure, with dimensions that are told apart by their factors.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+from unittest import mock
+
+from launcher.memory import trace_record
+from launcher.memory.shapes import shapes_of_one_block
+from launcher.memory.trace_events import Compute, Life, Trace
+from launcher.model.config import ModelConfig
+from launcher.site.template import PartialSums, Size, Template, dimensions_of
+
+_MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53 and 37
+_PRIMES: Final = {
+    "micro_batch": 11,
+    "seq_len": 13,
+    "d_model": 29,
+    "kv_heads": 7,
+    "heads_per_kv": 17,
+    "qkv_per_kv": 19,
+    "head_size": 23,
+    "d_ff": 31,
+    "context": 149,
+    "rank": 43,
+}
+_VOCAB: Final = 8 * 67
+_PADDED_VOCAB: Final = 5003
+"""A prime; padded to a multiple of 64 it is 64 x 79."""
+_LARGEST_FACTOR: Final = 5
+"""Prime, of what is not a dimension: bytes of an element, how many matrices are one."""
+_FIRST_CODE: Final = 10**12
+"""Of the numbers that stand for partial sums: no tensor of such a model is as large."""
+
+
+def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelConfig:
+    """A model of the same structure, of so few blocks, whose dimensions have no factor in common."""
+    p, grouped = _PRIMES, model.kv_head_count < model.heads
+    lora = model.lora
+    return replace(
+        model,
+        d_model=p["d_model"],
+        kv_heads=p["kv_heads"],
+        heads=p["kv_heads"] * (p["heads_per_kv"] if grouped else 1),
+        head_dim=2 * p["head_size"],
+        d_ff=p["d_ff"],
+        context=p["context"],
+        window=2 if windowed else None,
+        vocab_size=_PADDED_VOCAB if padded else _VOCAB,
+        loss_chunk=_CHUNK_ROWS,
+        rope_scaling=None,
+        lora=None if lora is None else replace(lora, rank=p["rank"]),
+    )
+
+
+def record_template(model: ModelConfig, compute: Compute) -> Template:
+    """The template of a structure, from one of `prime_model`."""
+    sums: list[tuple[int, int, int]] = []
+
+    def code(rows: int, columns: int, element_bytes: int, *, resident_threads: int) -> int:
+        sums.append((rows, columns, element_bytes))
+        return _FIRST_CODE + len(sums) - 1
+
+    with mock.patch.object(trace_record, "partial_sums_bytes", code):
+        trace = trace_record.record_trace(
+            model, replace(compute, resident_threads=1), _MICRO_BATCH, SEQ_LEN, None, None
+        )
+    product = partial(_product, primes=_primes_of(model))
+    sizes: dict[Size | PartialSums, int] = {}
+
+    def number(size_bytes: int) -> int:
+        if size_bytes < _FIRST_CODE:
+            size: Size | PartialSums = product(size_bytes)
+        else:
+            rows, columns, element_bytes = sums[size_bytes - _FIRST_CODE]
+            size = PartialSums(product(rows), product(columns), element_bytes)
+        return sizes.setdefault(size, len(sizes))
+
+    lives = [
+        Life(each.birth, number(each.size_bytes), each.saved, each.at, each.end)
+        for each in trace.lives
+    ]
+    return Template(Trace(trace.layers, lives, trace.gradients, trace.marks), tuple(sizes))
+
+
+def shape_template(model: ModelConfig) -> list[tuple[str, tuple[Size, ...]]]:
+    """(name, dimensions) of every parameter of one of `prime_model` with one block."""
+    product = partial(_product, primes=_primes_of(model))
+    return [
+        (name, tuple(product(size) for size in shape)) for name, shape in shapes_of_one_block(model)
+    ]
+
+
+def _primes_of(model: ModelConfig) -> dict[int, tuple[str, int]]:
+    """Prime -> whose factor it is, and what else that dimension has."""
+    found: dict[int, tuple[str, int]] = {}
+    for name, value in dimensions_of(model, micro_batch=_MICRO_BATCH, seq_len=SEQ_LEN).items():
+        prime = max(_factors(value), default=1)
+        if prime > _LARGEST_FACTOR:
+            assert prime not in found, f"{name} and {found[prime][0]} are both {prime}"
+            found[prime] = (name, value // prime)
+    return found
+
+
+def _factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _product(number: int, primes: dict[int, tuple[str, int]]) -> Size:
+    factor, names = 1, []
+    for prime in _factors(number):
+        factor *= prime
+        if prime in primes:
+            names.append(primes[prime][0])
+    for prime in _factors(number):
+        if prime in primes:
+            factor, rest = divmod(factor, prime * primes[prime][1])
+            assert rest == 0, (number, prime)
+    assert max(_factors(factor), default=1) <= _LARGEST_FACTOR, f"{number} bytes are no product of dimensions"
+    return Size(factor, tuple(sorted(names)))

@@ -1,0 +1,247 @@
+"""Traces whose sizes are products of a model's dimensions, so that one serves for all dimensions.
+
+Every tensor that a decoder allocates is as large as a product of its dimensions. A trace that was
+recorded once, with dimensions that are distinct primes, says by the factors of each size which
+dimensions these are; with others in their place it is the trace of another model of the same
+structure. No torch is needed for that, so that a browser can do it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launcher.memory.trace_events import (
+    Birth,
+    Compute,
+    Life,
+    Module,
+    Part,
+    Place,
+    Trace,
+    Tuned,
+)
+from launcher.model.config import ModelConfig
+from launcher.model.loss import automatic_chunk_rows
+
+CHUNKS: Final = 3
+"""Chunks of the loss in a template: the first, the last and one for all those between, each of
+which asks the allocator for what the one before has just freed."""
+ALIGNED_VOCAB: Final = 8
+PADDED_VOCAB: Final = 64
+"""Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
+`padded_size` in launcher/model/fused_loss.py."""
+
+PARTS: Final[tuple[Part, ...]] = (
+    *("embed", "block", "head"),
+    *("head_backward", "block_backward", "embed_backward"),
+)
+Dimensions = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes as a product: a factor, and dimensions, which repeat where they are squared."""
+
+    factor: int
+    names: tuple[str, ...]
+
+    def bytes(self, dimensions: Dimensions) -> int:
+        """Of such a model."""
+        return self.factor * math.prod(dimensions[name] for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """What a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
+
+    rows: Size
+    columns: Size
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A trace with products in the place of its sizes."""
+
+    trace: Trace
+    """Of `sizes`' indices in the place of bytes."""
+    sizes: tuple[Size | PartialSums, ...]
+
+
+def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dimensions:
+    """The dimensions that sizes are products of."""
+    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len)
+    padded = -(-model.vocab_size // PADDED_VOCAB) * PADDED_VOCAB
+    groups = model.heads // model.kv_head_count
+    return {
+        "micro_batch": micro_batch,
+        "seq_len": seq_len,
+        "d_model": model.d_model,
+        "kv_heads": model.kv_head_count,
+        "heads_per_kv": groups,
+        "qkv_per_kv": groups + 2,
+        "head_size": model.head_size,
+        "d_ff": model.ffn_dim,
+        "vocab": model.vocab_size,
+        "padded_vocab": padded,
+        "context": model.context,
+        "rank": 0 if model.lora is None else model.lora.rank,
+        "chunk": chunk,
+        "last_chunk": last,
+        "chunks": chunks,
+    }
+
+
+def loss_chunks(model: ModelConfig, rows: int) -> tuple[int, int, int]:
+    """(rows of each chunk of a GPU's loss but the last, rows of the last one, how many)."""
+    chunk = model.loss_chunk or automatic_chunk_rows(
+        rows, model.vocab_size, model.d_model, fused=True
+    )
+    count = -(-rows // chunk)
+    return chunk, rows - (count - 1) * chunk, count
+
+
+def kind_of(model: ModelConfig) -> str:
+    """What a model's parameters depend on beside its dimensions."""
+    flags = {
+        "rope": model.position == "rope",
+        "rms": model.norm == "rms",
+        "qk_norm": model.qk_norm,
+        "grouped": model.kv_head_count < model.heads,
+        "tied": model.tied,
+        "qkv_bias": model.has_qkv_bias,
+        "attention_bias": model.attention_bias,
+        "mlp_bias": model.mlp_bias,
+    }
+    adapters = "" if model.lora is None else "lora=" + ",".join(model.lora.targets)
+    return " ".join([model.activation, adapters, *(name for name, has in flags.items() if has)])
+
+
+def structure_of(model: ModelConfig, compute: Compute, *, seq_len: int) -> str:
+    """What a trace depends on beside its dimensions; those with the same one share a template.
+
+    Args:
+        model: with as few blocks as are traced.
+    """
+    low = compute.autocast or compute.params_dtype.itemsize == 2
+    flags = {
+        "padded": low and model.vocab_size % ALIGNED_VOCAB != 0,
+        "windowed": model.window is not None and model.window < seq_len - 1,
+        "stage3": compute.stage3,
+        "autocast": compute.autocast,
+        "low": compute.params_dtype.itemsize == 2,
+        "frozen_low": compute.frozen_dtype.itemsize == 2 and model.lora is not None,
+    }
+    words = [kind_of(model), model.attention, str(model.layers), model.activation_checkpointing]
+    return " ".join([*words, *(name for name, has in flags.items() if has)])
+
+
+def filled(
+    template: Template, dimensions: Dimensions, partial_bytes: Callable[[int, int, int], int]
+) -> Trace:
+    """The trace of a model of these dimensions.
+
+    Args:
+        partial_bytes: of (rows, columns, bytes of an element), on the GPU that it is for.
+    """
+    found = [
+        size.bytes(dimensions)
+        if isinstance(size, Size)
+        else partial_bytes(
+            size.rows.bytes(dimensions), size.columns.bytes(dimensions), size.element_bytes
+        )
+        for size in template.sizes
+    ]
+    trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])
+    lives = [
+        Life(life.birth, found[life.size_bytes], life.saved, life.at, life.end)
+        for number, life in enumerate(trace.lives)
+        if number not in left_out
+    ]
+    return Trace(trace.layers, lives, trace.gradients, trace.marks)
+
+
+def _chunks_left_out(template: Template, chunks: int) -> set[int]:
+    """Numbers of the lives that belong to more chunks of the loss than there are."""
+    if chunks >= CHUNKS:
+        return set()
+    of_chunk = [
+        number
+        for number, life in enumerate(template.trace.lives)
+        if isinstance(size := template.sizes[life.size_bytes], Size) and "chunk" in size.names
+    ]
+    of_chunk.sort(key=lambda number: template.trace.lives[number].at)
+    return set(of_chunk[: len(of_chunk) // 2] if chunks == 2 else of_chunk)
+
+
+def as_json(template: Template) -> dict[str, Any]:
+    """Plain lists, places as (part's number, layer)."""
+    trace = template.trace
+
+    def place(where: Place) -> list[int]:
+        return [PARTS.index(where.part), where.layer]
+
+    def birth(of: Birth) -> list[int]:
+        return [*place(of[0]), of[1]]
+
+    return {
+        "layers": trace.layers,
+        "sizes": [_size_as_json(size) for size in template.sizes],
+        "lives": [
+            [*birth(each.birth), each.size_bytes, int(each.saved), each.at]
+            + ([] if each.end is None else [*place(each.end[0]), each.end[1]])
+            for each in trace.lives
+        ],
+        "gradients": [
+            [name, *birth(of), *place(where), at] for name, of, where, at in trace.gradients
+        ],
+        "marks": [
+            [mark.name, int(mark.entering), int(mark.forward), *place(where), at]
+            for mark, where, at in trace.marks
+            if isinstance(mark, Module)
+        ],
+    }
+
+
+def from_json(found: Mapping[str, Any]) -> Template:
+    """What `as_json` gave."""
+
+    def place(part: int, layer: int) -> Place:
+        return Place(PARTS[part], layer)
+
+    lives = [
+        Life(
+            (place(part, layer), number),
+            size,
+            bool(saved),
+            at,
+            (place(end[0], end[1]), end[2]) if end else None,
+        )
+        for part, layer, number, size, saved, at, *end in found["lives"]
+    ]
+    gradients = [
+        (name, (place(part, layer), number), place(of, its), at)
+        for name, part, layer, number, of, its, at in found["gradients"]
+    ]
+    marks: list[tuple[Module | Tuned, Place, int]] = [
+        (Module(name, bool(entering), bool(forward)), place(part, layer), at)
+        for name, entering, forward, part, layer, at in found["marks"]
+    ]
+    sizes = tuple(_size_from_json(size) for size in found["sizes"])
+    return Template(Trace(found["layers"], lives, gradients, marks), sizes)
+
+
+def _size_as_json(size: Size | PartialSums) -> list[Any]:
+    if isinstance(size, Size):
+        return [size.factor, *size.names]
+    return [_size_as_json(size.rows), _size_as_json(size.columns), size.element_bytes]
+
+
+def _size_from_json(found: list[Any]) -> Size | PartialSums:
+    if isinstance(found[0], int):
+        return Size(found[0], tuple(found[1:]))
+    rows, columns, element_bytes = found
+    return PartialSums(
+        Size(rows[0], tuple(rows[1:])), Size(columns[0], tuple(columns[1:])), element_bytes
+    )
