@@ -12,6 +12,7 @@ VERBS = {
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
     "sweep": ("launcher.compare.sweep.cli", "train every cell of a grid, one after the other"),
     "report": ("launcher.compare.report.cli", "compare runs: a table, a page, CSV, Markdown, JSON"),
+    "site": ("launcher.site.cli", "write a page that plans in a browser, without a server"),
     "matrix": (
         "launcher.compare.sweep.matrix",
         "which techniques go with which strategies, and why not",

@@ -16,26 +16,47 @@ from typing import Any
 LIBRARY = ("format.js", "chart.js", "parts.js", "table.js", "bars.js")
 
 
-def page_html(title: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
-    """A page: the library, the scripts that put it together, and what they show."""
-    style = _asset("page.css")
-    script = "\n".join(_asset(name) for name in (*LIBRARY, *scripts))
+def page_html(
+    title: str,
+    scripts: Sequence[str],
+    data: Mapping[str, Any],
+    *,
+    styles: Sequence[str] = (),
+    blocks: Mapping[str, str] | None = None,
+    policy: str = "",
+) -> str:
+    """A page: the library, the scripts that put it together, and what they show.
+
+    Args:
+        scripts: names of our assets.
+        styles: the same, behind the style of all pages.
+        blocks: id -> text for the scripts to read, without `<`; nothing runs it where it is.
+        policy: what the scripts may do besides, as directives of a content security policy.
+    """
+    style = "\n".join(asset(name) for name in ("page.css", *styles))
+    script = "\n".join(asset(name) for name in (*LIBRARY, *scripts))
     # `<` is all that HTML could take for something else inside a script element.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    inert = (
+        f'<script type="text/plain" id="{name}">{content}</script>'
+        for name, content in (blocks or {}).items()
+    )
     parts = {
         "title": html.escape(title),
         "style": style,
         "script": script,
         "data": text.replace("<", "\\u003c"),
+        "blocks": "\n".join(inert),
         "policy": (
-            f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-            "base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; script-src '{_digest(script)}'{policy and ' ' + policy}; "
+            f"style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
         ),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a script or style."""
     return (resources.files("launcher.page") / "assets" / name).read_text(encoding="utf-8")
 
 

@@ -191,7 +191,6 @@ def best_of_each(found: Sequence[Assessment]) -> list[Assessment]:
 def write_page(path: Path, found: Sequence[Assessment], place: Place, command: str) -> None:
     """Write an HTML page with every choice in a table and as a bar of bytes."""
     run = found[0].run
-    records = zip(as_records(found, place), found, strict=True)
     data = {
         "model": run.config.model.label,
         "parameters": run.model.parameter_count,
@@ -202,13 +201,15 @@ def write_page(path: Path, found: Sequence[Assessment], place: Place, command: s
         "machine": place.machine.name,
         "source": place.machine.source,
         "command": command,
-        "rows": [_page_row(record, assessment, place) for record, assessment in records],
+        "rows": [page_row(assessment, place) for assessment in found],
     }
     page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)
     path.write_text(page, encoding="utf-8")
 
 
-def _page_row(record: dict[str, Any], a: Assessment, place: Place) -> dict[str, Any]:
+def page_row(a: Assessment, place: Place) -> dict[str, Any]:
+    """One choice, as pages show it."""
+    (record,) = as_records([a], place)
     fits = a.verdict != "does not fit"
     lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
     beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)

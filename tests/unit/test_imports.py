@@ -41,6 +41,7 @@ ROOMS = (
     ("launcher.measure",),
     ("launcher.serve",),
     ("launcher.plan",),
+    ("launcher.site",),
     ("launcher.run",),
     ("launcher.prune",),
     ("launcher.doctor",),

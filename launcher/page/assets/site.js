@@ -1,0 +1,207 @@
+// The calculator: a choice is asked of the planner, and what it says is drawn as it comes.
+
+const VERDICTS = { fits: "fits", tight: "tight", "does not fit": "none" };
+const ORDER = ["fits", "tight", "does not fit"];
+const COLUMNS = [
+  ["sharding", "sharding", "text", "Sharding and offload"],
+  ["precision", "precision", "text", "Precision of the computation"],
+  ["activation_checkpointing", "checkpointing", "text", "What is computed again in the backward"],
+  ["micro_batch", "micro-batch", "count", "Sequences per GPU and forward: the fastest that fits"],
+  ["used_bytes", "predicted", "bytes", "What a GPU uses at the highest moment"],
+  ["verdict", "verdict", "text", "Tight is more than 95% of the memory"],
+  ["step_time_s", "s/step", "seconds", "Predicted time of an optimizer step"],
+  ["tokens_per_s", "tokens/s", "rate", "Predicted, all GPUs"],
+].map(([key, title, kind, help]) => ({ key, title, kind, help }));
+
+const pythons = new Pythons();
+let fields = readHash(location.hash);
+let asked = 0; // the number of the question that is on the page
+let about = null; // what the planner said of it
+let rows = []; // what it has assessed so far
+let picked = null; // the row whose bars and command are shown, where it is not the best
+
+const status = html("p", { className: "note", role: "status", id: "status" });
+const result = html("div", { id: "result" });
+const nameOf = (row) => [row.sharding, row.precision,
+  row.activation_checkpointing === "none" ? "" : `${row.activation_checkpointing} checkpointing`,
+  `micro-batch ${row.micro_batch}`].filter(Boolean).join(" \u00b7 ");
+const better = (a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) ||
+  (a.verdict === "does not fit" ? 0 : b.tokens_per_s - a.tokens_per_s) || a.used_bytes - b.used_bytes;
+
+const parts = form((next) => {
+  fields = next;
+  history.replaceState(null, "", location.pathname + location.search + writeHash(fields));
+  parts.show(fields);
+  plan();
+});
+
+async function plan() {
+  const mine = ++asked;
+  const current = () => mine === asked;
+  const argv = JSON.stringify(planArguments(fields));
+  picked = null;
+  status.textContent = rows.length ? "Planning \u2026" : "Starting the planner in this page \u2026";
+  try {
+    const found = await pythons.ask("choices_of", [argv], current);
+    if (!current()) return;
+    if (found.refused !== undefined) return refuse(found.refused);
+    about = found;
+    rows = [];
+    parts.offer([...new Set(found.choices.map((choice) => choice.sharding))], fields.sharding);
+    const wanted = found.choices.map((choice, number) => [choice, number])
+      .filter(([choice]) => fields.sharding === "" || choice.sharding === fields.sharding);
+    if (wanted.length === 0) {
+      return refuse(`${fields.sharding} is not among what can run with the other choices: take another one.`);
+    }
+    let done = 0;
+    const told = () => {
+      status.textContent = done < wanted.length
+        ? `Planning: ${done} of ${counted(wanted.length, "choice")} \u2026`
+        : `${counted(wanted.length, "choice")} planned.`;
+    };
+    told();
+    await Promise.all(wanted.map(async ([, number]) => {
+      const row = await pythons.ask("assessed", [argv, number], current);
+      if (!current()) return;
+      if (row.refused !== undefined) throw new Error(row.refused);
+      rows.push(row);
+      rows.sort(better);
+      done += 1;
+      told();
+      draw();
+    }));
+  } catch (error) {
+    if (current()) refuse(error.message);
+  }
+}
+
+function refuse(sentence) {
+  rows = [];
+  status.textContent = "";
+  result.replaceChildren(html("p", { className: "refused", role: "alert", text: sentence }));
+}
+
+function verdictOf(row) {
+  const share = `${bytesText(row.used_bytes)} of ${bytesText(row.memory_bytes)}`;
+  return {
+    fits: ["It fits", share], tight: ["It is tight", share],
+    "does not fit": ["It does not fit", `${bytesText(row.used_bytes)}, ${bytesText(-row.margin_bytes)} too much`],
+  }[row.verdict];
+}
+
+function secondsOf(row) {
+  const time = row.step_time_s;
+  return time === null ? "n/a" : shown(time, "seconds");
+}
+
+function summary(row) {
+  const [verdict, memory] = verdictOf(row);
+  const speed = row.tokens_per_s === null ? "n/a" : `${shown(row.tokens_per_s, "rate")} tokens/s on all GPUs`;
+  const more = [["host memory", row.host_bytes], ["disk", row.disk_bytes]].filter(([, size]) => size > 0)
+    .map(([what, size]) => `${bytesText(size)} of ${what} for each GPU`);
+  const all = tiles([
+    [`of each GPU, ${row.verdict === "tight" ? "above 95%" : "at the highest moment"}`, verdict, memory],
+    ["an optimizer step", secondsOf(row), speed],
+    ["sharding", row.sharding, [nameOf(row).split(" \u00b7 ").slice(1).join(" \u00b7 "), ...more].join("; ")],
+  ]);
+  all.querySelector(".winner").classList.add("state", VERDICTS[row.verdict]);
+  all.classList.add("verdict");
+  return all;
+}
+
+function copied(button, copy) {
+  button.addEventListener("click", async () => {
+    const before = button.textContent;
+    try {
+      await navigator.clipboard.writeText(copy());
+      button.textContent = "copied";
+    } catch {
+      button.textContent = "select and copy it by hand";
+    }
+    setTimeout(() => { button.textContent = before; }, 2000);
+  });
+  return button;
+}
+
+function commands(row) {
+  const terminal = ["shardscale", "plan", ...planArguments(fields)].join(" ");
+  const block = (id, text) => html("div", { className: "command" }, html("pre", { id, text, tabindex: 0 }),
+    copied(html("button", { type: "button", text: "copy", "aria-label": `copy: ${text}` }), () => text));
+  const link = copied(html("button", { type: "button", id: "link", text: "copy a link to this choice" }), () => location.href);
+  const told = row.verdict === "does not fit" ? [] : [html("h3", { text: "To run it" }), block("command", row.command)];
+  return html("div", { className: "commands" }, ...told, html("h3", { text: "The same question in a terminal" }),
+    block("question", terminal), link);
+}
+
+function bars(row) {
+  const [unit, name] = axisUnit([row.memory_bytes, row.used_bytes]);
+  const used = new Set(Object.entries(row.lines).filter(([, value]) => value > 0).map(([key]) => key));
+  const lines = stackedBars([{
+    label: row.sharding, title: nameOf(row), group: "", parts: Object.entries(row.lines),
+  }], { look: LINES, text: bytesText, unit, axisTitle: `${name} of each GPU`, limit: row.memory_bytes });
+  const chart = figure(lines);
+  const listed = html("table", { className: "bytes", "aria-label": "Bytes by category" }, html("tbody", {},
+    ...Object.entries(row.lines).filter(([, size]) => size > 0).map(([key, size]) =>
+      html("tr", {}, html("th", { scope: "row" }, swatch(`var(--${LINES[key][1]})`), document.createTextNode(LINES[key][0])),
+        html("td", { className: "number", text: bytesText(size) }),
+        html("td", { className: "number", text: shown(size / row.used_bytes, "percent") })))));
+  return section("Where the memory is",
+    `Bytes of each GPU at its highest moment, ${row.highest_in}; the red line is its memory.`,
+    [], chart.host, html("div", { className: "scroll" }, listed));
+}
+
+function ways() {
+  const table = sortableTable({
+    rows: () => rows, competes: (row) => row.verdict !== "does not fit",
+    columns: () => COLUMNS, name: "sharding", caption: "Choices, best first",
+    sorted: { key: "tokens_per_s", descending: true }, changed: () => {},
+    cellOf: (row, column, best) => {
+      if (column.key === "sharding") return chooser(row);
+      if (column.key !== "verdict") return plainCell(row, column, best);
+      return html("td", {}, html("span", { className: `state ${VERDICTS[row.verdict]}`, text: row.verdict }));
+    },
+  });
+  return section("Every way", "The planner's choices; one that is picked is shown above, with its command.", [], table.element);
+}
+
+function chooser(row) {
+  const button = html("button", { type: "button", className: "pick", text: row.sharding,
+    "aria-pressed": String(row === shownRow()), "aria-label": `show ${nameOf(row)}` });
+  button.addEventListener("click", () => {
+    picked = row;
+    draw();
+    document.getElementById("result").scrollIntoView({ block: "nearest" });
+  });
+  return html("th", { scope: "row", className: "name" }, button);
+}
+
+const shownRow = () => picked ?? rows[0];
+
+function draw() {
+  const focused = document.activeElement?.getAttribute("aria-label");
+  const row = shownRow();
+  const size = `${grouped(about.parameters)} parameters` +
+    (about.trained === about.parameters ? "" : `, ${grouped(about.trained)} of them trained`);
+  result.replaceChildren(
+    html("p", { className: "lede", text: `${size}; ${about.global_batch} x ${about.seq_len} tokens in a step.` }),
+    summary(row), commands(row), bars(row), ways());
+  if (focused) [...result.querySelectorAll("[aria-label]")].find((e) => e.getAttribute("aria-label") === focused)?.focus({ preventScroll: true });
+}
+
+addEventListener("hashchange", () => {
+  fields = readHash(location.hash);
+  parts.show(fields);
+  plan();
+});
+put(
+  html("header", {}, html("p", { className: "kicker", text: "shardscale" }),
+    html("h1", { text: "Will it fit, and how fast?" }),
+    html("p", { className: "lede", text: "The planner of shardscale, in this page: no server, and nothing leaves your browser." })),
+  html("div", { className: "calculator" }, parts.element, html("div", {}, status, result)),
+  notes([
+    "Predicted is all that a GPU uses at its highest moment: what the caching allocator reserves, the CUDA context and NCCL. 1 GiB is 2\u00b3\u2070 bytes.",
+    "Sequences and matrices that are cut over GPUs are not tried here; shardscale plan tries them too.",
+  ]));
+parts.show(fields);
+pythons.start().catch((error) => refuse(`The planner does not start in this browser: ${error.message}`));
+plan();
