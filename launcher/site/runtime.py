@@ -25,13 +25,13 @@ ADDRESS: Final = f"pyodide-{VERSION}.tgz of npm"
 _TIMEOUT_S: Final = 60.0
 # What neither the planner nor Pyodide loads, and is large.
 _NOT_NEEDED: Final = (
-    *("_pydecimal.py", "_pyio.py", "_pyrepl/", "bdb.py", "cProfile.py", "code.py", "cmd.py"),
-    *("dbm/", "difflib.py", "doctest.py", "email/", "ensurepip/", "ftplib.py", "html/", "http/"),
-    *("idlelib/", "imaplib.py", "ipaddress.py", "logging/handlers.py", "mailbox.py", "mimetypes"),
-    *("optparse.py", "pdb.py", "pickletools.py", "poplib.py", "pstats.py", "pydoc", "smtplib.py"),
-    *("socketserver.py", "sqlite3/", "sysconfig/", "test/", "tkinter/", "tomllib/", "trace.py"),
-    *("turtle", "unittest/", "urllib/request.py", "urllib/robotparser.py", "venv/", "wsgiref/"),
-    *("xml/", "xmlrpc/", "zipapp.py", "zoneinfo/", "_pyodide/_core_docs.py"),
+    *("_pydecimal.py", "_pyio.py", "_pyrepl/", "bdb.py", "cProfile.py", "cmd.py", "dbm/"),
+    *("doctest.py", "email/_header_value_parser.py", "email/headerregistry.py", "email/mime/"),
+    *("ensurepip/", "ftplib.py", "http/", "idlelib/", "imaplib.py", "logging/handlers.py"),
+    *("mailbox.py", "mimetypes.py", "optparse.py", "pdb.py", "pickletools.py", "poplib.py"),
+    *("pstats.py", "pydoc", "smtplib.py", "socketserver.py", "sqlite3/", "test/", "tkinter/"),
+    *("trace.py", "turtle", "unittest/", "urllib/request.py", "urllib/robotparser.py", "venv/"),
+    *("wsgiref/", "xml/", "xmlrpc/", "zipapp.py", "zoneinfo/"),
 )
 
 
