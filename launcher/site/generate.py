@@ -4,7 +4,6 @@
 is planned; `tests/unit/test_site.py` says when that is due.
 """
 
-import gzip
 import json
 import multiprocessing
 import sys
@@ -27,6 +26,7 @@ from launcher.plan.candidates import PRECISIONS, choices
 from launcher.plan.predict import traced
 from launcher.site.inside.stored import DATA
 from launcher.site.recorded import SEQ_LEN, prime_model, record_template, shape_template
+from launcher.site.runtime import zipped
 from launcher.site.template import as_json, kind_of, structure_of
 
 _WORLD_SIZES = (1, 4)
@@ -41,28 +41,19 @@ class _Collected(Exception):
 def main() -> int:
     """Write the data, and say how much it is."""
     found = structures()
-    kinds = {kind_of(model): model for model, _ in found.values()}
-    print(f"{len(found)} structures of {len(kinds)} kinds", file=sys.stderr)
-    templates: list[str] = []
-    keys: dict[str, int] = {}
+    kinds: dict[str, dict[str, Any]] = {}
+    print(f"{len(found)} structures", file=sys.stderr)
     with multiprocessing.get_context("fork").Pool(usable_cores()) as pool:
-        for key, text in zip(found, pool.imap(_recorded, found.values(), chunksize=4), strict=True):
-            if text not in templates:
-                templates.append(text)
-            keys[key] = templates.index(text)
-    data = {
-        "structures": keys,
-        "templates": [json.loads(text) for text in templates],
-        "shapes": {
-            kind: [
-                (name, [(size.factor, *size.names) for size in shape])
-                for name, shape in shape_template(model)
-            ]
-            for kind, model in kinds.items()
-        },
-    }
-    text = json.dumps(data, separators=(",", ":"))
-    DATA.write_bytes(gzip.compress(text.encode(), mtime=0))
+        templates = pool.imap(_recorded, found.values(), chunksize=4)
+        for (structure, (model, _)), template in zip(found.items(), templates, strict=True):
+            of_kind = kinds.setdefault(
+                kind_of(model), {"shapes": _shapes(model), "structures": {}, "templates": []}
+            )
+            if template not in of_kind["templates"]:
+                of_kind["templates"].append(template)
+            of_kind["structures"][structure] = of_kind["templates"].index(template)
+    texts = {f"{kind}.json": json.dumps(each, separators=(",", ":")) for kind, each in kinds.items()}
+    DATA.write_bytes(zipped({name: text.encode() for name, text in texts.items()}))
     print(f"{DATA}: {DATA.stat().st_size:,} bytes", file=sys.stderr)
     return 0
 
@@ -125,9 +116,16 @@ def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Comput
     return model, compute, seq_len
 
 
-def _recorded(structure: tuple[ModelConfig, Compute]) -> str:
+def _recorded(structure: tuple[ModelConfig, Compute]) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return json.dumps(as_json(record_template(*structure)), separators=(",", ":"))
+    return as_json(record_template(*structure))
+
+
+def _shapes(model: ModelConfig) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    return [
+        (name, [(size.factor, *size.names) for size in shape])
+        for name, shape in shape_template(model)
+    ]
 
 
 if __name__ == "__main__":

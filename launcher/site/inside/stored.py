@@ -1,7 +1,7 @@
 """The templates that `launcher.site.generate` has written."""
 
-import gzip
 import json
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,8 @@ from launcher.site.template import (
     structure_of,
 )
 
-DATA: Final = Path(__file__).parent / "traces.json.gz"
+DATA: Final = Path(__file__).parent / "traces.zip"
+_UNKNOWN: Final = "this page does not know such a model: shardscale plan, on your machine, does"
 
 
 def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
@@ -29,7 +30,7 @@ def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len
     Raises:
         UserError: of a structure that is not stored.
     """
-    template = _template(structure_of(model, compute, seq_len=seq_len))
+    template = _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
 
     def partial_bytes(rows: int, columns: int, element_bytes: int) -> int:
         threads = compute.resident_threads
@@ -44,20 +45,22 @@ def stored_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     dimensions = dimensions_of(model, micro_batch=1, seq_len=1)
     return [
         (name, tuple(Size(factor, tuple(names)).bytes(dimensions) for factor, *names in shape))
-        for name, shape in _stored()["shapes"][kind_of(model)]
+        for name, shape in _stored(kind_of(model))["shapes"]
     ]
 
 
 @cache
-def _template(structure: str) -> Template:
-    stored = _stored()
+def _template(kind: str, structure: str) -> Template:
+    stored = _stored(kind)
     if structure not in stored["structures"]:
-        raise UserError(
-            "this page does not know such a model: shardscale plan, on your machine, does"
-        )
+        raise UserError(_UNKNOWN)
     return from_json(stored["templates"][stored["structures"][structure]])
 
 
 @cache
-def _stored() -> Any:
-    return json.loads(gzip.decompress(DATA.read_bytes()))
+def _stored(kind: str) -> Any:
+    with zipfile.ZipFile(DATA) as archive:
+        try:
+            return json.loads(archive.read(f"{kind}.json"))
+        except KeyError:
+            raise UserError(_UNKNOWN) from None
