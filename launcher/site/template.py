@@ -7,7 +7,7 @@ structure. No torch is needed for that, so that a browser can do it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -176,31 +176,27 @@ def _chunks_left_out(template: Template, chunks: int) -> set[int]:
 
 
 def as_json(template: Template) -> dict[str, Any]:
-    """Plain lists, places as (part's number, layer)."""
+    """Plain lists: of what comes often, a list for each field, which compresses to half."""
     trace = template.trace
-
-    def place(where: Place) -> list[int]:
-        return [PARTS.index(where.part), where.layer]
-
-    def birth(of: Birth) -> list[int]:
-        return [*place(of[0]), of[1]]
-
+    lives = [
+        (*_numbers(each.birth), each.size_bytes, int(each.saved), each.at, *_end(each))
+        for each in trace.lives
+    ]
+    gradients = [
+        (name, *_numbers(birth), PARTS.index(where.part), where.layer, at)
+        for name, birth, where, at in trace.gradients
+    ]
+    marks = [
+        (mark.name, int(mark.entering), int(mark.forward), PARTS.index(where.part), where.layer, at)
+        for mark, where, at in trace.marks
+        if isinstance(mark, Module)
+    ]
     return {
         "layers": trace.layers,
         "sizes": [_size_as_json(size) for size in template.sizes],
-        "lives": [
-            [*birth(each.birth), each.size_bytes, int(each.saved), each.at]
-            + ([] if each.end is None else [*place(each.end[0]), each.end[1]])
-            for each in trace.lives
-        ],
-        "gradients": [
-            [name, *birth(of), *place(where), at] for name, of, where, at in trace.gradients
-        ],
-        "marks": [
-            [mark.name, int(mark.entering), int(mark.forward), *place(where), at]
-            for mark, where, at in trace.marks
-            if isinstance(mark, Module)
-        ],
+        "lives": _columns(lives),
+        "gradients": _columns(gradients),
+        "marks": _columns(marks),
     }
 
 
@@ -216,20 +212,37 @@ def from_json(found: Mapping[str, Any]) -> Template:
             size,
             bool(saved),
             at,
-            (place(end[0], end[1]), end[2]) if end else None,
+            None if end == _OUTLIVES else (place(end, its), then),
         )
-        for part, layer, number, size, saved, at, *end in found["lives"]
+        for part, layer, number, size, saved, at, end, its, then in zip(*found["lives"], strict=True)
     ]
     gradients = [
-        (name, (place(part, layer), number), place(of, its), at)
-        for name, part, layer, number, of, its, at in found["gradients"]
+        (name, (place(part, layer), number), place(where, its), at)
+        for name, part, layer, number, where, its, at in zip(*found["gradients"], strict=True)
     ]
     marks: list[tuple[Module | Tuned, Place, int]] = [
         (Module(name, bool(entering), bool(forward)), place(part, layer), at)
-        for name, entering, forward, part, layer, at in found["marks"]
+        for name, entering, forward, part, layer, at in zip(*found["marks"], strict=True)
     ]
     sizes = tuple(_size_from_json(size) for size in found["sizes"])
     return Template(Trace(found["layers"], lives, gradients, marks), sizes)
+
+
+_OUTLIVES: Final = -1
+"""In the place of a part: a storage that is there when the micro-batch is over."""
+
+
+def _numbers(birth: Birth) -> tuple[int, int, int]:
+    place, number = birth
+    return PARTS.index(place.part), place.layer, number
+
+
+def _end(life: Life) -> tuple[int, int, int]:
+    return (_OUTLIVES, 0, 0) if life.end is None else _numbers(life.end)
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _size_as_json(size: Size | PartialSums) -> list[Any]:
