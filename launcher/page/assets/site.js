@@ -123,8 +123,16 @@ function copied(button, copy) {
   return button;
 }
 
+// The arguments of a plan with nothing left to choose.
+function exactly(row) {
+  const [, training] = row.command.split(" -m launcher.train ");
+  const machine = ["gpu", "gpus", "gpus_per_node"].filter((name) => fields[name] !== "")
+    .map((name) => `--${name.replaceAll("_", "-")} ${fields[name]}`);
+  return [...machine, training];
+}
+
 function commands(row) {
-  const terminal = ["shardscale", "plan", ...planArguments(fields)].join(" ");
+  const terminal = ["shardscale plan", ...(picked === null && fields.sharding === "" ? planArguments(fields) : exactly(row))].join(" ");
   const block = (id, text) => html("div", { className: "command" }, html("pre", { id, text, tabindex: 0 }),
     copied(html("button", { type: "button", text: "copy", "aria-label": `copy: ${text}` }), () => text));
   const link = copied(html("button", { type: "button", id: "link", text: "copy a link to this choice" }), () => location.href);
@@ -147,7 +155,7 @@ function bars(row) {
         html("td", { className: "number", text: shown(size / row.used_bytes, "percent") })))));
   return section("Where the memory is",
     `Bytes of each GPU at its highest moment, ${row.highest_in}; the red line is its memory.`,
-    [], chart.host, html("div", { className: "scroll" }, listed));
+    [], chart.host, html("div", { className: "scroll listed" }, listed));
 }
 
 function ways() {
@@ -183,7 +191,7 @@ function draw() {
   const size = `${grouped(about.parameters)} parameters` +
     (about.trained === about.parameters ? "" : `, ${grouped(about.trained)} of them trained`);
   result.replaceChildren(
-    html("p", { className: "lede", text: `${size}; ${about.global_batch} x ${about.seq_len} tokens in a step.` }),
+    html("p", { className: "lede", text: `${size}; ${row.global_batch} x ${about.seq_len} tokens in a step.` }),
     summary(row), commands(row), bars(row), ways());
   if (focused) [...result.querySelectorAll("[aria-label]")].find((e) => e.getAttribute("aria-label") === focused)?.focus({ preventScroll: true });
 }

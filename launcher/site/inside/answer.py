@@ -27,7 +27,6 @@ def choices_of(argv: tuple[str, ...]) -> dict[str, Any]:
     return {
         "parameters": run.model.parameter_count,
         "trained": run.model.trained_parameter_count,
-        "global_batch": run.global_batch,
         "seq_len": run.seq_len,
         "memory_bytes": place.memory_bytes,
         "choices": [
@@ -47,7 +46,10 @@ def assessed(argv: tuple[str, ...], number: int) -> dict[str, Any]:
     place, found, training = _asked(argv)
     try:
         best: Assessment = assess(found[number], place)
-        return page_row(best, place) | {"command": command_of(best, training, place)}
+        return page_row(best, place) | {
+            "global_batch": best.run.global_batch,
+            "command": command_of(best, training, place),
+        }
     except UserError as error:
         return {"refused": str(error)}
 
