@@ -27,7 +27,17 @@ from launcher.model.sizes import NAMED
 from launcher.plan import cli as plan_cli
 from launcher.site import cli as site_cli
 
-SHARDINGS = ("ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "zero2+cpu", "zero3+cpu", "fsdp+cpu")
+SHARDINGS = (
+    "ddp",
+    "fsdp",
+    "zero0",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero2+cpu",
+    "zero3+cpu",
+    "fsdp+cpu",
+)
 KEPT = ("used_bytes", "host_bytes", "tokens_per_s")
 MOST_APART = 0.01
 
@@ -53,7 +63,7 @@ def main() -> None:
         page.set_default_timeout(600_000)
         # A question that takes little time, which the page asks itself.
         page.goto((out / "index.html").as_uri() + "#model=nano&activation_checkpointing=none")
-        rows = []
+        rows: list[dict[str, Any]] = []
         while len(rows) < options.count:
             rows += compared(page, question(drawn))
             print(f"{len(rows)} of {options.count}", file=sys.stderr)
@@ -151,11 +161,11 @@ def apart(plan: dict[str, Any], page: dict[str, Any]) -> float:
         for name, size in page["lines"].items()
         if device.get(name)
     ]
-    return max(found)
+    return float(max(found))
 
 
 def worst(rows: list[dict[str, Any]]) -> float:
-    return max(row["apart"] for row in rows)
+    return max(float(row["apart"]) for row in rows)
 
 
 def write(rows: list[dict[str, Any]], output: Path) -> None:

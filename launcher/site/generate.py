@@ -4,6 +4,7 @@
 is planned; `tests/unit/test_site.py` says when that is due.
 """
 
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -17,12 +18,11 @@ import torch
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
-from launcher.errors import UserError
 from launcher.memory import trace
 from launcher.memory.trace_events import Compute
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import NAMED
-from launcher.plan.candidates import PRECISIONS, choices
+from launcher.plan.candidates import choices
 from launcher.plan.predict import traced
 from launcher.site.inside.stored import DATA
 from launcher.site.recorded import SEQ_LEN, prime_model, record_template, shape_template
@@ -52,7 +52,9 @@ def main() -> int:
             if template not in of_kind["templates"]:
                 of_kind["templates"].append(template)
             of_kind["structures"][structure] = of_kind["templates"].index(template)
-    texts = {f"{kind}.json": json.dumps(each, separators=(",", ":")) for kind, each in kinds.items()}
+    texts = {
+        f"{kind}.json": json.dumps(each, separators=(",", ":")) for kind, each in kinds.items()
+    }
     DATA.write_bytes(zipped({name: text.encode() for name, text in texts.items()}))
     print(f"{DATA}: {DATA.stat().st_size:,} bytes", file=sys.stderr)
     return 0
@@ -108,10 +110,8 @@ def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Comput
         raise _Collected
 
     with mock.patch.object(trace, "record_trace", note):
-        try:
+        with contextlib.suppress(_Collected):
             traced(run, world_size=world_size, device_type="cuda")
-        except _Collected:
-            pass
     model, compute, _, seq_len, *_ = asked
     return model, compute, seq_len
 

@@ -1,5 +1,4 @@
-"""Records templates: one trace per structure, with dimensions that are told apart by their factors.
-"""
+"""Records templates: a trace per structure, of dimensions that are told apart by their factors."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,7 +34,7 @@ _FIRST_CODE: Final = 10**12
 
 
 def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelConfig:
-    """A model of the same structure, of so few blocks, whose dimensions have no factor in common."""
+    """A model of the same structure and few blocks, whose dimensions have no factor in common."""
     p, grouped = _PRIMES, model.kv_head_count < model.heads
     lora = model.lora
     return replace(
@@ -123,5 +122,7 @@ def _product(number: int, primes: dict[int, tuple[str, int]]) -> Size:
         if prime in primes:
             factor, rest = divmod(factor, prime * primes[prime][1])
             assert rest == 0, (number, prime)
-    assert max(_factors(factor), default=1) <= _LARGEST_FACTOR, f"{number} bytes are no product of dimensions"
+    assert max(_factors(factor), default=1) <= _LARGEST_FACTOR, (
+        f"{number} bytes are no product of dimensions"
+    )
     return Size(factor, tuple(sorted(names)))

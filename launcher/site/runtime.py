@@ -69,7 +69,9 @@ def load(archive: Path | None) -> Runtime:
             glue=file("pyodide.asm.js").decode(),
             wasm=file("pyodide.asm.wasm"),
             library=_slimmed(file("python_stdlib.zip")),
-            lock=json.dumps({"info": json.loads(file("pyodide-lock.json"))["info"], "packages": {}}),
+            lock=json.dumps(
+                {"info": json.loads(file("pyodide-lock.json"))["info"], "packages": {}}
+            ),
         )
 
 
@@ -84,13 +86,11 @@ def _read(archive: Path) -> bytes:
 
 def _fetched() -> bytes:
     kept = default_cache_dir() / f"pyodide-{VERSION}.tgz"
-    if kept.exists():
-        content = kept.read_bytes()
-        if _digest(content) == SHA256:
-            return content
+    if kept.exists() and _digest(kept.read_bytes()) == SHA256:
+        return kept.read_bytes()
     try:
         with urllib.request.urlopen(ADDRESS, timeout=_TIMEOUT_S) as response:
-            content = response.read()
+            content: bytes = response.read()
     except OSError as error:
         raise UserError(
             f"{ADDRESS} cannot be fetched ({error}): fetch it elsewhere, and give the file with "

@@ -214,7 +214,9 @@ def from_json(found: Mapping[str, Any]) -> Template:
             at,
             None if end == _OUTLIVES else (place(end, its), then),
         )
-        for part, layer, number, size, saved, at, end, its, then in zip(*found["lives"], strict=True)
+        for part, layer, number, size, saved, at, end, its, then in zip(
+            *found["lives"], strict=True
+        )
     ]
     gradients = [
         (name, (place(part, layer), number), place(where, its), at)

@@ -27,7 +27,7 @@ FRESH = 6
 @pytest.fixture(scope="module")
 def stored() -> dict[str, Any]:
     """Structure -> what is stored of it."""
-    found = {}
+    found: dict[str, Any] = {}
     with zipfile.ZipFile(DATA) as archive:
         for name in archive.namelist():
             of_kind = json.loads(archive.read(name))
@@ -70,17 +70,23 @@ def normal(template: Template) -> Counter[tuple[Any, ...]]:
     """What matters of a template. In which order a CPU's autocast forgets its casts, all at once,
     is by chance, and so are the numbers of these events."""
     trace: Trace = template.trace
-    lives = Counter(
-        ("life", each.birth[0], template.sizes[each.size_bytes], each.saved, each.end and each.end[0])
+    lives: Counter[tuple[Any, ...]] = Counter(
+        (
+            "life",
+            each.birth[0],
+            template.sizes[each.size_bytes],
+            each.saved,
+            each.end and each.end[0],
+        )
         for each in trace.lives
     )
-    lives += Counter(("gradient", name, birth[0], where) for name, birth, where, _ in trace.gradients)
+    lives += Counter(
+        ("gradient", name, birth[0], where) for name, birth, where, _ in trace.gradients
+    )
     return lives + Counter(("mark", str(mark), where) for mark, where, _ in trace.marks)
 
 
-def test_traces_are_those_of_today(
-    stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_are_those_of_today(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # All would take minutes; each of these stands for what all models have in common.
     configs = list(generate._configs())
     drawn = random.Random(8).sample(configs, 2)

@@ -1,5 +1,4 @@
-"""What the page asks: the arguments of `shardscale plan` in, its answers out, one choice at a time.
-"""
+"""What the page asks: arguments of `shardscale plan` in, its answers out, a choice at a time."""
 
 from functools import lru_cache
 from typing import Any
