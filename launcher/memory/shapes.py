@@ -1,4 +1,4 @@
-"""What the parameters of a decoder are called and how large they are: the decoder itself is asked."""
+"""What the parameters of a decoder are called, and their sizes: the decoder itself is asked."""
 
 import dataclasses
 from collections.abc import Callable
