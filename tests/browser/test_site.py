@@ -26,6 +26,7 @@ SMALL = {
     "micro_batch": "4",
 }
 PATIENCE_MS = 240_000
+MOVE = "(hash) => new Promise((done) => { location.hash = hash; setTimeout(done, 100); })"
 HOSTILE = "<img src=x onerror=document.title='pwned'>"
 
 
@@ -80,8 +81,7 @@ def ask(page: Any, **changes: str) -> None:
 
 
 def follow(page: Any, **changes: str) -> None:
-    move = "(hash) => new Promise((done) => { location.hash = hash; setTimeout(done, 100); })"
-    page.evaluate(move, urlencode(SMALL | changes))
+    page.evaluate(MOVE, urlencode(SMALL | changes))
 
 
 def planned(page: Any) -> None:
@@ -147,6 +147,12 @@ def test_search_shows_every_way_and_one_can_be_picked(page: Any) -> None:
     page.keyboard.press("Enter")
     assert page.locator(".verdict .winner").last.inner_text() != best
     assert "--zero 3" in page.locator("#command").inner_text()
+    chosen = page.locator(".verdict").inner_text()
+    link = page.evaluate("location.hash")
+    ask(page)
+    page.evaluate(MOVE, link.removeprefix("#"))  # a link holds what was picked, too
+    planned(page)
+    assert page.locator(".verdict").inner_text() == chosen
 
 
 def test_what_does_not_fit_has_no_command(page: Any) -> None:

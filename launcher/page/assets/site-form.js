@@ -8,7 +8,7 @@ const OWN = [
 const DEFAULTS = {
   model: "gpt2-xl", gpu: "A100-80GB", gpus: "4", gpus_per_node: "", seq_len: "", global_batch: "",
   train: "full", lora_rank: "8", precision: "bf16", sharding: "", activation_checkpointing: "",
-  micro_batch: "", ...Object.fromEntries(OWN.map(([name]) => [name, ""])),
+  micro_batch: "", pick: "", ...Object.fromEntries(OWN.map(([name]) => [name, ""])),
 };
 const MOST = 2 ** 31 - 1;
 
@@ -87,7 +87,8 @@ function form(changed) {
       field("precision", "precision", picker([...same(data.precisions), ["", "best (search)"]])),
       field("micro_batch", "micro-batch", number("best"))));
   const inputs = [...element.querySelectorAll("select, input")];
-  const values = () => Object.fromEntries(inputs.map((input) => [input.id, input.value.trim()]));
+  const values = () => ({ ...DEFAULTS, // what was picked among the answers to another question is over
+    ...Object.fromEntries(inputs.map((input) => [input.id, input.value.trim()])) });
   const told = () => {
     const fields = values();
     const named = data.models[fields.model];

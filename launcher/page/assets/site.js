@@ -18,19 +18,29 @@ let fields = readHash(location.hash);
 let asked = 0; // the number of the question that is on the page
 let about = null; // what the planner said of it
 let rows = []; // what it has assessed so far
-let picked = null; // the row whose bars and command are shown, where it is not the best
 
 const status = html("p", { className: "note", role: "status", id: "status" });
 const result = html("div", { id: "result" });
+// On a screen where the fields push the answer away: the answer in a line, and a way there.
+const glance = html("button", { type: "button", id: "glance", hidden: "" });
+glance.addEventListener("click", () => result.scrollIntoView({ block: "start" }));
 const nameOf = (row) => [row.sharding, row.precision,
   row.activation_checkpointing === "none" ? "" : `${row.activation_checkpointing} checkpointing`,
   `micro-batch ${row.micro_batch}`].filter(Boolean).join(" \u00b7 ");
 const better = (a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) ||
   (a.verdict === "does not fit" ? 0 : b.tokens_per_s - a.tokens_per_s) || a.used_bytes - b.used_bytes;
 
-const parts = form((next) => {
+// What a link says of the row whose bars and command are shown, where it is not the best.
+const pickOf = (row) => [row.sharding, row.precision, row.activation_checkpointing].join(" ");
+const picked = () => rows.find((row) => pickOf(row) === fields.pick);
+
+function remember(next) {
   fields = next;
   history.replaceState(null, "", location.pathname + location.search + writeHash(fields));
+}
+
+const parts = form((next) => {
+  remember(next);
   parts.show(fields);
   plan();
 });
@@ -39,7 +49,6 @@ async function plan() {
   const mine = ++asked;
   const current = () => mine === asked;
   const argv = JSON.stringify(planArguments(fields));
-  picked = null;
   status.textContent = rows.length ? "Planning \u2026" : "Starting the planner in this page \u2026";
   try {
     const found = await pythons.ask("choices_of", [argv], current);
@@ -78,6 +87,7 @@ async function plan() {
 function refuse(sentence) {
   rows = [];
   status.textContent = "";
+  glance.hidden = true;
   result.replaceChildren(html("p", { className: "refused", role: "alert", text: sentence }));
 }
 
@@ -132,7 +142,7 @@ function exactly(row) {
 }
 
 function commands(row) {
-  const terminal = ["shardscale plan", ...(picked === null && fields.sharding === "" ? planArguments(fields) : exactly(row))].join(" ");
+  const terminal = ["shardscale plan", ...(picked() === undefined && fields.sharding === "" ? planArguments(fields) : exactly(row))].join(" ");
   const block = (id, text) => html("div", { className: "command" }, html("pre", { id, text, tabindex: 0 }),
     copied(html("button", { type: "button", text: "copy", "aria-label": `copy: ${text}` }), () => text));
   const link = copied(html("button", { type: "button", id: "link", text: "copy a link to this choice" }), () => location.href);
@@ -176,14 +186,14 @@ function chooser(row) {
   const button = html("button", { type: "button", className: "pick", text: row.sharding,
     "aria-pressed": String(row === shownRow()), "aria-label": `show ${nameOf(row)}` });
   button.addEventListener("click", () => {
-    picked = row;
+    remember({ ...fields, pick: pickOf(row) });
     draw();
     document.getElementById("result").scrollIntoView({ block: "nearest" });
   });
   return html("th", { scope: "row", className: "name" }, button);
 }
 
-const shownRow = () => picked ?? rows[0];
+const shownRow = () => picked() ?? rows[0];
 
 function draw() {
   const focused = document.activeElement?.getAttribute("aria-label");
@@ -193,6 +203,8 @@ function draw() {
   result.replaceChildren(
     html("p", { className: "lede", text: `${size}; ${row.global_batch} x ${about.seq_len} tokens in a step.` }),
     summary(row), commands(row), bars(row), ways());
+  glance.replaceChildren(html("span", { className: `state ${VERDICTS[row.verdict]}`, text: verdictOf(row).join(": ") }));
+  glance.hidden = false;
   if (focused) [...result.querySelectorAll("[aria-label]")].find((e) => e.getAttribute("aria-label") === focused)?.focus({ preventScroll: true });
 }
 
@@ -205,7 +217,7 @@ put(
   html("header", {}, html("p", { className: "kicker", text: "shardscale" }),
     html("h1", { text: "Will it fit, and how fast?" }),
     html("p", { className: "lede", text: "The planner of shardscale, in this page: no server, and nothing leaves your browser." })),
-  html("div", { className: "calculator" }, parts.element, html("div", {}, status, result)),
+  html("div", { className: "calculator" }, parts.element, html("div", {}, status, result)), glance,
   notes([
     "Predicted is all that a GPU uses at its highest moment: what the caching allocator reserves, the CUDA context and NCCL. 1 GiB is 2\u00b3\u2070 bytes.",
     "Sequences and matrices that are cut over GPUs are not tried here; shardscale plan tries them too.",
