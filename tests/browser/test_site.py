@@ -85,7 +85,7 @@ def follow(page: Any, **changes: str) -> None:
 
 
 def planned(page: Any) -> None:
-    page.locator("#status", has_text=" planned.").wait_for()
+    page.locator("#status", has_text=" planned").wait_for()
 
 
 def test_says_what_plan_says(page: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,8 +57,13 @@ async function plan() {
     about = found;
     rows = [];
     parts.offer([...new Set(found.choices.map((choice) => choice.sharding))], fields.sharding);
+    // Fastest first, and as in the planner's search: what is slower than a choice of the same
+    // sharding that fits is left out.
     const wanted = found.choices.map((choice, number) => [choice, number])
-      .filter(([choice]) => fields.sharding === "" || choice.sharding === fields.sharding);
+      .filter(([choice]) => fields.sharding === "" || choice.sharding === fields.sharding)
+      .sort(([a], [b]) => b.most_tokens_per_s - a.most_tokens_per_s);
+    const fastest = {};
+    const worth = (choice) => current() && choice.most_tokens_per_s >= (fastest[choice.sharding] ?? 0);
     if (wanted.length === 0) {
       return refuse(`${fields.sharding} is not among what can run with the other choices: take another one.`);
     }
@@ -66,16 +71,20 @@ async function plan() {
     const told = () => {
       status.textContent = done < wanted.length
         ? `Planning: ${done} of ${counted(wanted.length, "choice")} \u2026`
-        : `${counted(wanted.length, "choice")} planned.`;
+        : `${counted(wanted.length, "choice")} planned${rows.length < done ? "; those that are slower than one of the same sharding that fits are left out" : ""}.`;
     };
     told();
-    await Promise.all(wanted.map(async ([, number]) => {
-      const row = await pythons.ask("assessed", [argv, number], current);
+    await Promise.all(wanted.map(async ([choice, number]) => {
+      const row = await pythons.ask("assessed", [argv, number], () => worth(choice));
       if (!current()) return;
+      done += 1;
+      if (row === null) return told();
       if (row.refused !== undefined) throw new Error(row.refused);
+      if (row.verdict === "fits") {
+        fastest[row.sharding] = Math.max(fastest[row.sharding] ?? 0, row.tokens_per_s);
+      }
       rows.push(row);
       rows.sort(better);
-      done += 1;
       told();
       draw();
     }));
@@ -99,10 +108,13 @@ function verdictOf(row) {
   }[row.verdict];
 }
 
+// As a range: how long runs took of what is predicted is known from published ones.
 function secondsOf(row) {
-  const time = row.step_time_s;
-  return time === null ? "n/a" : shown(time, "seconds");
+  if (row.step_time_s === null) return "n/a";
+  return `${threeDigits(row.least_total_s)} to ${threeDigits(row.most_total_s)} s`;
 }
+
+const ties = (a, b) => a.least_total_s <= b.most_total_s && b.least_total_s <= a.most_total_s;
 
 function summary(row) {
   const [verdict, memory] = verdictOf(row);
@@ -175,11 +187,15 @@ function ways() {
     sorted: { key: "tokens_per_s", descending: true }, changed: () => {},
     cellOf: (row, column, best) => {
       if (column.key === "sharding") return chooser(row);
+      if (column.key === "step_time_s" && row.step_time_s !== null) {
+        const tied = row !== rows[0] && ties(row, rows[0]) ? " =" : "";
+        return html("td", { className: "number", text: secondsOf(row) + tied });
+      }
       if (column.key !== "verdict") return plainCell(row, column, best);
       return html("td", {}, html("span", { className: `state ${VERDICTS[row.verdict]}`, text: row.verdict }));
     },
   });
-  return section("Every way", "The planner's choices; one that is picked is shown above, with its command.", [], table.element);
+  return section("Every way", "The planner's choices; one that is picked is shown above, with its command. = is as fast as the first, for all that can be told.", [], table.element);
 }
 
 function chooser(row) {

@@ -5,7 +5,7 @@ from typing import Any
 
 from launcher.config.arguments import parse_run_config
 from launcher.errors import UserError
-from launcher.plan.assess import Assessment, Place, assess
+from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import PRECISIONS, Choice, choices, given_fields
 from launcher.plan.cli import command_of, find_place, parse_options
 from launcher.plan.table import page_row
@@ -33,7 +33,7 @@ def choices_of(argv: tuple[str, ...]) -> dict[str, Any]:
                 "sharding": choice.label,
                 "precision": choice.precision,
                 "activation_checkpointing": choice.checkpointing,
-                "micro_batches": [run.config.data.micro_batch for run in choice.runs],
+                "most_tokens_per_s": max(tokens_per_s(run, place) for run in choice.runs),
             }
             for choice in found
         ],
