@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install packages demo test test-nvme test-nullgpu check clean
+.PHONY: install packages demo docs test test-nvme test-nullgpu check clean
 
 install: $(VENV)/installed
 
@@ -24,6 +24,15 @@ demo: install
 	$(BIN)/shardscale sweep --nproc 2 --config bench/small.yaml --grid strategy=ddp,fsdp,zero2,zero3 \
 	    --steps 20 --memory-trace --out $(DEMO)/sharding
 	@echo "the page: $(DEMO)/sharding/report/report.html"
+
+# The documentation, as a site of static pages in site/: open it with
+# `python -m http.server --directory site`. A broken link ends it. Where there is a calculator
+# (`shardscale site`), it becomes site/calculator/.
+docs: install
+	rm -rf site build/calculator
+	! $(BIN)/shardscale --help | grep -q '^  site ' || $(BIN)/shardscale site build/calculator
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the site: site/index.html"
 
 # Slurm and a browser come from Debian's packages where this is root and apt exists; without them
 # their tests are skipped and say so.
@@ -72,4 +81,4 @@ check: install
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(NULLGPU) runs sweeps build *.egg-info
+	rm -rf $(VENV) $(NULLGPU) runs sweeps build site *.egg-info

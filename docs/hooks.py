@@ -1,0 +1,57 @@
+"""What mkdocs is told besides mkdocs.yml: results of bench/ and the calculator belong to the site,
+and pages that are not written yet are left out of its menu."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+CALCULATOR = ROOT / "build" / "calculator"
+"""Where `shardscale site` has left it, if it has."""
+AWAITED = ("calculator.md", "accuracy.md", "pruning.md", "export.md")
+"""Of mkdocs.yml's menu: shown as soon as they are there. Elsewhere a missing page is an error."""
+EMBEDDED = '# Calculator\n\n<iframe class="calculator" src="app/" title="Calculator"></iframe>\n'
+
+# `../bench/results/x.md`, as it is right in the repository, is `results/x.md` on the site: one
+# folder less up.
+_RESULT = re.compile(r"\]\(\.\./((?:\.\./)*)bench/results/")
+_SHOWN = (".css", ".html", ".js", ".json", ".md", ".mjs", ".png", ".svg", ".wasm", ".zip")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Leave out of the menu what is not there."""
+    config.nav = _present(config.nav or [], Path(config.docs_dir))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add what lies outside docs/: as pages where it is Markdown, else as it is."""
+    for folder, place in ((RESULTS, "results"), (CALCULATOR, "calculator/app")):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _SHOWN:
+                uri = f"{place}/{path.relative_to(folder).as_posix()}"
+                files.append(File.generated(config, uri, abs_src_path=str(path)))
+    if CALCULATOR.exists() and files.get_file_from_path("calculator.md") is None:
+        files.append(File.generated(config, "calculator.md", content=EMBEDDED))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to results lead to where these are on the site."""
+    return _RESULT.sub(r"](\1results/", markdown)
+
+
+def _present(entries: list[Any], docs: Path) -> list[Any]:
+    kept = []
+    for entry in entries:
+        if isinstance(entry, str):
+            built = entry == "calculator.md" and CALCULATOR.exists()
+            if entry not in AWAITED or built or (docs / entry).exists():
+                kept.append(entry)
+            continue
+        ((title, inside),) = entry.items()
+        kept.append({title: _present(inside, docs) if isinstance(inside, list) else inside})
+    return kept
