@@ -1,0 +1,217 @@
+"""Runs every command of docs/ as it is written there, and writes what it prints below it.
+
+A fence of `sh` holds commands, one per line (or more, with a backslash). Those of a page are run in
+order, in one folder of its own that has the repository's bench/, ds_configs/ and slurm/. A command
+that says `(needs ...)` is not run; one that says `(exit code 3)` must end so, others with 0. A
+fence of `text title="prints"` right below holds what they print, and of
+`text title="prints, in part"` some of those lines. bench/results/docs_commands.json says which
+commands have been run: tests/unit/test_docs.py holds docs/ against it.
+
+    python bench/docs_commands.py [PAGE ...]        all pages take about half an hour on two cores
+"""
+
+import argparse
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RECORD = ROOT / "bench" / "results" / "docs_commands.json"
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+BEFORE = re.compile(r"^<!-- before: (.*) -->$", re.MULTILINE)
+ENDS_WITH = re.compile(r"\(exit code (\d)\)")
+PRINTS, IN_PART = 'text title="prints"', 'text title="prints, in part"'
+LONGEST_S = 1800
+CACHE = Path(tempfile.gettempdir()) / f"docs-commands-{os.getuid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command line of a page."""
+
+    text: str
+    hidden: bool = False
+    """What a page takes for granted: run before its commands, in a comment of the page."""
+
+    @property
+    def is_run(self) -> bool:
+        return "(needs " not in self.text
+
+    @property
+    def exit_code(self) -> int:
+        said = ENDS_WITH.search(self.text)
+        return int(said[1]) if said else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fence of commands, and where in the text the fence of their output has its lines."""
+
+    commands: tuple[Command, ...]
+    output: tuple[int, int] | None
+    in_part: bool
+    indent: str
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    """The blocks of a page, in their order."""
+    fences = list(FENCE.finditer(text))
+    for fence, follower in zip(fences, [*fences[1:], None], strict=True):
+        if fence[2] != "sh":
+            continue
+        lines = fence[3].replace("\\\n", " ").splitlines()
+        commands = tuple(
+            Command(text=" ".join(line.split()))
+            for line in lines
+            if line.strip() and not line.strip().startswith("#")
+        )
+        shown = follower is not None and follower[2] in (PRINTS, IN_PART)
+        if follower is None or not shown or text[fence.end() : follower.start()].strip():
+            yield Block(commands=commands, output=None, in_part=False, indent="")
+        else:
+            part = follower[2] == IN_PART
+            yield Block(
+                commands=commands, output=follower.span(3), in_part=part, indent=follower[1]
+            )
+
+
+def hidden_of(text: str) -> list[Command]:
+    """What a page takes for granted."""
+    return [Command(text=said, hidden=True) for said in BEFORE.findall(text)]
+
+
+def commands_of(page: Path) -> list[Command]:
+    """All commands of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [*hidden_of(text), *(each for block in blocks_of(text) for each in block.commands)]
+
+
+def pages() -> list[Path]:
+    """All pages that have commands."""
+    return [page for page in sorted(DOCS.rglob("*.md")) if commands_of(page)]
+
+
+def run(command: Command, folder: Path) -> list[str]:
+    """Run one command; the lines of its standard output.
+
+    Raises:
+        SystemExit: it has ended otherwise than the page says.
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    cache = {"SHARDSCALE_CACHE": str(CACHE)}  # no constants learnt on this machine
+    plain = {"TERM": "dumb", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    # The verbs lay out their tables for a terminal; a training run would draw a bar in it.
+    reader, writer = pty.openpty() if command.text.startswith("shardscale") else os.pipe()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            ["bash", "-c", command.text],
+            cwd=folder,
+            env=os.environ | {"PATH": path} | cache | plain,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=said,
+        )
+        os.close(writer)
+        printed = b"".join(_chunks(reader))
+        code = process.wait(LONGEST_S)
+        if code != command.exit_code:
+            said.seek(0)
+            shown = (printed.decode(errors="replace") + said.read())[-3000:]
+            sys.exit(f"{command.text}\nended with {code}, not {command.exit_code}\n{shown}")
+    return [line.rstrip() for line in printed.decode().replace("\r", "").splitlines()]
+
+
+def _chunks(reader: int) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = os.read(reader, 65536)
+        except OSError:  # a terminal that nobody writes to any more
+            chunk = b""
+        if not chunk:
+            os.close(reader)
+            return
+        yield chunk
+
+
+def in_part(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """Today's wording of the lines that a page shows: those that begin with the same words.
+
+    Raises:
+        SystemExit: a line is not printed any more.
+    """
+    kept, left = [], list(printed)
+    for line in shown:
+        words = line.split()
+        same = [
+            number
+            for count in (3, 2, 1)
+            for number, other in enumerate(left)
+            if words and other.split()[:count] == words[:count]
+        ]
+        if words and not same:
+            sys.exit(f"not printed any more: {line}\n" + "\n".join(printed))
+        if words:
+            kept.append(left[same[0]])
+            left = left[same[0] + 1 :]
+        else:
+            kept.append("")
+    return kept
+
+
+def refresh(page: Path) -> dict[str, int]:
+    """Run a page's commands and write their output into it; command -> exit code."""
+    text = page.read_text(encoding="utf-8")
+    ended: dict[str, int] = {}
+    changes: list[tuple[int, int, str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for outside in ("bench", "ds_configs", "slurm"):
+            (folder / outside).symlink_to(ROOT / outside)
+        for command in hidden_of(text):
+            run(command, folder)
+            ended[command.text] = command.exit_code
+        for block in blocks_of(text):
+            printed: list[str] = []
+            for command in block.commands:
+                if command.is_run:
+                    print(f"  {command.text}", flush=True)
+                    printed += run(command, folder)
+                    ended[command.text] = command.exit_code
+            if block.output is not None:
+                start, end = block.output
+                if block.in_part:
+                    shown = [line.strip() for line in text[start:end].splitlines()]
+                    printed = in_part(shown, printed)
+                lines = "".join(f"{block.indent}{line}".rstrip() + "\n" for line in printed)
+                changes.append((start, end, lines))
+    for start, end, lines in reversed(changes):
+        text = text[:start] + lines + text[end:]
+    page.write_text(text, encoding="utf-8")
+    return ended
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", type=Path, help="all that have commands if none")
+    asked = [page.resolve() for page in parser.parse_args().pages] or pages()
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    names = {page.relative_to(DOCS).as_posix() for page in pages()}
+    record = {name: ended for name, ended in record.items() if name in names}
+    for page in asked:
+        name = page.relative_to(DOCS).as_posix()
+        print(name, flush=True)
+        if ended := refresh(page):
+            record[name] = ended
+        RECORD.write_text(json.dumps(dict(sorted(record.items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
