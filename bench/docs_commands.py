@@ -15,11 +15,13 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -64,15 +66,10 @@ class Block:
 def blocks_of(text: str) -> Iterator[Block]:
     """The blocks of a page, in their order."""
     fences = list(FENCE.finditer(text))
-    for fence, follower in zip(fences, [*fences[1:], None], strict=True):
+    for fence, follower in zip_longest(fences, fences[1:]):
         if fence[2] != "sh":
             continue
-        lines = fence[3].replace("\\\n", " ").splitlines()
-        commands = tuple(
-            Command(text=" ".join(line.split()))
-            for line in lines
-            if line.strip() and not line.strip().startswith("#")
-        )
+        commands = tuple(Command(text=text) for text in lines_of(fence[3]))
         shown = follower is not None and follower[2] in (PRINTS, IN_PART)
         if follower is None or not shown or text[fence.end() : follower.start()].strip():
             yield Block(commands=commands, output=None, in_part=False, indent="")
@@ -81,6 +78,20 @@ def blocks_of(text: str) -> Iterator[Block]:
             yield Block(
                 commands=commands, output=follower.span(3), in_part=part, indent=follower[1]
             )
+
+
+def lines_of(block: str) -> Iterator[str]:
+    """The command lines of a fence: a quotation or a backslash goes on in the next line."""
+    text = ""
+    for line in re.sub(r" *\\\n *", " ", block).splitlines():
+        text += line.rstrip() if text == "" else f"\n{line}"
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:  # inside a quotation
+            continue
+        if words:
+            yield text.strip()
+        text = ""
 
 
 def hidden_of(text: str) -> list[Command]:
@@ -126,7 +137,8 @@ def run(command: Command, folder: Path) -> list[str]:
             said.seek(0)
             shown = (printed.decode(errors="replace") + said.read())[-3000:]
             sys.exit(f"{command.text}\nended with {code}, not {command.exit_code}\n{shown}")
-    return [line.rstrip() for line in printed.decode().replace("\r", "").splitlines()]
+    text = printed.decode().replace("\r", "").replace(f"{folder}/", "")
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def _chunks(reader: int) -> Iterator[bytes]:

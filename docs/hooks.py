@@ -15,11 +15,13 @@ CALCULATOR = ROOT / "build" / "calculator"
 """Where `shardscale site` has left it, if it has."""
 AWAITED = ("calculator.md", "accuracy.md", "pruning.md", "export.md")
 """Of mkdocs.yml's menu: shown as soon as they are there. Elsewhere a missing page is an error."""
+WIDE = ("matrix.md", "will-it-fit.md")
 EMBEDDED = '# Calculator\n\n<iframe class="calculator" src="app/" title="Calculator"></iframe>\n'
 
 # `../bench/results/x.md`, as it is right in the repository, is `results/x.md` on the site: one
 # folder less up.
 _RESULT = re.compile(r"\]\(\.\./((?:\.\./)*)bench/results/")
+_CODE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 _SHOWN = (".css", ".html", ".js", ".json", ".md", ".mjs", ".png", ".svg", ".wasm", ".zip")
 
 
@@ -40,7 +42,11 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to results lead to where these are on the site."""
+    """Links to results lead to where these are on the site; wide tables have the page's width."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
+    # In a table's code GitHub wants `a\\|b`, and mkdocs shows the backslash.
+    markdown = _CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
     return _RESULT.sub(r"](\1results/", markdown)
 
 

@@ -1,0 +1,201 @@
+"""docs/: its links, its commands, its tables, the names of other tools, and its site."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tyro
+from docs_commands import DOCS, RECORD, ROOT, Command, commands_of, in_part, pages
+from docs_pages import filled
+
+from launcher.__main__ import VERBS
+from launcher.compare.report.cli import ReportOptions
+from launcher.compare.sweep.grid_source import parse_options as parse_sweep
+from launcher.config.arguments import parse_run_config
+from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
+from launcher.config.resolve import resolve
+from launcher.exchange.export import ExportOptions
+from launcher.generate.cli import GenerateOptions
+from launcher.plan.cli import find_place
+from launcher.plan.cli import parse_options as parse_plan
+from launcher.torchrun import split_command
+from launcher.torchrun_options import read_options
+
+PAGES = sorted(DOCS.rglob("*.md"))
+COMMANDS = [(page, command) for page in pages() for command in commands_of(page)]
+MADE = ("--init-from", "--resume", "--deepspeed", "--data", "--hf-config")
+"""Flags whose files an earlier command of the page makes, or a download brings."""
+OPTIONS = {"report": ReportOptions, "export": ExportOptions, "generate": GenerateOptions}
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(DOCS).as_posix()
+
+
+def parts_of(text: str) -> Iterator[list[str]]:
+    """The words of each program that a command line starts."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|;&<>()")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in lexer:
+        if word[0] in "|;&<>":
+            yield words
+            words = []
+        else:
+            words.append(word)
+    yield words
+
+
+def without_files(flags: list[str]) -> list[str]:
+    """Flags of a training, less those that name a file which is not here."""
+    kept, skip = [], False
+    for word in flags:
+        if not skip and word not in MADE:
+            kept.append(word)
+        skip = word in MADE
+    return kept
+
+
+def check_training(flags: list[str], ranks: int, *, started: bool) -> None:
+    """The real parser takes the flags; for a run that nobody has started, so do the rules."""
+    config = parse_run_config(without_files(flags), ranks)
+    if not started and len(without_files(flags)) == len(flags):
+        resolve(config, world_size=ranks, device_type="cuda")
+
+
+def check(words: list[str], *, started: bool) -> None:
+    """Parse a program's words as it would itself, where it is one of ours."""
+    if words[:3] == ["python", "-m", "launcher.train"]:
+        check_training(words[3:], 1, started=started)
+    elif words[:1] == ["torchrun"]:
+        own, program, flags = split_command(words[1:])
+        read_options([*own, *program])
+        assert program == ["-m", "launcher.train"]
+        check_training(flags, int(own[own.index("--nproc-per-node") + 1]), started=started)
+    elif words[:1] == ["shardscale"]:
+        verb, arguments = words[1], words[2:]
+        assert verb in VERBS, words
+        if verb == "plan":
+            options, training = parse_plan(without_files(arguments))
+            parse_run_config(training, find_place(options)[0].world_size)
+        elif verb == "sweep":
+            _, training = parse_sweep(arguments)
+            parse_run_config(training)
+        elif verb in OPTIONS:
+            tyro.cli(OPTIONS[verb], args=arguments)
+        else:
+            assert started, f"{words}: parsed by running it only"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_that_are_named_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:bench|tests|launcher|ds_configs|slurm)/[\w./-]+)", text):
+        assert (ROOT / name.rstrip(".")).exists(), f"{name_of(page)}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), COMMANDS, ids=[f"{name_of(page)}-{c.text[:50]}" for page, c in COMMANDS]
+)
+def test_commands_are_taken(page: Path, command: Command) -> None:
+    for words in parts_of(re.sub(r"\s#.*", "", command.text)):
+        check(words, started=command.is_run)
+
+
+def test_every_command_was_run_as_it_is_written() -> None:
+    """By bench/docs_commands.py, which ends where one does not end as the page says."""
+    expected = {
+        name_of(page): {c.text: c.exit_code for c in commands_of(page) if c.is_run}
+        for page in pages()
+    }
+    expected = {name: ended for name, ended in expected.items() if ended}
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert recorded == dict(sorted(expected.items()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_are_their_sources(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert filled(text) == text, f"{name_of(page)} is behind: python bench/docs_pages.py"
+
+
+def test_lines_are_found_again_when_figures_have_changed() -> None:
+    printed = ["sharding  s/step", "zero3      1.0", "zero3+cpu  2.0", "fits, 3GiB", "fits, 4GiB"]
+    assert in_part(["zero3+cpu  9.9", "fits, 0GiB"], printed) == ["zero3+cpu  2.0", "fits, 3GiB"]
+    with pytest.raises(SystemExit, match="ddp"):
+        in_part(["ddp 1.0"], printed)
+
+
+def rows(page: str) -> Iterator[tuple[str, str]]:
+    """Name there and flags here of each row of a page of migration."""
+    for line in (DOCS / "migrate" / page).read_text(encoding="utf-8").splitlines():
+        found = re.match(r"\| `([^`]+)`", line)
+        if found:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            flags = next((cell for cell in cells[1:] if cell.startswith("`--")), "")
+            yield found[1], " ".join(re.findall(r"`(--[^`]+)`", flags))
+
+
+@pytest.mark.parametrize("page", ["trainer.md", "accelerate.md", "deepspeed.md", "torchtitan.md"])
+def test_our_side_of_a_migration_is_taken(page: str) -> None:
+    found = [flags for _, flags in rows(page) if flags]
+    assert len(found) >= 15
+    for flags in found:
+        words = without_files(shlex.split(flags))
+        parse_run_config([word for word in words if word != "DIR"] if "DIR" not in words else words)
+
+
+def test_their_side_of_a_migration_is_theirs() -> None:
+    training = pytest.importorskip("transformers", reason="needs transformers").TrainingArguments
+    known = {field.name for field in dataclasses.fields(training)}
+    assert {name for name, _ in rows("trainer.md")} <= known
+    launch = pytest.importorskip("accelerate.commands.launch", reason="needs accelerate")
+    options = launch.launch_command_parser()._option_string_actions
+    assert {name for name, _ in rows("accelerate.md")} <= options.keys()
+    for name, _ in rows("deepspeed.md"):
+        assert name in KEYS or name in SECTIONS or name in TOP, name
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="needs the extra docs: pip install -e '.[docs]'")
+    out = tmp_path_factory.mktemp("site") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    assert (site / "questions" / "cuda-out-of-memory-zero-3" / "index.html").exists()
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert any("ZeRO-3" in entry["title"] for entry in index["docs"])
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?https?:|<link[^>]*stylesheet[^>]*https?:"
+    )
+    for page in site.rglob("*.html"):
+        if "results" not in page.parts:
+            assert not loaded.search(page.read_text(encoding="utf-8")), page
