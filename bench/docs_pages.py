@@ -19,10 +19,13 @@ from typing import Any
 from runs import ROOT
 from will_it_fit import CHOICES, GPUS, MODELS
 
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
 from launcher.errors import ExitCode
 from launcher.measure import records
 from launcher.measure.hardware import gpu_named
 from launcher.model.sizes import NAMED
+from launcher.plan.predict import by_category, predict
 from launcher.sizes import GIB, MIB
 
 DOCS = ROOT / "docs"
@@ -187,6 +190,24 @@ def memory_of(models: Sequence[str]) -> str:
     return markdown(titles, rows)
 
 
+def held(arguments: Sequence[str]) -> str:
+    """What a rank keeps between two steps in bf16, in bytes per parameter, by the planner."""
+    ranks = int(arguments[0])
+    titles = ("", "weights", "fp32 master weights", "gradients", "moments", "in all")
+    rows = []
+    for name, changes in CHOICES[4].items():
+        if "lora_rank" in changes or "offload_optimizer" in changes:
+            continue
+        config = RunConfig().replace(model="gpt2", precision="bf16", seq_len=64, **changes)
+        resolved = resolve(config, world_size=ranks, device_type="cuda")
+        lines = by_category(predict(resolved, world_size=ranks, device_type="cuda").held)
+        sizes = [lines[key] for key in ("params", "master", "grads", "optimizer")]
+        sizes.append(sum(lines.values()))
+        parameters = NAMED["gpt2"].parameter_count
+        rows.append((name, *(f"{size / parameters:.1f}" for size in sizes)))
+    return markdown(titles, rows)
+
+
 def exit_codes(_: Sequence[str]) -> str:
     """From their enum."""
     words = {
@@ -243,6 +264,7 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "fit": fit,
     "simplest": simplest,
     "memory-of": memory_of,
+    "held": held,
     "exit-codes": exit_codes,
     "records": lambda _: schema(RECORDS),
     "files": lambda _: schema(FILES),

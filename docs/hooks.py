@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _present(entries: list[Any], docs: Path) -> list[Any]:
-    kept = []
+    kept: list[Any] = []
     for entry in entries:
         if isinstance(entry, str):
             built = entry == "calculator.md" and CALCULATOR.exists()
