@@ -110,6 +110,16 @@ def pages() -> list[Path]:
     return [page for page in sorted(DOCS.rglob("*.md")) if commands_of(page)]
 
 
+def expected() -> dict[str, dict[str, int]]:
+    """Page -> command -> exit code, of all that are to be run: what the record must be."""
+    named = {page.relative_to(DOCS).as_posix(): commands_of(page) for page in pages()}
+    found = {
+        name: {each.text: each.exit_code for each in commands if each.is_run}
+        for name, commands in named.items()
+    }
+    return {name: ended for name, ended in found.items() if ended}
+
+
 def run(command: Command, folder: Path) -> list[str]:
     """Run one command; the lines of its standard output.
 
@@ -213,12 +223,16 @@ def refresh(page: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", type=Path, help="all that have commands if none")
-    asked = [page.resolve() for page in parser.parse_args().pages] or pages()
+    parser.add_argument("--behind", action="store_true", help="pages that have changed since")
+    options = parser.parse_args()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    names = {page.relative_to(DOCS).as_posix() for page in pages()}
-    record = {name: ended for name, ended in record.items() if name in names}
+    wanted = expected()
+    record = {name: ended for name, ended in record.items() if name in wanted}
+    asked = [page.resolve() for page in options.pages] or pages()
     for page in asked:
         name = page.relative_to(DOCS).as_posix()
+        if options.behind and record.get(name, {}) == wanted.get(name, {}):
+            continue
         print(name, flush=True)
         if ended := refresh(page):
             record[name] = ended
