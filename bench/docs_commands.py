@@ -181,8 +181,7 @@ def in_part(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
         if words and not same:
             sys.exit(f"not printed any more: {line}\n" + "\n".join(printed))
         if words:
-            kept.append(left[same[0]])
-            left = left[same[0] + 1 :]
+            kept.append(left.pop(same[0]))
         else:
             kept.append("")
     return kept

@@ -168,7 +168,7 @@ def simplest(_: Sequence[str]) -> str:
             shown = []
             for gpu in GPUS:
                 fitting = (way for way in ways if found[model, gpus, way, gpu]["verdict"] == "fits")
-                shown.append(next(fitting, "-"))
+                shown.append(next(fitting, "-").replace("+", " +"))
             rows.append((model_title(model) if gpus == 1 else "", str(gpus), *shown))
     return markdown(["", "GPUs", *gpu_titles()], rows)
 
