@@ -217,7 +217,8 @@ def exit_codes(_: Sequence[str]) -> str:
         ExitCode.FAILED: "failed",
         ExitCode.PREEMPTED: "preempted, and saved",
     }
-    return markdown(("code", "means"), [(str(int(code)), words[code]) for code in ExitCode])
+    rows = [(str(int(code)), words[code]) for code in ExitCode]
+    return markdown(("code", "means"), rows).replace("---:", "---")
 
 
 def schema(types: Sequence[type]) -> str:

@@ -83,7 +83,9 @@ def check(words: list[str], *, started: bool) -> None:
     elif words[:1] == ["shardscale"]:
         verb, arguments = words[1], words[2:]
         assert verb in VERBS, words
-        if verb == "plan":
+        if verb == "train":
+            check_training(arguments, 1, started=started)
+        elif verb == "plan":
             options, training = parse_plan(without_files(arguments))
             parse_run_config(training, find_place(options)[0].world_size)
         elif verb == "sweep":
