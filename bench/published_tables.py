@@ -61,12 +61,12 @@ def summary(results: Results) -> list[str]:
     for to_fit, rows in ((False, "rows that check"), (True, "rows that constants were fitted to")):
         some = [f for f in every if f.row.fits_constants == to_fit]
         like = [f for f in some if not f.unlike]
-        lines.append(f"**{rows}**")
+        lines += [f"**{rows}**", ""]
         lines += [_bytes_line("bytes", like), _bytes_line("bytes, other programs too", some)]
-        lines += [_seconds_line("seconds", like), _seconds_line("seconds, others too", some)]
+        lines += [_seconds_line("seconds", like), _seconds_line("seconds, others too", some), ""]
     ran = [(row, plan) for row, plan in results if row.runs is not None and plan.verdict]
     right = sum((plan.verdict != "does not fit") == row.runs for row, plan in ran)
-    lines.append("**All rows**")
+    lines += ["**all rows**", ""]
     lines.append(f"- whether it runs at all: {right} of {len(ran)} said right")
     for kind in ("bytes", "seconds"):
         found = pairs_of(results, kind)
@@ -139,12 +139,26 @@ def accuracy_page(results: Results) -> str:
         f"- `{key}` ({', '.join(ratios)}): {unlike.get(key) or reasons[key]}"
         for key, ratios in off.items()
     ]
+    differs: dict[str, list[str]] = {}
+    for row, _ in results:
+        mpt = row.key.startswith("mpt-")
+        names = differs.setdefault(row.differs, [])
+        names += [] if mpt and names else ["all of llm-foundry" if mpt else f"`{row.key}`"]
+    missed = [
+        f"- `{f.row.key}`: {f.ratio:.2f}"
+        for f in figures(results)
+        if f.kind == "seconds"
+        and not f.unlike
+        and not 1 / SECONDS_WITHIN <= f.ratio <= SECONDS_WITHIN
+    ]
     seconds = sorted({row.unlike_seconds for row, _ in results if row.unlike_seconds})
     parts = {
         "summary": summary(results),
         "table": table,
         "explained": explained,
+        "missed": missed,
         "unlike": [f"- {reason}" for reason in seconds],
+        "differs": [f"- {text}: {', '.join(names)}" for text, names in differs.items()],
         "sources": [f"- {source}" for source in sorted({row.source for row, _ in results})],
         "not usable": [f"- {rows}: {reason}" for rows, reason in not_usable()],
     }

@@ -97,7 +97,11 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
 def seconds(time: StepTime, best: StepTime) -> str:
     """Of a step, as a range, marked where it ties with the best."""
     mark = TIED if time.ties(best) else " "
-    return f"{time.least_s:.2g}-{time.most_s:.2g}{mark}"
+    return f"{_two_digits(time.least_s)}-{_two_digits(time.most_s)}{mark}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
 
 
 def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
@@ -201,6 +205,7 @@ def write_page(path: Path, found: Sequence[Assessment], place: Place, command: s
         "machine": place.machine.name,
         "source": place.machine.source,
         "command": command,
+        "range": [LEAST_OF_PREDICTED, MOST_OF_PREDICTED],
         "rows": [page_row(assessment, place) for assessment in found],
     }
     page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)

@@ -165,11 +165,8 @@ def test_zero_3_of_few_tokens_waits_for_its_host() -> None:
     # DeepSpeedExamples, training/bf16_master_weight: 0.6016 s per step, 4 x H100.
     shape: dict[str, Any] = {"layers": 32, "d_model": 4096, "heads": 32, "vocab_size": 50257}
     shape |= {"context": 512, "seq_len": 512, "tied": False, "attention": "eager"}
-    time = time_on(
-        *("H100", 4),
-        **(shape | {"zero": 3, "precision": "bf16", "micro_batch": 1}),
-        activation_checkpointing="full",
-    )
+    shape |= {"zero": 3, "precision": "bf16", "micro_batch": 1, "activation_checkpointing": "full"}
+    time = time_on("H100", 4, **shape)
     assert time.total_s == pytest.approx(0.60, rel=0.25)
 
 
