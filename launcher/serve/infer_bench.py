@@ -122,7 +122,11 @@ def _measured(options: InferBenchOptions, runs: Sequence[Asked], bench: Bench) -
         text = Path(scratch, "text.npz")
         np.savez(text, tokens=bench.tokens, targets=bench.targets)
         common = Case(
-            **{"run": "", "engine": "", "weights": "", "graph": "", "prepares": False},
+            run="",
+            engine="",
+            weights="",
+            graph="",
+            prepares=False,
             device=options.device_type,
             threads=torch.get_num_threads(),
             prompts=bench.prompts,
@@ -141,8 +145,9 @@ def _measured(options: InferBenchOptions, runs: Sequence[Asked], bench: Bench) -
         "memory": "resident set of the process" if options.device_type == "cpu" else "allocated",
         "settings": {
             name: getattr(options, name)
-            for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "sequences", "seed")
-        },
+            for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "seed")
+        }
+        | {"sequences": len(bench.tokens)},  # the split may hold fewer
         "parameters": {names[run.path]: run.model.parameter_count for run in runs},
         "rows": rows,
     }

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
-LLAMA = ModelConfig(
+SHAPE: dict[str, Any] = {
     **{"vocab_size": 257, "context": 64, "layers": 2, "heads": 4, "kv_heads": 2, "d_model": 64},
     **{"d_ff": 128, "position": "rope", "norm": "rms", "activation": "swiglu", "window": 9},
     **{"attention_bias": False, "mlp_bias": False, "tied": False},
-)
+}
+LLAMA = ModelConfig(**SHAPE)
 
 
 @pytest.fixture
@@ -32,10 +34,8 @@ def run(tmp_path: Path) -> Path:
     engine = NativeEngine(model, optimizer, accumulation=1, clip=0.0, device=torch.device("cpu"))
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} squared is {n * n}.\n" for n in range(4000)))
-    config = {"tokenizer": "byte", "data": str(text)}
-    Checkpointer(tmp_path / "run" / "checkpoints").save(
-        1, engine, {"config": config, "model": LLAMA}
-    )
+    extra: Any = {"config": {"tokenizer": "byte", "data": str(text)}, "model": LLAMA}
+    Checkpointer(tmp_path / "run" / "checkpoints").save(1, engine, extra)
     return tmp_path / "run"
 
 

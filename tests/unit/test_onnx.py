@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from test_exchange_families import CASES, randomise, saved_run
 from test_lora import LLAMA, LORA, drawn, write_run
 
 from launcher.errors import UserError
+from launcher.exchange.files import new_folder
 from launcher.generate.decode import continuation
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -218,7 +220,7 @@ def test_what_fp16_cannot_hold_leaves_nothing(
     config = ModelConfig(**{**CASES["gpt2"][1], "vocab_size": 257, "layers": 1})
     model = model_of(config).requires_grad_()
     with torch.no_grad():
-        model.blocks[0].mlp.fc.weight[0, 0] = 1e6
+        model.get_parameter("blocks.0.mlp.fc.weight")[0, 0] = 1e6
     write_run(tmp_path / "run", model)
     flags = ("--format", "onnx", "--dtype", "fp16", "--tokenizer", "none")
     assert verb(tmp_path / "run", *flags, "--out", tmp_path / "out") == 2
@@ -226,6 +228,18 @@ def test_what_fp16_cannot_hold_leaves_nothing(
         "shardscale: --dtype fp16: blocks.0.mlp.fc.weight has values beyond 65504; use bf16\n"
     )
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+
+
+def test_an_export_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    def ended() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "model.onnx").write_bytes(b"half of it")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        ended()
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
