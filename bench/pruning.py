@@ -24,7 +24,7 @@ PATTERNS = ("unstructured", "2:4", "heads", "mlp")
 METHODS = ("magnitude", "wanda")
 TEXT = ROOT / "bench" / "shakespeare.txt"
 TRAINING = (
-    *("--layers=4", "--d-model=128", "--heads=4", "--context=64", "--vocab-size=257"),
+    *("--layers=2", "--d-model=64", "--heads=4", "--context=64", "--vocab-size=257"),
     *("--tokenizer=byte", f"--data={TEXT}"),
 )
 COMMON = ("--device=cpu", "--micro-batch=16", "--test-batches=0", "--save-last")
@@ -44,7 +44,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         dense = trained(folder / "dense", options.steps, LR, *TRAINING)
-        whole = trained(folder / "whole", options.steps + options.recovery, LR, *TRAINING)
+        steps = options.steps + options.recovery
+        whole = perplexity(trained(folder / "whole", steps, LR, *TRAINING))
         recovered = recover(folder / "dense", options.recovery)
         rows = [
             {
@@ -70,7 +71,7 @@ def main() -> None:
             )
     result = {
         **{"steps": options.steps, "recovery": options.recovery, "sparsity": options.sparsity},
-        **{"whole": perplexity(whole), "rows": rows},
+        **{"whole": whole, "rows": rows},
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "pruning.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def trained(out: Path, steps: int, lr: float, *flags: str) -> Run:
-    every = max(1, steps // 10)
+    every = max(1, steps // 5)
     run = train(
         [*COMMON, f"--steps={steps}", f"--lr={lr}", f"--eval-every={every}", *flags], out=out
     )
