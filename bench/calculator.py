@@ -171,7 +171,10 @@ def worst(rows: list[dict[str, Any]]) -> float:
 def write(rows: list[dict[str, Any]], output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     (output / "calculator.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    same = sum(row["plan"] == row["page"] or row["apart"] == 0 for row in rows)
+    same = sum(
+        all(row["plan"][name] == row["page"][name] for name in ("used_bytes", "host_bytes"))
+        for row in rows
+    )
     cells = [
         [
             " ".join(row["arguments"]),
@@ -179,7 +182,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
             f"{row['page']['used_bytes']:,}",
             f"{row['plan']['tokens_per_s']:,.1f}",
             "-" if (speed := row["page"]["tokens_per_s"]) is None else f"{speed:,.1f}",
-            f"{row['apart']:.4%}",
+            f"{row['apart']:.1e}",
         ]
         for row in rows
     ]
@@ -189,9 +192,9 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
         "# The calculator's page against the planner",
         "",
         f"`python bench/calculator.py`: {len(rows)} random choices, {own} of them with dimensions "
-        f"of their own. {same} say the same to the byte, the furthest are {worst(rows):.4%} apart "
-        f"(bytes in all and by category, host bytes, tokens/s), and {verdicts} have the same "
-        "verdict. Speeds are shown of what fits.",
+        f"of their own. {same} say the same to the byte, the furthest are {worst(rows):.1e} of a "
+        f"figure apart (bytes in all and by category, host bytes, tokens/s), and {verdicts} have "
+        "the same verdict. Speeds are shown of what fits.",
         "",
         table(["choice", "plan, bytes", "page, bytes", "plan, tokens/s", "page", "apart"], cells),
     ]
