@@ -45,6 +45,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links to results lead to where these are on the site; wide tables have the page's width."""
     if page.file.src_uri in WIDE:
         page.meta["hide"] = ["toc"]
+    if page.file.src_uri.startswith("results/"):  # long tables would be found first for any word
+        page.meta["search"] = {"exclude": True}
     # In a table's code GitHub wants `a\\|b`, and mkdocs shows the backslash.
     markdown = _CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
     return _RESULT.sub(r"](\1results/", markdown)
