@@ -1,6 +1,7 @@
 """`shardscale plan` as a user meets it."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -234,3 +235,33 @@ def test_reducing_each_micro_batch_is_tried_where_some_are_accumulated() -> None
     assert not tried()
     assert not tried("--global-batch=16", "--micro-batch=4")
     assert not tried("--global-batch=16", "--strategy=fsdp", "--reduce-each-micro-batch")
+
+
+def test_seconds_are_a_range_in_which_ties_are_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    assert main([*NARROW, *PLACE, "--zero", "1", "--quiet", "--json", str(path)]) == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if line.startswith("zero1 "))
+    ((least, most),) = re.findall(r" ([\d.]+)-([\d.]+)= ", row)
+    (record, *_) = json.loads(path.read_text())
+    assert record["least_total_s"] == pytest.approx(float(least), rel=0.06)
+    assert record["most_total_s"] == pytest.approx(float(most), rel=0.06)
+    assert "= as fast as the first, for all that can be told" in shown
+
+
+@pytest.mark.parametrize("gpu", ["V100-32GB", "T4"])
+def test_fp16_is_planned_where_there_is_no_bf16(gpu: str) -> None:
+    narrow = ["--model", "nano", "--activation-checkpointing", "none", "--quiet"]
+    assert main([*narrow, "--gpus", "1", "--gpu", gpu, "--precision", "fp16"]) == 0
+    assert main([*narrow, "--gpus", "1", "--gpu", gpu, "--precision", "bf16"]) == 2
+
+
+def test_a_plan_is_for_one_kind_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NARROW, "--gpus", "8", "--gpu", "A100,H100"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "shardscale: GPU 'A100,H100' names several: a plan is for one kind of GPU, so plan once "
+        "for each"
+    ]
