@@ -7,13 +7,13 @@ from typing import Final
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.measure.hardware import find_gpu
 from launcher.memory.ledger import Ledger
+from launcher.plan.answers import Answers
 from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice, run_of
-from launcher.plan.fit import TIGHT_FROM, Verdict, replayed, reserved_bytes, verdict
+from launcher.plan.fit import TIGHT_FROM, Verdict, verdict, within
 from launcher.plan.machine import Machine
-from launcher.plan.predict import Prediction, by_category, predict
+from launcher.plan.predict import Prediction, by_category
 from launcher.plan.timing import StepTime, step_seconds
 from launcher.strategies import variant_of
 
@@ -86,10 +86,23 @@ class Assessment:
 def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment:
     """The fastest micro-batch of a choice that fits, or the `largest`; the smallest one where none
     does."""
-    sizes = _Sizes(choice, place)
+    on_gpu = place.machine.device == "cuda"
+    answers = Answers(
+        choice.runs[0],
+        world_size=place.world_size,
+        gpu=place.machine.name if on_gpu else None,
+    )
+    try:
+        return _assess(choice, place, answers, largest=largest)
+    finally:
+        answers.keep()
+
+
+def _assess(choice: Choice, place: Place, answers: Answers, *, largest: bool) -> Assessment:
+    sizes = _Sizes(choice, place, answers)
     most = sizes.largest(("fits", "tight"))
     if most is None:
-        return _replayed(sizes.at(0), place)
+        return _replayed(sizes.at(0), place, answers)
     safe = sizes.largest(("fits",))
     if largest and safe is not None:
         best = found = sizes.at(safe)
@@ -99,7 +112,7 @@ def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment
         speeds = [tokens_per_s(run, place) for run in choice.runs[: (safe or 0) + 1]]
         best, found = sizes.at(max(range(len(speeds)), key=speeds.__getitem__)), sizes.at(most)
     return dataclasses.replace(
-        _replayed(best, place), largest_micro_batch=found.run.config.data.micro_batch
+        _replayed(best, place, answers), largest_micro_batch=found.run.config.data.micro_batch
     )
 
 
@@ -107,14 +120,14 @@ class _Sizes:
     """One choice at the micro-batches that are asked for, each predicted once. Larger ones need
     more."""
 
-    def __init__(self, choice: Choice, place: Place) -> None:
-        self._choice, self._place = choice, place
+    def __init__(self, choice: Choice, place: Place, answers: Answers) -> None:
+        self._choice, self._place, self._answers = choice, place, answers
         self._known: dict[int, Assessment] = {}
 
     def at(self, index: int) -> Assessment:
         """That of the choice's runs."""
         if index not in self._known:
-            self._known[index] = _assess_run(self._choice, self._choice.runs[index], self._place)
+            self._known[index] = self._assess(self._choice.runs[index])
         return self._known[index]
 
     def largest(self, verdicts: tuple[Verdict, ...]) -> int | None:
@@ -146,33 +159,27 @@ class _Sizes:
                 wanted = min(max(round(line), size + near), above - near)
             place = self._place
             run = run_of(asked, wanted, place.world_size, place.machine.device)
-            tried = _assess_run(self._choice, run, place)
+            tried = self._assess(run)
             low, high = (tried, high) if tried.verdict == "fits" else (low, tried)
 
+    def _assess(self, run: Resolved) -> Assessment:
+        return _assess_run(self._choice, run, self._place, self._answers)
 
-def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
+
+def _assess_run(choice: Choice, run: Resolved, place: Place, answers: Answers) -> Assessment:
     """One choice at one micro-batch: enough to say whether it fits.
 
     Live bytes stand in for reserved ones where it clearly fits with them: replaying takes as long
     as predicting.
     """
     on_gpu = place.machine.device == "cuda"
-    prediction = predict(
-        run,
-        world_size=place.world_size,
-        device_type=place.machine.device,
-        gpu=find_gpu(place.machine.name) if on_gpu else None,
-    )
+    prediction = answers.prediction(run)
     used = prediction.peak_bytes
     if on_gpu:
         limit = place.memory_bytes - place.fixed_bytes
         used = place.fixed_bytes + prediction.peak_bytes
-        if used > CLEARLY_FITS * place.memory_bytes:
-            used = place.fixed_bytes + reserved_bytes(
-                prediction,
-                limit_bytes=limit,
-                expandable_segments=run.config.loop.expandable_segments,
-            )
+        if CLEARLY_FITS * place.memory_bytes < used <= place.memory_bytes:
+            used = place.fixed_bytes + within(answers.use(run, limit_bytes=limit), limit)
     return Assessment(
         choice=choice,
         run=run,
@@ -185,16 +192,15 @@ def _assess_run(choice: Choice, run: Resolved, place: Place) -> Assessment:
     )
 
 
-def _replayed(a: Assessment, place: Place) -> Assessment:
+def _replayed(a: Assessment, place: Place, answers: Answers) -> Assessment:
     """The same with what the allocator really holds: within the memory there is, and with room."""
     limit = place.memory_bytes - place.fixed_bytes
     if place.machine.device == "cpu" or a.prediction.peak_bytes > limit:
         return a  # there is no allocator, or nothing that it could do
-    segments = a.run.config.loop.expandable_segments
-    use = within = replayed(a.prediction, limit_bytes=limit, expandable_segments=segments)
-    if within.retries:
-        use = replayed(a.prediction, limit_bytes=None, expandable_segments=segments)
-    held = use if within.out_of_memory else within
+    use = here = answers.use(a.run, limit_bytes=limit)
+    if here.retries:
+        use = answers.use(a.run, limit_bytes=None)
+    held = use if here.out_of_memory else here
     return dataclasses.replace(
         a,
         used_bytes=held.peak_reserved_bytes + place.fixed_bytes,

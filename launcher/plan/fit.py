@@ -67,11 +67,15 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     around = STAGING_BYTES
     if not room.capped:
         around += outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
-    return around + reserved_bytes(
+    limit_bytes = room.size_bytes - around
+    if prediction.peak_bytes > limit_bytes:
+        return around + prediction.peak_bytes
+    use = replayed(
         prediction,
-        limit_bytes=room.size_bytes - around,
+        limit_bytes=limit_bytes,
         expandable_segments=resolved.config.loop.expandable_segments,
     )
+    return around + within(use, limit_bytes)
 
 
 def replayed(
@@ -86,12 +90,9 @@ def replayed(
     )
 
 
-def reserved_bytes(prediction: Prediction, *, limit_bytes: int, expandable_segments: bool) -> int:
+def within(use: AllocatorUse, limit_bytes: int) -> int:
     """What the allocator holds at the highest moment; more than the limit where that is not
     enough."""
-    if prediction.peak_bytes > limit_bytes:
-        return prediction.peak_bytes
-    use = replayed(prediction, limit_bytes=limit_bytes, expandable_segments=expandable_segments)
     return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 

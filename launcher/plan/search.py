@@ -14,6 +14,7 @@ from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
 from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
+from launcher.plan.answers import forget_oldest
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import PRECISIONS, Choice, choices
 from launcher.plan.timing import rated_type
@@ -110,6 +111,7 @@ def assess_all(
         while not result.ready():
             progress(done.value, len(candidates))
             result.wait(0.2)
+    forget_oldest()
     return [assessment for group in result.get() for assessment in group]
 
 
