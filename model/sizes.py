@@ -61,9 +61,10 @@ def _qwen3(*shape: int, tied: bool = True) -> ModelConfig:
     return _llama(*shape, vocab_size=151_936, head_dim=128, qk_norm=True, tied=tied, **rope)
 
 
-# GPT-2 sizes as released; 2.7b to 13b from table 2.1 of the GPT-3 paper (arXiv:2005.14165), 13b
-# with d_model 5120, which its 40 heads divide, where the paper prints 5140. The others as in the
-# config.json of their first base release: layers, heads, kv_heads, d_model, d_ff.
+# GPT-2 sizes as released; 2.7b to 13b and 175b from table 2.1 of the GPT-3 paper
+# (arXiv:2005.14165), 13b with d_model 5120, which its 40 heads divide, where the paper prints 5140;
+# 30b and 66b, which it does not have, with layers, heads and width of OPT's (arXiv:2205.01068). The
+# others as in the config.json of their first base release: layers, heads, kv_heads, d_model, d_ff.
 NAMED: dict[str, ModelConfig] = {
     "nano": ModelConfig(vocab_size=4096, context=128, layers=4, heads=4, d_model=192),
     "seed-134m": ModelConfig(
@@ -82,6 +83,9 @@ NAMED: dict[str, ModelConfig] = {
     "2.7b": _gpt3(32, 32, 2560),
     "6.7b": _gpt3(32, 32, 4096),
     "13b": _gpt3(40, 40, 5120),
+    "30b": _gpt3(48, 56, 7168),
+    "66b": _gpt3(64, 72, 9216),
+    "175b": _gpt3(96, 96, 12_288),
     "tinyllama-1.1b": _llama(22, 32, 4, 2048, 5632, context=2048),
     "smollm2-135m": _smollm2(30, 9, 3, 576, 1536),
     "smollm2-360m": _smollm2(32, 15, 5, 960, 2560),
@@ -90,7 +94,10 @@ NAMED: dict[str, ModelConfig] = {
     "llama-3.2-3b": _llama3(28, 24, 8, 3072, 8192, stretch=32.0, tied=True),
     "llama-3.1-8b": _llama3(32, 32, 8, 4096, 14_336, stretch=8.0),
     "llama-3.1-70b": _llama3(80, 64, 8, 8192, 28_672, stretch=8.0),
+    "llama-3.1-405b": _llama3(126, 128, 8, 16_384, 53_248, stretch=8.0),
     "llama-2-7b": _llama(32, 32, 32, 4096, 11_008),
+    "llama-2-13b": _llama(40, 40, 40, 5120, 13_824),
+    "llama-2-70b": _llama(80, 64, 8, 8192, 28_672),
     "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, context=32_768, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 12, 2, 1536, 8960, tied=True),
     "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18_944, vocab_size=152_064),

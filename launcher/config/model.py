@@ -24,9 +24,10 @@ class ModelChoice:
     """Which decoder: a named size, and any dimension changed by hand."""
 
     model: str = "nano"
-    """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b, 6.7b, 13b; tinyllama-1.1b, smollm2-135m
-    to -1.7b, llama-2-7b, llama-3.1-8b, -70b, llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to
-    -8b; mistral-7b. custom: nothing but what the other flags say."""
+    """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b, 6.7b, 13b, 30b, 66b, 175b;
+    tinyllama-1.1b, smollm2-135m to -1.7b, llama-2-7b, -13b, -70b, llama-3.1-8b, -70b, -405b,
+    llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to -8b; mistral-7b. custom: nothing but what
+    the other flags say."""
     init_from: Path | None = None
     """A folder to begin with the weights of, and to take the model's shape and tokenizer from: one
     that transformers' save_pretrained has written, a run folder or a checkpoint (without its

@@ -16,7 +16,7 @@ from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.answers import forget_oldest
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
-from launcher.plan.candidates import PRECISIONS, Choice, choices
+from launcher.plan.candidates import CHECKPOINTING, PRECISIONS, Choice, choices
 from launcher.plan.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH: Final = "largest-batch"
 LARGEST_MODEL: Final = "largest-model"
+HOST_BYTES: Final = 2 * 2**40
+"""Of a node: what a server with eight GPUs has at most as it is sold (a DGX H100). Offload would
+make any model fit otherwise."""
 GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
 _BY_SPEED: Final = ("fastest", LARGEST_MODEL)
 """What is slower than another that fits cannot be the best then."""
@@ -68,23 +71,51 @@ def plan(
     Raises:
         UserError: no choice is valid.
     """
-    place, models = search.place, [config]
+    models = [config]
     if search.goal == LARGEST_MODEL:
         names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
         models = [config.replace(model=name) for name in names]
     for candidate in models:
-        candidates = choices(
-            candidate,
-            fixed | {"model"},
-            world_size=place.world_size,
-            ranks_per_node=place.ranks_per_node,
-            device_type=place.machine.device,
-            precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
-        )
+        candidates = _choices(candidate, fixed | {"model"}, search.place)
+        last = candidate is models[-1]
+        if not last and not _any_fits(
+            assess_all(_leanest(candidates), search, progress), search.place
+        ):
+            continue
         found = assess_all(candidates, search, progress)
-        if any(a.verdict == "fits" for a in found):
+        if last or _any_fits(found, search.place):
             break
-    return Found(best_first=ranked(found, search.goal), choices=len(candidates))
+    return Found(best_first=ranked(found, search), choices=len(candidates))
+
+
+def _choices(config: RunConfig, fixed: set[str], place: Place) -> list[Choice]:
+    return choices(
+        config,
+        fixed,
+        world_size=place.world_size,
+        ranks_per_node=place.ranks_per_node,
+        device_type=place.machine.device,
+        precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
+    )
+
+
+def _leanest(candidates: Sequence[Choice]) -> list[Choice]:
+    """Those that need least, at their smallest micro-batch."""
+    modes = {choice.checkpointing for choice in candidates}
+    least = max(modes, key=(*CHECKPOINTING, *modes).index)
+    return [
+        dataclasses.replace(choice, runs=choice.runs[:1], unbounded=None)
+        for choice in candidates
+        if choice.checkpointing == least
+    ]
+
+
+def _any_fits(found: Sequence[Assessment], place: Place) -> bool:
+    return any(a.verdict == "fits" and not _crowds_host(a, place) for a in found)
+
+
+def _crowds_host(a: Assessment, place: Place) -> bool:
+    return place.ranks_per_node * a.prediction.host_bytes > HOST_BYTES
 
 
 def assess_all(
@@ -165,19 +196,20 @@ def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float,
     return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
 
 
-def ranked(assessments: Sequence[Assessment], goal: str) -> list[Assessment]:
+def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment]:
     """Best first: what fits, then what is tight, then the rest by how much is missing."""
     order = {"fits": 0, "tight": 1, "does not fit": 2}
 
     def key(a: Assessment) -> tuple[float, ...]:
         if a.verdict == "does not fit":
-            return (order[a.verdict], a.used_bytes)
+            return (True, order[a.verdict], a.used_bytes)
         by_goal = {
             "fastest": (-a.time.tokens_per_s, a.used_bytes),
             "least-memory": (a.used_bytes, -a.time.tokens_per_s),
             LARGEST_BATCH: (-(a.largest_micro_batch or 0), -a.time.tokens_per_s),
             LARGEST_MODEL: (-a.time.tokens_per_s, a.used_bytes),
         }
-        return (order[a.verdict], *by_goal[goal])
+        crowded = search.goal == LARGEST_MODEL and _crowds_host(a, search.place)
+        return (crowded, order[a.verdict], *by_goal[search.goal])
 
     return sorted(assessments, key=key)
