@@ -14,7 +14,6 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.data import GlobalBatches
 from launcher.errors import UserError
-from launcher.exchange import export
 from launcher.exchange.stored import open_stored
 from launcher.generate import cli as generate
 from launcher.parallel.world import start
@@ -23,6 +22,7 @@ from launcher.prune import cli
 from launcher.run.base import base_of
 from launcher.run.preflight import prepare
 from launcher.run.provenance import meaning
+from launcher.serve import export
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.mask_bits import unpack
