@@ -192,7 +192,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
         "# The calculator's page against the planner",
         "",
         f"`python bench/calculator.py`: {len(rows)} random choices, {own} of them with dimensions "
-        f"of their own. {same} say the same to the byte, the furthest are {worst(rows):.1e} of a "
+        f"of their own. {same} say the same to the byte, the furthest are {worst(rows):.1g} of a "
         f"figure apart (bytes in all and by category, host bytes, tokens/s), and {verdicts} have "
         "the same verdict. Speeds are shown of what fits.",
         "",

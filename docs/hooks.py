@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 CALCULATOR = ROOT / "build" / "calculator"
 """Where `shardscale site` has left it, if it has."""
-AWAITED = ("calculator.md", "accuracy.md", "export.md")
+AWAITED = ("accuracy.md", "export.md")
 """Of mkdocs.yml's menu: shown as soon as they are there. Elsewhere a missing page is an error."""
-WIDE = ("matrix.md", "will-it-fit.md")
-EMBEDDED = '# Calculator\n\n<iframe class="calculator" src="app/" title="Calculator"></iframe>\n'
+WIDE = ("calculator.md", "matrix.md", "will-it-fit.md")
+EMBEDDED = '<iframe class="calculator" src="app/index.html" title="Calculator"></iframe>'
 
 # `../bench/results/x.md`, as it is right in the repository, is `results/x.md` on the site: one
 # folder less up.
@@ -37,8 +37,6 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
             if path.suffix in _SHOWN:
                 uri = f"{place}/{path.relative_to(folder).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
-    if CALCULATOR.exists() and files.get_file_from_path("calculator.md") is None:
-        files.append(File.generated(config, "calculator.md", content=EMBEDDED))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -47,6 +45,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith("results/"):  # long tables would be found first for any word
         page.meta["search"] = {"exclude": True}
+    if page.file.src_uri == "calculator.md" and CALCULATOR.exists():
+        title, _, text = markdown.partition("\n")
+        markdown = f"{title}\n\n{EMBEDDED}\n{text}"
     # In a table's code GitHub wants `a\\|b`, and mkdocs shows the backslash.
     markdown = _CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
     return _RESULT.sub(r"](\1results/", markdown)
@@ -56,8 +57,7 @@ def _present(entries: list[Any], docs: Path) -> list[Any]:
     kept: list[Any] = []
     for entry in entries:
         if isinstance(entry, str):
-            built = entry == "calculator.md" and CALCULATOR.exists()
-            if entry not in AWAITED or built or (docs / entry).exists():
+            if entry not in AWAITED or (docs / entry).exists():
                 kept.append(entry)
             continue
         ((title, inside),) = entry.items()
