@@ -16,7 +16,8 @@ _SUBSTITUTES: Final = {
 }
 """A module -> what stands in its place."""
 _LEFT_OUT: Final = (
-    *("checkpoint", "compare", "doctor", "exchange", "generate", "page/assets", "run", "submit"),
+    *("checkpoint", "compare", "doctor", "exchange", "generate", "page/assets", "prune"),
+    *("run", "serve", "submit"),
     *("site/assets", "site/build", "site/bundle", "site/cli", "site/generate", "site/recorded"),
     "site/runtime",
 )
