@@ -62,6 +62,12 @@ EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
     ),
 }
 
+# FlashAttention-2 takes half of the time of its predecessors (arXiv:2307.08691, abstract), of which
+# PyTorch's memory-efficient kernel is one; on Hopper cuDNN's is about 1.5 times as fast as it
+# (FlashAttention-3, arXiv:2407.08608, figure 5).
+BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
+"""Rates of sdpa's backends where one is asked for, over that of FlashAttention."""
+
 # Fitted.
 COMPILED_ELEMENTWISE: Final = 2.3
 """Rate of elementwise work in compiled blocks, which fuse it, over that of single kernels."""

@@ -133,12 +133,17 @@ def dropout_bytes(resolved: Resolved) -> float:
     return model.layers * 2 * model.d_model * (2 * _activation_bytes(resolved) + 1)
 
 
+def fuses_scores(model: ModelConfig) -> bool:
+    """Whether attention holds no T x T scores; sdpa's own composition of operators does."""
+    return kernel_for(model).fused and model.sdpa_backend != "math"
+
+
 def score_bytes(resolved: Resolved) -> tuple[float, float]:
     """Of all T x T scores, per token, forward and backward, where attention is not fused
     (`launcher.model.attention.dense.eager`): product, scale, mask and their reverse in the compute
     type, softmax in fp32, and dropout with a mask of a byte."""
     model, config = resolved.own_model, resolved.config
-    if kernel_for(model).fused or config.loop.device == "cpu":
+    if fuses_scores(model) or config.loop.device == "cpu":
         return 0.0, 0.0
     element = _activation_bytes(resolved)
     dropped = 2 * element + 1 if model.dropout else 0.0

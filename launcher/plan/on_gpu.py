@@ -4,9 +4,9 @@ from functools import cache
 
 from launcher.config.resolve import Resolved
 from launcher.measure.hardware import Gpu
-from launcher.model.attention import kernel_for
 from launcher.model.config import ModelConfig
 from launcher.plan.efficiency import (
+    BACKEND_ATTENTION,
     COMPILED_ELEMENTWISE,
     COMPILED_OPERATORS,
     FP8_CAST_BYTES,
@@ -18,6 +18,7 @@ from launcher.plan.efficiency import (
     gpu_of,
 )
 from launcher.plan.machine import Machine
+from launcher.plan.moved_bytes import fuses_scores
 from launcher.plan.operators import tokens_of
 from launcher.plan.work import Work
 
@@ -31,8 +32,11 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
     """
     compiled = resolved.config.loop.compile
     product_rate = product_flops_per_s(resolved, machine, type_)
-    fused = kernel_for(resolved.own_model).fused
-    score_rate = machine.attention_flops_per_s[type_] if fused else product_rate
+    model = resolved.own_model
+    score_rate = product_rate
+    if fuses_scores(model):
+        backend = BACKEND_ATTENTION.get(model.sdpa_backend, 1.0)
+        score_rate = backend * machine.attention_flops_per_s[type_]
     moving_rate = machine.elementwise_bytes_per_s * (COMPILED_ELEMENTWISE if compiled else 1)
     known = gpu_of(machine.name) is not None
     kernels = KERNELS_PER_OPERATOR * dispatched(work, resolved) if known else 0

@@ -16,6 +16,7 @@ from launcher.plan.moved_bytes import (
     cast_bytes,
     dequantized_bytes,
     fused_loss,
+    fuses_scores,
     loss_bytes,
     mlp_cast_bytes,
     score_bytes,
@@ -88,7 +89,7 @@ def backward_work(resolved: Resolved) -> Work:
     model, rows = resolved.own_model, tokens_of(resolved)
     documents = resolved.config.data.document_attention
     forward = attention_flops(model, resolved.seq_len, documents=documents)
-    attention = (2.5 if kernel_for(model).fused else 2.0) * forward
+    attention = (2.5 if fuses_scores(model) else 2.0) * forward
     head = 2 * model.vocab_size * model.d_model
     blocks = 2 * model.matmul_parameter_count - head
     matmul = _gradients(model) * (blocks + (0 if _chunked(resolved) else head))
@@ -205,7 +206,7 @@ def _visible_share(model: ModelConfig, seq_len: int, *, documents: bool) -> floa
     """Of the T x T scores, those that the kernel computes, and no less for short documents, which
     nobody knows before the data is read."""
     kernel = kernel_for(model)
-    if not kernel.fused or (documents and not kernel.skips_window):
+    if not fuses_scores(model) or (documents and not kernel.skips_window):
         return 1.0
     if model.window is None or model.window >= seq_len:
         return 0.5

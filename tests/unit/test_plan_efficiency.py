@@ -98,6 +98,17 @@ def test_scores_that_no_kernel_fuses_cross_the_memory() -> None:
     assert times[0] > 1.5 * times[1]
 
 
+def test_a_backend_of_attention_that_is_asked_for_has_its_own_rate() -> None:
+    flags: dict[str, Any] = {"model": "gpt2", "precision": "bf16", "strategy": "single"}
+    flags |= {"micro_batch": 1, "context": 16384, "seq_len": 16384}
+    seconds = {
+        backend: time_on("H100", attention="sdpa", sdpa_backend=backend, **flags).total_s
+        for backend in ("cudnn", "flash", "auto", "efficient", "math")
+    }
+    assert list(seconds) == sorted(seconds, key=lambda name: seconds[name])
+    assert seconds["flash"] == seconds["auto"]
+
+
 def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
     flags: dict[str, Any] = {"model": "gpt2", "precision": "bf16", "micro_batch": 2}
     under_autocast = forward_work(run_of(2, strategy="ddp", **flags)).elementwise_bytes
