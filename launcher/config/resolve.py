@@ -82,8 +82,11 @@ class Resolved:
         return self.config.loop.steps
 
 
-def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved:
-    """Fill in what depends on the model, the ranks and the device, and check it all.
+def resolve(
+    config: RunConfig, *, world_size: int, device_type: str, elsewhere: bool = False
+) -> Resolved:
+    """Fill in what depends on the model, the ranks and the device, and check it all; but not what
+    is installed where it is to run `elsewhere`.
 
     The number of steps stays open when it is given in epochs: it needs the corpus.
 
@@ -97,9 +100,9 @@ def resolve(config: RunConfig, *, world_size: int, device_type: str) -> Resolved
     refused = refusal(setting)
     if refused is not None:
         raise UserError(refused)
-    attention = _attention(config, model, device_type=device_type)
+    attention = _attention(config, model, device_type=device_type, elsewhere=elsewhere)
     model = dataclasses.replace(model, attention=attention.kind)
-    if config.optim.precision == "fp8" and find_spec("torchao") is None:
+    if config.optim.precision == "fp8" and not elsewhere and find_spec("torchao") is None:
         raise NotInstalled(f"--precision fp8 needs torchao: {how_to_install('gpu')}")
     return Resolved(
         config=config, model=model, accumulation=setting.accumulation, attention=attention
@@ -183,7 +186,9 @@ def _filled(
     )
 
 
-def _attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Choice:
+def _attention(
+    config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
+) -> Choice:
     """The kernel that `--attention` and `--sdpa-backend` come to; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
@@ -192,7 +197,7 @@ def _attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Ch
         UserError: one that is asked for cannot run, with the reason; NotInstalled where only its
             package is missing.
     """
-    choice = _able(config, model, model.attention, device_type)
+    choice = _able(config, model, model.attention, device_type, elsewhere)
     recomputes = model.checkpointing.keeps_products and not config.loop.compile
     if choice.kind == "flex" and recomputes:
         # It is compiled on its own, and compiling stands aside for the modes that keep outputs.
@@ -202,11 +207,13 @@ def _attention(config: RunConfig, model: ModelConfig, *, device_type: str) -> Ch
                 f"{model.activation_checkpointing} needs --compile: give it, or full "
                 "checkpointing, or --attention sdpa"
             )
-        choice = _able(config, model, "sdpa", device_type)
+        choice = _able(config, model, "sdpa", device_type, elsewhere)
     return choice
 
 
-def _able(config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str) -> Choice:
+def _able(
+    config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
+) -> Choice:
     visible = device_type == "cuda" and torch.cuda.is_available()
     try:
         return kernels.choose(
@@ -219,6 +226,7 @@ def _able(config: RunConfig, model: ModelConfig, kind: AttentionKind, device_typ
             documents=config.data.document_attention,
             sdpa_backend=model.sdpa_backend,
             capability=torch.cuda.get_device_capability() if visible else None,
+            elsewhere=elsewhere,
         )
     except kernels.NotInstalled as error:
         raise NotInstalled(str(error)) from None

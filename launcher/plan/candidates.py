@@ -202,7 +202,12 @@ def _runs(
             )
         sizes = [n for n in range(1, per_rank + 1) if per_rank % n == 0]
     found = [
-        resolve(config.replace(micro_batch=size), world_size=world_size, device_type=device_type)
+        resolve(
+            config.replace(micro_batch=size),
+            world_size=world_size,
+            device_type=device_type,
+            elsewhere=True,
+        )
         for size in sizes
     ]
     return within_budgets(found, world_size=world_size)
@@ -215,6 +220,9 @@ def run_of(config: RunConfig, micro_batch: int, world_size: int, device_type: st
         UserError: a budget of activations is not enough for it.
     """
     run = resolve(
-        config.replace(micro_batch=micro_batch), world_size=world_size, device_type=device_type
+        config.replace(micro_batch=micro_batch),
+        world_size=world_size,
+        device_type=device_type,
+        elsewhere=True,
     )
     return within_budget(run, world_size=world_size)

@@ -57,10 +57,12 @@ def choose(
     documents: bool = False,
     sdpa_backend: SdpaBackend = "auto",
     capability: tuple[int, int] | None = None,
+    elsewhere: bool = False,
 ) -> Choice:
     """The attention of that kind, or for `auto` the fastest that is installed and able.
 
-    Allocates nothing on a GPU. Raises ValueError, with the reason and the fix, when the kind or
+    What is to run `elsewhere` may need what is not installed here. Allocates nothing on a GPU.
+    Raises ValueError, with the reason and the fix, when the kind or
     the sdpa backend that is asked for cannot run in this setting; NotInstalled when it could.
     """
     setting = Setting(
@@ -84,7 +86,7 @@ def choose(
     obstacle = KERNELS[kind].obstacle(setting)
     if obstacle is not None:
         raise ValueError(obstacle)
-    missing = KERNELS[kind].missing(setting)
+    missing = None if elsewhere else KERNELS[kind].missing(setting)
     if missing is not None:
         raise NotInstalled(missing)
     backend = flash.implementation(capability, dropout, window) if kind == "flash" else None

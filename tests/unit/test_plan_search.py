@@ -77,6 +77,22 @@ def test_one_gpu_takes_the_strategy_that_is_asked_for(flag: str, labels: set[str
     assert {choice.label for choice in found} == labels
 
 
+@pytest.mark.parametrize("kernel", ["flash", "flex"])
+def test_a_kernel_that_is_not_installed_here_is_planned(kernel: str) -> None:
+    """Where it is to run it may be; torch's fused attention holds as much."""
+    flags = ["--model=gpt2", "--layers=2", "--global-batch=4", "--strategy=fsdp"]
+    flags += ["--precision=bf16", "--activation-checkpointing=none", "--micro-batch=2"]
+    used = [
+        predict(
+            tried(*flags, f"--attention={each}", gpus=2)[0].runs[0],
+            world_size=2,
+            device_type="cuda",
+        ).peak_bytes
+        for each in (kernel, "sdpa")
+    ]
+    assert used[0] == used[1]
+
+
 def largest_batch(flags: list[str], memory: str) -> Assessment:
     place = place_of("--gpus", "1", "--gpu-memory", memory)
     return searched(flags, place, "largest-batch", every=False).best_first[0]
