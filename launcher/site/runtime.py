@@ -8,8 +8,9 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import tarfile
-import urllib.request
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from launcher.errors import UserError
 
 VERSION: Final = "0.29.3"
 SHA256: Final = "924f3167d6bf5e553bda392615eaa82edd82a9cffc32a1cc49853a926b148c5c"
-ADDRESS: Final = f"pyodide-{VERSION}.tgz of npm"
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 180.0
+_PACK: Final = f"npm pack pyodide@{VERSION}"
 # What neither the planner nor Pyodide loads, and is large.
 _NOT_NEEDED: Final = (
     *("_pydecimal.py", "_pyio.py", "_pyrepl/", "bdb.py", "cProfile.py", "cmd.py", "dbm/"),
@@ -51,7 +52,7 @@ class Runtime:
 
 
 def load(archive: Path | None) -> Runtime:
-    """From the archive of npm, or from the network where none is given and none was kept.
+    """From the archive of npm, or by npm where none is given and none was kept.
 
     Raises:
         UserError: it cannot be had, or is another one.
@@ -85,18 +86,23 @@ def _read(archive: Path) -> bytes:
 
 
 def _fetched() -> bytes:
+    """By npm, which knows the user's mirror and proxy; kept for the next time."""
     kept = default_cache_dir() / f"pyodide-{VERSION}.tgz"
     if kept.exists() and _digest(kept.read_bytes()) == SHA256:
         return kept.read_bytes()
-    try:
-        with urllib.request.urlopen(ADDRESS, timeout=_TIMEOUT_S) as response:
-            content: bytes = response.read()
-    except OSError as error:
-        raise UserError(
-            f"{ADDRESS} cannot be fetched ({error}): fetch it elsewhere, and give the file with "
-            "--pyodide FILE"
-        ) from None
-    _check(content, ADDRESS)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            command = [*_PACK.split(), "--silent", "--pack-destination", folder]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            raise UserError(
+                f"Pyodide {VERSION} cannot be fetched with npm ({said.strip().splitlines()[0]}): "
+                f"run `{_PACK}` where npm works, and give the file that it writes with "
+                "--pyodide FILE"
+            ) from None
+        content = (Path(folder) / kept.name).read_bytes()
+    _check(content, _PACK)
     kept.parent.mkdir(parents=True, exist_ok=True)
     partial = kept.with_name(f".{kept.name}.{os.getpid()}")
     partial.write_bytes(content)
@@ -112,7 +118,7 @@ def _check(content: bytes, name: str) -> None:
     if _digest(content) != SHA256:
         raise UserError(
             f"{name} is not Pyodide {VERSION} as npm has it (sha256 {_digest(content):.12}..., not "
-            f"{SHA256:.12}...): use that of {ADDRESS}"
+            f"{SHA256:.12}...): use what `{_PACK}` writes"
         )
 
 
