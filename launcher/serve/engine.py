@@ -15,7 +15,7 @@ from torch import Tensor
 
 from launcher.errors import UserError
 from launcher.model.config import ModelConfig
-from launcher.packages import how_to_install, version_of
+from launcher.packages import version_of
 from launcher.serve.graph import input_names, output_names, past_names
 from launcher.serve.runtime import Runtime
 
@@ -35,14 +35,10 @@ Profile = Mapping[str, Shapes]
 """By the name of the input."""
 
 
-def missing() -> str | None:
+def missing() -> list[str]:
     """What there is not on this machine and an engine needs."""
-    found = []
-    if version_of("tensorrt") is None:
-        found.append(f"tensorrt ({how_to_install('tensorrt')})")
-    if not torch.cuda.is_available():
-        found.append("a GPU, and this machine has none")
-    return " and ".join(found) or None
+    found = [] if version_of("tensorrt") else ["tensorrt"]
+    return found + ([] if torch.cuda.is_available() else ["a GPU"])
 
 
 def profile(config: ModelConfig, *, cache: bool) -> Profile:

@@ -47,8 +47,9 @@ def write_onnx(
         UserError: packages are missing, a value is too large for fp16, or the graph computes
             something else.
     """
-    if (missing := missing_onnx()) is not None:
-        raise UserError(f"--format {options.format} needs {missing}")
+    if missing := missing_packages():
+        names = ", ".join(missing)
+        raise UserError(f"--format {options.format} needs {names}: {how_to_install('onnx')}")
     from launcher.serve.check import check_graph
     from launcher.serve.graph import write_graph
 
@@ -83,11 +84,12 @@ def write_tensorrt(
         UserError: there is no TensorRT or no GPU, or it builds none.
     """
     shapes = engine.profile(stored.config, cache=options.cache)
-    if (missing := engine.missing()) is not None:
+    if missing := engine.missing():
         print(engine.trtexec(shapes, GRAPH_FILE, ENGINE_FILE))
         raise UserError(
-            f"--format tensorrt needs {missing}: write --format onnx here, and build the engine "
-            "where both are with the trtexec line above"
+            f"--format tensorrt needs {' and '.join(missing)}, which this machine has not: write "
+            "--format onnx here, and build the engine where there is both with the trtexec line "
+            f"above, or {how_to_install('tensorrt')} there and give this again"
         )
     said = write_onnx(folder, stored, checkpoint, options)
     from launcher.serve.check import hold
@@ -101,7 +103,6 @@ def write_tensorrt(
     return f"{said}; {ENGINE_FILE} {checked}"
 
 
-def missing_onnx() -> str | None:
-    """What of that writes a graph and runs it is not installed, and how to."""
-    missing = [name for name in _PACKAGES if version_of(name) is None]
-    return f"{', '.join(missing)}: {how_to_install('onnx')}" if missing else None
+def missing_packages() -> list[str]:
+    """Of those that write a graph and run it, what is not installed."""
+    return [name for name in _PACKAGES if version_of(name) is None]

@@ -26,7 +26,7 @@ from launcher.orphans import for_children
 from launcher.packages import version_of
 from launcher.serve import engine as tensorrt_engine
 from launcher.serve.case import Case, Measured
-from launcher.serve.export import missing_onnx
+from launcher.serve.export import missing_packages
 from launcher.serve.outputs import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.serve.text import Asked, Bench, asked, text_of
 from launcher.sizes import duration
@@ -203,19 +203,19 @@ def _outcome(case: Case) -> dict[str, Any]:
 
 def _obstacle(case: Case) -> str | None:
     """Why it need not be tried."""
-    if case.engine in ("onnxruntime", "tensorrt") and (missing := missing_onnx()):
-        return f"needs {missing}"
+    if case.engine in ("onnxruntime", "tensorrt") and (missing := missing_packages()):
+        return f"needs {', '.join(missing)} (the extra onnx)"
     if case.engine == "onnxruntime" and case.device == "cuda":
         return "the onnx extra's ONNX Runtime has no kernels for GPUs: give --device cpu"
     if case.engine == "tensorrt":
-        if (missing := tensorrt_engine.missing()) is not None:
-            return f"needs {missing}"
+        if missing := tensorrt_engine.missing():
+            return f"needs {' and '.join(missing)}, which this machine has not"
         if case.device == "cpu":
             return "runs on GPUs only"
         if case.weights == "int8":
             return "takes int8 with calibrated scales, which the graph has not"
     elif case.engine != "onnxruntime" and case.weights == "int8" and version_of("torchao") is None:
-        return "needs torchao: pip install torchao"
+        return "needs torchao"
     return None
 
 

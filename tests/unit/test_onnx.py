@@ -249,7 +249,7 @@ def test_tensorrt_is_asked_for_where_it_is_not(
     assert verb(run, "--format", "tensorrt", "--out", tmp_path / "out") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("shardscale: --format tensorrt needs ")
-    assert "a GPU, and this machine has none" in captured.err
+    assert "a GPU, which this machine has not: write --format onnx here" in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out.startswith("trtexec --onnx=model.onnx --saveEngine=model.engine ")
     assert "--optShapes=input_ids:1x1,attention_mask:1x13,position_ids:1x1," in captured.out
