@@ -72,7 +72,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = _Package(spec.name)
         if spec.name == "torch":
             vars(module).update({name: DType(name, size) for name, size in _ITEM_BYTES.items()})
-            vars(module).update(dtype=DType)
+            vars(module).update(dtype=DType, __version__="absent")
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
