@@ -480,7 +480,7 @@ def test_export_refuses_what_it_cannot_do(
             "window 4: transformers has no such model (GPT2LMHeadModel,",
         ),
         ((finished, *out, "--tokenizer", "no.json"), "there is no tokenizer 'no.json'"),
-        ((finished, *out, "--format", "onnx"), "onnx"),
+        ((finished, *out, "--format", "gguf"), "gguf"),
         ((finished,), "--out"),
     ]
     for arguments, said in cases:
