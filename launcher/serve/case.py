@@ -64,6 +64,9 @@ class Measured:
     token_s: float
     """Median time of a further token."""
     token_p90_s: float
+    cpu_s: float
+    """Median CPU time of the process, of all its threads, for a new token, with its part of the
+    prompt: other processes of a busy machine change it less."""
     tokens_per_s: float
     """New tokens over the time of prompts and tokens, the median of the repeats."""
     perplexity: float
@@ -123,6 +126,7 @@ def measure(case: Case) -> dict[str, Any]:
             prefill_s=statistics.median(one.prefill_s for one in each),
             token_s=statistics.median(steps),
             token_p90_s=float(np.quantile(steps, 0.9)),
+            cpu_s=statistics.median(one.cpu_s for one in each) / case.new_tokens,
             tokens_per_s=statistics.median(rates),
             perplexity=perplexity,
             tokens=[one.tokens for one in rounds[0]],
@@ -145,20 +149,23 @@ def _engine(case: Case, device: torch.device) -> Engine:
 class _Continued:
     prefill_s: float
     token_s: list[float]
+    cpu_s: float
+    """Of all of them."""
     tokens: list[int]
 
 
 def _continued(engine: Engine, prompt: list[int], count: int, capacity: int) -> _Continued:
     """`count` tokens behind a prompt; each is there when its time ends, also on a GPU."""
     ids, seconds, found = torch.tensor(prompt), [], []
-    extend = engine.begin(capacity)
+    extend, cpu_s = engine.begin(capacity), time.process_time()
     for _ in range(count):
         started = time.perf_counter()
         token = int(extend(ids).argmax())
         seconds.append(time.perf_counter() - started)
         found.append(token)
         ids = torch.tensor([token])
-    return _Continued(prefill_s=seconds[0], token_s=seconds[1:], tokens=found)
+    cpu_s = time.process_time() - cpu_s
+    return _Continued(prefill_s=seconds[0], token_s=seconds[1:], cpu_s=cpu_s, tokens=found)
 
 
 def _perplexity(engine: Engine, case: Case) -> float:

@@ -28,6 +28,7 @@ FIGURES = (
     Figure("prefill_s", "prefill ms", 5),
     Figure("token_s", "token ms", 2),
     Figure("token_p90_s", "token p90 ms", 7),
+    Figure("cpu_s", "token CPU ms", 6),
     Figure("tokens_per_s", "tokens/s", 0),
     Figure("tokens_per_s_ratio", "over PyTorch fp32", 4),
     Figure("perplexity", "perplexity", 0),
@@ -50,7 +51,7 @@ def _shown(key: str, row: Mapping[str, Any], new_tokens: int) -> str:
         return "n/a"
     if key == "peak_bytes":
         return gib(value)
-    if key in ("prefill_s", "token_s", "token_p90_s"):
+    if key in ("prefill_s", "token_s", "token_p90_s", "cpu_s"):
         return f"{value * 1e3:.3g}"
     if key == "same_tokens":
         return f"{value} of {new_tokens}"
@@ -84,8 +85,8 @@ def lede(found: Mapping[str, Any]) -> str:
         f"{settings['prompt_tokens']} tokens from the validation text, {settings['new_tokens']} "
         f"greedy tokens each, {settings['repeats']} times; perplexity of {settings['sequences']} "
         f"sequences. Each engine runs in its own process, and peak memory is {memory} while "
-        "prompts are continued. Same tokens: from the beginning on, as PyTorch in fp32, of the "
-        "worst prompt."
+        "prompts are continued. CPU time is that of all threads. Same tokens: from the beginning "
+        "on, as PyTorch in fp32, of the worst prompt."
     )
 
 

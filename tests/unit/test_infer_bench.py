@@ -66,6 +66,7 @@ def test_runs_and_engines_stand_in_one_table(
         assert row["reason"] is None
         assert 0 < row["before_model_bytes"] < row["peak_bytes"]
         assert 0 < row["token_s"] <= row["token_p90_s"]
+        assert row["cpu_s"] > 0
         if weights == "fp32":
             first = rows[name, "pytorch", "fp32"]
             assert row["same_tokens"] == 5
