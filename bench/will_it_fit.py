@@ -22,7 +22,7 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, Gpu, gpu_named
 from launcher.model.sizes import NAMED
-from launcher.plan.fit import STAGING_BYTES, reserved_bytes, verdict
+from launcher.plan.fit import STAGING_BYTES, replayed, verdict, within
 from launcher.plan.predict import predict
 
 RESULT = ROOT / "bench" / "results" / "will_it_fit.json"
@@ -96,18 +96,20 @@ def cell(model: str, ranks: int, choice: str, changes: Mapping[str, Any], gpu: G
     resolved = resolve(config, world_size=ranks, device_type="cuda")
     prediction = predict(resolved, world_size=ranks, device_type="cuda", gpu=gpu)
     around = STAGING_BYTES + CONTEXT_BYTES + (NCCL_GROUP_BYTES if ranks > 1 else 0)
-    used = around + reserved_bytes(
-        prediction, limit_bytes=gpu.memory_bytes - around, expandable_segments=True
-    )
+    limit_bytes = gpu.memory_bytes - around
+    used = prediction.peak_bytes
+    if used <= limit_bytes:
+        use = replayed(prediction, limit_bytes=limit_bytes, expandable_segments=True)
+        used = within(use, limit_bytes)
     return Cell(
         model=model,
         gpus=ranks,
         choice=choice,
         gpu=gpu.name,
-        used_bytes=used,
+        used_bytes=around + used,
         memory_bytes=gpu.memory_bytes,
         host_bytes=ranks * prediction.host_bytes,
-        verdict=verdict(used, gpu.memory_bytes),
+        verdict=verdict(around + used, gpu.memory_bytes),
     )
 
 

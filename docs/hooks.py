@@ -1,9 +1,7 @@
-"""What mkdocs is told besides mkdocs.yml: results of bench/ and the calculator belong to the site,
-and pages that are not written yet are left out of its menu."""
+"""What mkdocs is told besides mkdocs.yml: bench/results and the calculator are of the site, too."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -13,8 +11,6 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 CALCULATOR = ROOT / "build" / "calculator"
 """Where `shardscale site` has left it, if it has."""
-AWAITED = ("accuracy.md", "export.md")
-"""Of mkdocs.yml's menu: shown as soon as they are there. Elsewhere a missing page is an error."""
 WIDE = ("calculator.md", "matrix.md", "will-it-fit.md")
 EMBEDDED = '<iframe class="calculator" src="app/index.html" title="Calculator"></iframe>'
 
@@ -23,11 +19,6 @@ EMBEDDED = '<iframe class="calculator" src="app/index.html" title="Calculator"><
 _RESULT = re.compile(r"\]\(\.\./((?:\.\./)*)bench/results/")
 _CODE = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
 _SHOWN = (".css", ".html", ".js", ".json", ".md", ".mjs", ".png", ".svg", ".wasm", ".zip")
-
-
-def on_config(config: MkDocsConfig) -> None:
-    """Leave out of the menu what is not there."""
-    config.nav = _present(config.nav or [], Path(config.docs_dir))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -51,15 +42,3 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     # In a table's code GitHub wants `a\\|b`, and mkdocs shows the backslash.
     markdown = _CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
     return _RESULT.sub(r"](\1results/", markdown)
-
-
-def _present(entries: list[Any], docs: Path) -> list[Any]:
-    kept: list[Any] = []
-    for entry in entries:
-        if isinstance(entry, str):
-            if entry not in AWAITED or (docs / entry).exists():
-                kept.append(entry)
-            continue
-        ((title, inside),) = entry.items()
-        kept.append({title: _present(inside, docs) if isinstance(inside, list) else inside})
-    return kept
