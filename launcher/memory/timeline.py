@@ -88,6 +88,11 @@ class Timeline:
         """All of them so far."""
         return Events(self._log, self._storages)
 
+    @property
+    def current_bytes(self) -> int:
+        """On the device now."""
+        return self._current
+
     def enter(self, phase: str) -> None:
         """Phases may come several times in a period; the highest counts."""
         self.phase = phase

@@ -40,16 +40,19 @@ class Answers:
     Args:
         first: one of them.
         gpu: by its name; None on a CPU.
+        memory_bytes: of each.
     """
 
-    def __init__(self, first: Resolved, *, world_size: int, gpu: str | None) -> None:
-        self._world_size, self._gpu = world_size, gpu
+    def __init__(
+        self, first: Resolved, *, world_size: int, gpu: str | None, memory_bytes: int
+    ) -> None:
+        self._world_size, self._gpu, self._memory_bytes = world_size, gpu, memory_bytes
         self._fresh: dict[str, Prediction] = {}
         self._entries: dict[str, dict[str, Any]] = {}
         self._path: Path | None = None
         self._changed = False
         if first.config.sharding.deepspeed is None:
-            name = _digest([_sources(), repr(first), str(world_size), str(gpu)])
+            name = _digest([_sources(), repr(first), str(world_size), str(gpu), str(memory_bytes)])
             self._path = default_cache_dir() / FOLDER / f"{name}.json"
             self._entries = _read(self._path)
 
@@ -91,6 +94,7 @@ class Answers:
             world_size=self._world_size,
             device_type="cpu" if self._gpu is None else "cuda",
             gpu=find_gpu(self._gpu),
+            memory_bytes=self._memory_bytes,
         )
         self._fresh[repr(run)] = found
         return found

@@ -91,6 +91,7 @@ def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment
         choice.runs[0],
         world_size=place.world_size,
         gpu=place.machine.name if on_gpu else None,
+        memory_bytes=place.memory_bytes,
     )
     try:
         return _assess(choice, place, answers, largest=largest)

@@ -59,6 +59,8 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         world_size=world_size,
         device_type=room.device_type,
         gpu=find_gpu(room.gpu),
+        # A cap of the allocator is not seen by those who ask the device.
+        memory_bytes=None if room.capped else room.size_bytes,
     )
     if room.gpu is None:
         # What is offloaded is in the same memory.

@@ -73,6 +73,7 @@ def predict(
     device_type: str,
     rank: int | None = None,
     gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
 ) -> Prediction:
     """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
     shards of the first one and, where sequences are cut, the part of the last one.
@@ -82,6 +83,8 @@ def predict(
 
     Args:
         gpu: whose kernels take memory of their own; None on a CPU, or of one that nobody knows.
+        memory_bytes: of the device, where that is known: DeepSpeed's stages 1 and 2 put weights end
+            to end on the host where there is no room for them twice.
 
     Raises:
         UserError: the strategy's library is another version than the one that is followed.
@@ -90,6 +93,7 @@ def predict(
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)
     seen, mesh = _seen(resolved, world_size, device_type, rank)
+    seen = replace(seen, memory_bytes=memory_bytes)
     timeline = Timeline(device_type)
     buffers = strategy.memory(seen, timeline)
     buffers.build()

@@ -164,6 +164,12 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
             f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
             f"{steps}: give more steps"
         )
+    stop = resolved.config.loop.stop_after
+    if stop is not None and checkpoint.step >= stop and (origin.over or not origin.reopens):
+        raise UserError(
+            f"--resume {source}: step {checkpoint.step} is already reached there, and --stop-after "
+            f"is {stop}: give a later step, or leave it out"
+        )
     return checkpoint
 
 

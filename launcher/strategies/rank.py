@@ -29,6 +29,8 @@ class Rank:
     device_type: str
     share: Share | None = None
     """Its parts of matrices."""
+    memory_bytes: int | None = None
+    """Of its device, where that is known: some libraries do with less where there is less."""
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -122,6 +122,19 @@ def test_max_minutes_ends_all_ranks_alike(tmp_path: Path) -> None:
     assert 0 < summary["steps"] < 100000
 
 
+def test_a_stop_that_is_passed_already_is_refused(tmp_path: Path) -> None:
+    """Rather than to end at once, as if steps had been made."""
+    text = write_text(tmp_path / "text.txt")
+    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=2")
+    flags = [*MODEL_FLAGS, f"--data={text}", "--no-tensorboard", f"--steps={STEPS}"]
+    flags += ["--stop-after=2", f"--resume={tmp_path / 'a'}", f"--out={tmp_path / 'b'}"]
+    done = python("-m", "launcher.train", *flags)
+    assert done.returncode == 2
+    assert "step 2 is already reached there, and --stop-after is 2" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "b").exists()
+
+
 def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
     train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")

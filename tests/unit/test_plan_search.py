@@ -93,6 +93,23 @@ def test_a_kernel_that_is_not_installed_here_is_planned(kernel: str) -> None:
     assert used[0] == used[1]
 
 
+def test_stage_2_lays_weights_end_to_end_on_the_host_where_there_is_no_room_for_them_twice() -> (
+    None
+):
+    """DeepSpeed asks what is free; before, 13b with offload was said to need its weights twice."""
+    flags = "--model gpt2-xl --zero 2 --offload-optimizer cpu --precision bf16 --seq-len 64 "
+    flags += "--activation-checkpointing full --micro-batch 1"
+    run = resolve(parse_run_config(flags.split()), world_size=8, device_type="cuda")
+    weights = 2 * run.model.parameter_count
+    ample, scarce = (
+        predict(run, world_size=8, device_type="cuda", memory_bytes=size)
+        for size in (int(2.1 * weights), int(1.9 * weights))
+    )
+    init = [found.peaks["init", "build"] for found in (ample, scarce)]
+    assert init[0] > 1.9 * weights > 1.4 * weights > init[1] > weights
+    assert ample.peaks["steady", "backward"] == scarce.peaks["steady", "backward"]
+
+
 def largest_batch(flags: list[str], memory: str) -> Assessment:
     place = place_of("--gpus", "1", "--gpu-memory", memory)
     return searched(flags, place, "largest-batch", every=False).best_first[0]

@@ -123,15 +123,29 @@ class FlatBuffers(ZeroBuffers, Whole):
         for number in range(len(self.groups.groups)):
             self.build_group(number)
 
+    def lays_on_host(self, size_bytes: int) -> bool:
+        """Whether so many bytes are laid end to end in host memory, and not beside the former."""
+        return False
+
+    def _drop_built(self, number: int) -> None:
+        for p in self.groups.groups[number]:
+            self.timeline.free(("built", p.name))
+
     def build_group(self, number: int) -> None:
         """Parameters end to end, in place of the former; master weights are cloned as the model has
         them first, where they are of another type or elsewhere."""
         timeline, element, where = self.timeline, self.element, self.where
         partition, pins = self.groups.partitions[number], self.rank.pins
         whole_bytes = element * partition * self.groups.ranks
+        if self.lays_on_host(whole_bytes):
+            self._drop_built(number)
+            timeline.empty_cache()
+            timeline.allocate("copies", whole_bytes, "temporary", where="host")
+            timeline.allocate("end to end", whole_bytes, "temporary", where="host")
+            timeline.free("copies")
         timeline.allocate(("param", number), whole_bytes, "params")
-        for p in self.groups.groups[number]:
-            timeline.free(("built", p.name))
+        timeline.free("end to end")
+        self._drop_built(number)
         if element != self.stored or self.offloaded:
             timeline.allocate("clone", element * partition, "temporary")
         size_bytes = self.stored * partition

@@ -65,6 +65,14 @@ class Zero12(FlatBuffers):
         self.bucket_element = FP32 if self.whole_in_fp32 else self.element
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
 
+    def lays_on_host(self, size_bytes: int) -> bool:
+        """Where what is not allocated of a GPU is too little; the context is not counted
+        (flatten_on_accelerator in stage_1_and_2.py)."""
+        memory_bytes = self.rank.memory_bytes
+        if memory_bytes is None or self.rank.device_type == "cpu":
+            return False
+        return memory_bytes - self.timeline.current_bytes < size_bytes
+
     def build_group(self, number: int) -> None:
         self.timeline.empty_cache()
         super().build_group(number)
