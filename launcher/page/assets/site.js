@@ -3,6 +3,7 @@
 const VERDICTS = { fits: "fits", tight: "tight", "does not fit": "none" };
 const ORDER = ["fits", "tight", "does not fit"];
 const COLUMNS = [
+  ["rank", "#", "count", "Best first: what fits, then what is tight, by speed"],
   ["sharding", "sharding", "text", "Sharding and offload"],
   ["precision", "precision", "text", "Precision of the computation"],
   ["activation_checkpointing", "checkpointing", "text", "What is computed again in the backward"],
@@ -84,7 +85,7 @@ async function plan() {
         fastest[row.sharding] = Math.max(fastest[row.sharding] ?? 0, row.tokens_per_s);
       }
       rows.push(row);
-      rows.sort(better);
+      rows.sort(better).forEach((each, i) => { each.rank = i + 1; });
       told();
       draw();
     }));
@@ -183,8 +184,9 @@ function bars(row) {
 function ways() {
   const table = sortableTable({
     rows: () => rows, competes: (row) => row.verdict !== "does not fit",
-    columns: () => COLUMNS, name: "sharding", caption: "Choices, best first",
-    sorted: { key: "tokens_per_s", descending: true }, changed: () => {},
+    columns: () => COLUMNS.filter((column) => column.key !== "precision" || fields.precision === ""),
+    name: "sharding", caption: "Choices, best first",
+    sorted: { key: "rank", descending: false }, changed: () => {},
     cellOf: (row, column, best) => {
       if (column.key === "sharding") return chooser(row);
       if (column.key === "step_time_s" && row.step_time_s !== null) {
@@ -199,8 +201,10 @@ function ways() {
 }
 
 function chooser(row) {
-  const button = html("button", { type: "button", className: "pick", text: row.sharding,
-    "aria-pressed": String(row === shownRow()), "aria-label": `show ${nameOf(row)}` });
+  const parts = row.sharding.split(/(?<=[+-])/); // where a name may go on in the next line
+  const button = html("button", { type: "button", className: "pick",
+    "aria-pressed": String(row === shownRow()), "aria-label": `show ${nameOf(row)}` },
+  ...parts.flatMap((part) => [document.createTextNode(part), document.createElement("wbr")]));
   button.addEventListener("click", () => {
     remember({ ...fields, pick: pickOf(row) });
     draw();
