@@ -2,7 +2,7 @@
 
 engine.py   builds it
 grouping.py which parameters are gathered and reduced together
-memory.py   what it allocates, group by group (group.py)
+memory.py   what it allocates, group by group (groups.py)
 """
 
 from dataclasses import replace
