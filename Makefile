@@ -31,7 +31,7 @@ demo: install
 docs: install
 	rm -rf site build/calculator
 	! $(BIN)/shardscale --help | grep -q '^  site ' || $(BIN)/shardscale site build/calculator
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "the site: site/index.html"
 
 # Slurm and a browser come from Debian's packages where this is root and apt exists; without them

@@ -5,7 +5,7 @@ over fp32 master weights, full activation checkpointing, one sequence of 2,048 t
 for gpt2-xl, whose context that is) and the loss in chunks. docs/will-it-fit.md is made of the
 result by bench/docs_pages.py.
 
-    python bench/will_it_fit.py                       all of it, about 10 minutes on one core
+    python bench/will_it_fit.py                       all of it, about 5 minutes on one core
     python bench/will_it_fit.py --models gpt2-xl      these rows again; the others stay
 """
 
