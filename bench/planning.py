@@ -1,10 +1,11 @@
 """CPU seconds of `shardscale plan`: three large questions, and one about a very deep model, cold,
 and again with what the first has left in the cache.
 
-    python bench/planning.py [--before CHECKOUT]
+    python bench/planning.py [--before CHECKOUT] [--case PART-OF-ITS-NAME]
 
-`--before` is another checkout of these sources, run in turn with this one, so that both meet the
-same load. CPU seconds are of the process and of all that it has started.
+What is not measured now is kept from the results that are there. `--before` is another checkout of
+these sources, run in turn with this one, so that both meet the same load. CPU seconds are of the
+process and of all that it has started.
 """
 
 import argparse
@@ -64,11 +65,15 @@ def main() -> None:
     """Writes bench/results/planning.json and .md, case by case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path)
-    before = parser.parse_args().before
-    cases: dict[str, Any] = {}
+    parser.add_argument("--case", default="")
+    options = parser.parse_args()
+    known = RESULTS / "planning.json"
+    cases: dict[str, Any] = json.loads(known.read_text())["cases"] if known.exists() else {}
     record = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "cases": cases}
     for name, flags in CASES.items():
-        cases[name] = measured(flags, before)
+        if options.case not in name:
+            continue
+        cases[name] = cases.get(name, {}) | measured(flags, options.before)
         (RESULTS / "planning.json").write_text(json.dumps(record, indent=2) + "\n")
         (RESULTS / "planning.md").write_text(page(record))
         print(name, cases[name], flush=True)
