@@ -108,6 +108,7 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = {
         **{"model": "gpt2", "parameters": 124_439_808, "global_batch": 64, "seq_len": 1024},
         **{"devices": 4, "memory_bytes": 8 * GIB, "machine": "A100", "source": "data sheet"},
+        "range": [0.76, 1.15],
         **{
             "command": "torchrun --nproc 4 -m launcher.train --zero 2 " + 9 * "--flag ",
             "rows": rows,
