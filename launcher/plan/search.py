@@ -17,6 +17,7 @@ from launcher.orphans import die_with
 from launcher.plan.answers import forget_oldest
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import CHECKPOINTING, PRECISIONS, Choice, choices
+from launcher.plan.machine import Machine
 from launcher.plan.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
 
@@ -95,8 +96,15 @@ def _choices(config: RunConfig, fixed: set[str], place: Place) -> list[Choice]:
         world_size=place.world_size,
         ranks_per_node=place.ranks_per_node,
         device_type=place.machine.device,
-        precisions=[p for p in PRECISIONS if p in place.machine.matmul_flops_per_s],
+        precisions=_precisions(place.machine),
     )
+
+
+def _precisions(machine: Machine) -> list[str]:
+    """What is tried: fp16 only where there is no bf16, since it may skip steps."""
+    rated = machine.matmul_flops_per_s
+    known = [precision for precision in PRECISIONS if precision in rated]
+    return ["fp16", *known] if "fp16" in rated and "bf16" not in rated else known
 
 
 def _leanest(candidates: Sequence[Choice]) -> list[Choice]:

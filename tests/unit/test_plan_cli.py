@@ -252,9 +252,12 @@ def test_seconds_are_a_range_in_which_ties_are_marked(
 
 
 @pytest.mark.parametrize("gpu", ["V100-32GB", "T4"])
-def test_fp16_is_planned_where_there_is_no_bf16(gpu: str) -> None:
+def test_fp16_is_planned_where_there_is_no_bf16(
+    gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     narrow = ["--model", "nano", "--activation-checkpointing", "none", "--quiet"]
-    assert main([*narrow, "--gpus", "1", "--gpu", gpu, "--precision", "fp16"]) == 0
+    assert main([*narrow, "--gpus", "1", "--gpu", gpu]) == 0
+    assert " --precision fp16 " in capsys.readouterr().out  # tried without being asked for
     assert main([*narrow, "--gpus", "1", "--gpu", gpu, "--precision", "bf16"]) == 2
 
 
