@@ -2,9 +2,10 @@
 
     python bench/inference.py [RUN...] --output bench/results/inference
 
-Without runs it trains one on the embedded corpus first. All is `shardscale infer-bench`'s, which
-runs each engine in its own process; ratios are to PyTorch as it is in fp32, of the same call. The
-table goes to OUTPUT.md, and all figures to OUTPUT.json.
+Without runs it trains one on the embedded corpus first, and prunes it by two patterns: half of the
+hidden units, which makes a smaller model, and two of four weights, which leaves zeros. All is
+`shardscale infer-bench`'s, which runs each engine in its own process; ratios are to PyTorch as it
+is in fp32, of the same call. The table goes to OUTPUT.md, and all figures to OUTPUT.json.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from runs import ROOT, environment, refuse_existing, train
 MODEL = ["--layers=4", "--d-model=256", "--heads=4", "--context=128", "--vocab-size=4096"]
 LLAMA = ["--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=704"]
 LLAMA += ["--no-attention-bias", "--no-mlp-bias"]
-STEPS, MICRO_BATCH = 60, 4
+STEPS, MICRO_BATCH = 200, 8
+PATTERNS = ("mlp", "2:4")
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = folder / "inference"
-        runs = options.runs or [trained(folder / "llama-shaped")]
+        runs = options.runs or dense_and_pruned(folder)
         command = [sys.executable, "-m", "launcher", "infer-bench", *map(str, runs), *flags]
         subprocess.run([*command, f"--out={found}"], cwd=ROOT, env=environment(), check=True)
         shutil.copyfile(found / "inference.md", options.output.with_suffix(".md"))
@@ -42,6 +44,19 @@ def main() -> None:
             del row["tokens"]
         text = json.dumps(document, indent=1) + "\n"
         options.output.with_suffix(".json").write_text(text)
+
+
+def dense_and_pruned(folder: Path) -> list[Path]:
+    """The same model thrice, not trained again after it was pruned."""
+    dense = trained(folder / "dense")
+    runs = [dense]
+    for pattern in PATTERNS:
+        out = folder / f"pruned-{pattern.replace(':', '-')}"
+        command = [sys.executable, "-m", "launcher", "prune", str(dense), f"--out={out}"]
+        command += [f"--pattern={pattern}", "--sparsity=0.5", "--method=magnitude"]
+        subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+        runs.append(out)
+    return runs
 
 
 def trained(out: Path) -> Path:

@@ -73,7 +73,8 @@ def test_recomputed_blocks_stay_inside_documents(
 ) -> None:
     plain = _loss_and_gradients(replace(LLAMA, attention="eager"))
     got = _loss_and_gradients(replace(LLAMA, attention=kind, activation_checkpointing=mode))
-    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-6)
+    # Rounding of fp32: two kernels add up in different orders, in chunks of the loss besides.
+    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_without_documents_no_kernel_makes_another_mask_than_before() -> None:
