@@ -3,6 +3,7 @@
 import platform
 import re
 import tomllib
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -10,6 +11,7 @@ DISTRIBUTION = "shardscale"
 SOURCE = Path(__file__).resolve().parents[1]
 
 
+@cache  # a plan asks for each of its choices, and each time files are read
 def version_of(package: str) -> str | None:
     """The installed version; None where it is not."""
     try:

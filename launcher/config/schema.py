@@ -246,7 +246,9 @@ class RunConfig:
         for section in dataclasses.fields(self):
             current = getattr(self, section.name)
             names = {f.name for f in dataclasses.fields(current)} & changes.keys()
-            sections[section.name] = dataclasses.replace(current, **{n: changes[n] for n in names})
+            changed = {name: changes[name] for name in names}
+            # A plan has thousands of configs that differ in one section.
+            sections[section.name] = dataclasses.replace(current, **changed) if names else current
         return RunConfig(**sections)
 
 

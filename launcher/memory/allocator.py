@@ -18,7 +18,6 @@ from launcher.memory.allocator_blocks import (
     K_SMALL_SIZE,
     Block,
     Pool,
-    can_merge,
     growth,
     lowest_with_room,
     rounded_bytes,
@@ -113,7 +112,8 @@ class CachingAllocator:
         block.free = False
         self._live[storage_id] = block
         self._allocated += block.size
-        self._peak_allocated = max(self._peak_allocated, self._allocated)
+        if self._allocated > self._peak_allocated:
+            self._peak_allocated = self._allocated
         return True
 
     def free(self, storage_id: int) -> None:
@@ -137,13 +137,15 @@ class CachingAllocator:
                     self._reserved -= block.size
 
     def _pool(self, stream: str | None, *, small: bool) -> Pool:
-        key = (stream, small)
-        if key not in self._pools:
-            self._pools[key] = Pool(small=small)
-        return self._pools[key]
+        pool = self._pools.get((stream, small))
+        if pool is None:
+            pool = self._pools[stream, small] = Pool(small=small)
+        return pool
 
     def _from_cache(self, pool: Pool, size: int) -> Block | None:
         """Best fit. The block at an expandable segment's end counts with what it can grow to."""
+        if not self._expandable:
+            return pool.take(size)
         candidates = pool.at_least(size)
         block = next(candidates, None)
         if block is not None and growth(block):
@@ -178,17 +180,16 @@ class CachingAllocator:
 
     def _merged(self, block: Block) -> Block:
         """The block with the neighbours that are free and mapped as it is (out of their pool)."""
-        pool = block.pool
-        if can_merge(block, block.next):
-            if block.mapped and block.next is not None:
-                pool.remove(block.next)
+        pool, following, previous = block.pool, block.next, block.prev
+        if following is not None and following.free and following.mapped == block.mapped:
+            if following.mapped:
+                pool.remove(following)
             block.absorb_next()
-        previous = block.prev
-        if previous is not None and can_merge(block, previous):
+        if previous is not None and previous.free and previous.mapped == block.mapped:
             if previous.mapped:
                 pool.remove(previous)
             previous.absorb_next()
-            block = previous
+            return previous
         return block
 
     def _expand(self, pool: Pool, size: int) -> Block | None:

@@ -19,13 +19,15 @@ K_LARGE_BUFFER = 20 * 2**20
 K_ROUND_LARGE = 2 * 2**20
 """kRoundLarge: requests from kMinLargeAlloc on get a segment of their own, rounded up to this."""
 
+_ADDRESS_BITS = 80
+"""More than any address has: segments are 2**48 bytes apart."""
 EMPTY_CACHE = -1
 """In place of a storage that is freed: `torch.cuda.empty_cache`, as libraries call it."""
 
 
 def rounded_bytes(size_bytes: int) -> int:
     """round_size: what a request occupies."""
-    return max(K_MIN_BLOCK_SIZE, rounded_up(size_bytes, K_MIN_BLOCK_SIZE))
+    return -(-size_bytes // K_MIN_BLOCK_SIZE) * K_MIN_BLOCK_SIZE or K_MIN_BLOCK_SIZE
 
 
 def segment_bytes(rounded: int) -> int:
@@ -89,32 +91,37 @@ class Pool:
         self.page_bytes = K_SMALL_BUFFER if small else K_LARGE_BUFFER
         self.expandable: Block | None = None
         """First block of the pool's expandable segment, once there is one."""
-        self._order: list[tuple[int, int]] = []
+        # By one number each: a plan comes here millions of times, and tuples compare slowly.
+        self._order: list[int] = []
         self._blocks: dict[int, Block] = {}
 
     def insert(self, block: Block) -> None:
-        insort(self._order, (block.size, block.address))
-        self._blocks[block.address] = block
+        """A free block."""
+        place = block.size << _ADDRESS_BITS | block.address
+        insort(self._order, place)
+        self._blocks[place] = block
 
     def remove(self, block: Block) -> None:
-        del self._order[bisect_left(self._order, (block.size, block.address))]
-        del self._blocks[block.address]
+        """One that is free no longer, or not with this size."""
+        place = block.size << _ADDRESS_BITS | block.address
+        del self._order[bisect_left(self._order, place)]
+        del self._blocks[place]
+
+    def take(self, size: int) -> Block | None:
+        """Remove the smallest block of `size` bytes or more."""
+        number = bisect_left(self._order, size << _ADDRESS_BITS)
+        return self._blocks.pop(self._order.pop(number)) if number < len(self._order) else None
 
     def at_least(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` bytes or more, best fit first."""
-        for number in range(bisect_left(self._order, (size, 0)), len(self._order)):
-            yield self._blocks[self._order[number][1]]
+        for number in range(bisect_left(self._order, size << _ADDRESS_BITS), len(self._order)):
+            yield self._blocks[self._order[number]]
 
 
 def growth(block: Block) -> int:
     """Unmapped bytes that follow a block of an expandable segment."""
     following = block.next
     return following.size if following is not None and not following.mapped else 0
-
-
-def can_merge(block: Block, neighbour: Block | None) -> bool:
-    """Whether a free block can take a neighbour's bytes: both backed by memory, or both not."""
-    return neighbour is not None and neighbour.free and neighbour.mapped == block.mapped
 
 
 def lowest_with_room(first: Block, size: int) -> Block:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 
 from launcher.memory.allocator_blocks import page_locked_bytes
+from launcher.memory.micro_batches import trace_of
 from launcher.memory.trace_events import (
     Birth,
     Born,
@@ -31,7 +32,6 @@ from launcher.memory.trace_events import (
     Segment,
     Trace,
 )
-from launcher.memory.trace_record import record_trace
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import Share, Slice
@@ -59,7 +59,7 @@ def trace_micro_batch(
     few = replace(
         model, layers=len(traced), activation_checkpointing=spelled([words[n] for n in traced])
     )
-    trace = record_trace(few, compute, micro_batch, seq_len, part, share)
+    trace = trace_of(few, compute, micro_batch, seq_len, part, share)
     return _deepened(trace, stand_ins)
 
 

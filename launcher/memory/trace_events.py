@@ -1,5 +1,6 @@
 """The words of a trace: segments of a micro-batch, and what happens in them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +100,9 @@ class Compute:
     fp8: bool = False
 
 
+PartialBytes = Callable[[int, int, int], int]
+"""What a GPU takes while it sums up the rows of a matrix, of (rows, columns, bytes of an
+element)."""
 # A storage of a trace: the segment that it is born in, and its number among that segment's.
 Birth = tuple[Place, int]
 

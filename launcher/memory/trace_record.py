@@ -14,10 +14,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from launcher.memory.compiled import compiled
 from launcher.memory.fp8_linears import fp8_linears
 from launcher.memory.gathering import mark_modules, stage3_linears
-from launcher.memory.gpu_kernels import gpu_kernels, layer_norm, partial_sums_bytes
+from launcher.memory.gpu_kernels import gpu_kernels, layer_norm
 from launcher.memory.live_trace import LiveStorage, LiveTrace
 from launcher.memory.materialize import materialize_whole
-from launcher.memory.trace_events import Birth, Compute, Life, Module, Place, Trace, Tuned
+from launcher.memory.trace_events import (
+    Birth,
+    Compute,
+    Life,
+    Module,
+    PartialBytes,
+    Place,
+    Trace,
+    Tuned,
+)
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.decoder import decoder
@@ -40,11 +49,11 @@ class Recorder(LiveTrace):
             that measures on a CPU.
     """
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, partial_bytes: PartialBytes) -> None:
         # Hooks on all modules would have compiled blocks compiled anew.
         super().__init__(names_modules=False)
         self._on_gpu = compute.device_type == "cuda"
-        self._resident_threads = compute.resident_threads
+        self._partial_bytes = partial_bytes
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.place = Place("embed")
         self.first_compiled: tuple[Place, ...] = ()
@@ -115,9 +124,7 @@ class Recorder(LiveTrace):
     def _sum(self, matrix: Tensor, dims: list[int], *_: Any) -> None:
         if matrix.dim() == 2 and dims == [0] and matrix.is_contiguous():
             rows, columns = matrix.shape
-            size_bytes = partial_sums_bytes(
-                rows, columns, matrix.element_size(), resident_threads=self._resident_threads
-            )
+            size_bytes = self._partial_bytes(rows, columns, matrix.element_size())
             if size_bytes:
                 self._see(torch.empty(size_bytes, dtype=torch.uint8))
 
@@ -153,6 +160,7 @@ def record_trace(
     seq_len: int,
     part: Slice | None,
     share: Share | None,
+    partial_bytes: PartialBytes,
 ) -> Trace:
     """Run forward and backward on fake tensors.
 
@@ -160,7 +168,7 @@ def record_trace(
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
     kernels keep instead is in `launcher.memory.gpu_kernels`.
     """
-    recorder = Recorder(compute)
+    recorder = Recorder(compute, partial_bytes)
     neighbours = None if part is None else Neighbours(part=part, group=None)
     on_cpu = compute.device_type == "cpu"
     peers = None if share is None else Peers(share=share, group=None, copies=on_cpu)

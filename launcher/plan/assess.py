@@ -101,25 +101,26 @@ def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment
 
 def _assess(choice: Choice, place: Place, answers: Answers, *, largest: bool) -> Assessment:
     sizes = _Sizes(choice, place, answers)
-    most = sizes.largest(("fits", "tight"))
-    if most is None:
+    running = sizes.with_verdict(("fits", "tight"))
+    if not running:
         return _replayed(sizes.at(0), place, answers)
-    safe = sizes.largest(("fits",))
-    if largest and safe is not None:
-        best = found = sizes.at(safe)
+    safe = sizes.with_verdict(("fits",))
+    if largest and safe:
+        best = found = sizes.at(safe[-1])
         if choice.unbounded is not None:
-            best = found = sizes.between(choice.unbounded, safe, safe + 1)
+            best = found = sizes.between(choice.unbounded, safe[-1], safe[-1] + 1)
     else:
-        speeds = [tokens_per_s(run, place) for run in choice.runs[: (safe or 0) + 1]]
-        best, found = sizes.at(max(range(len(speeds)), key=speeds.__getitem__)), sizes.at(most)
+        fastest = max(
+            safe or running[:1], key=lambda index: tokens_per_s(choice.runs[index], place)
+        )
+        best, found = sizes.at(fastest), sizes.at(running[-1])
     return dataclasses.replace(
         _replayed(best, place, answers), largest_micro_batch=found.run.config.data.micro_batch
     )
 
 
 class _Sizes:
-    """One choice at the micro-batches that are asked for, each predicted once. Larger ones need
-    more."""
+    """One choice at the micro-batches that are asked for, each predicted once."""
 
     def __init__(self, choice: Choice, place: Place, answers: Answers) -> None:
         self._choice, self._place, self._answers = choice, place, answers
@@ -131,13 +132,19 @@ class _Sizes:
             self._known[index] = self._assess(self._choice.runs[index])
         return self._known[index]
 
-    def largest(self, verdicts: tuple[Verdict, ...]) -> int | None:
-        """The last index with such a verdict, by halving."""
-        indices = range(len(self._choice.runs))
-        first_without = bisect.bisect_left(
-            indices, True, key=lambda index: self.at(index).verdict not in verdicts
-        )
-        return first_without - 1 if first_without else None
+    def with_verdict(self, verdicts: tuple[Verdict, ...]) -> list[int]:
+        """The indices with such a verdict, by halving: larger micro-batches need more, but for the
+        one that leaves nothing to accumulate, which may do without whole gradients."""
+        runs = self._choice.runs
+        found = []
+        for accumulates in (True, False):
+            indices = [n for n, run in enumerate(runs) if (run.accumulation > 1) == accumulates]
+            found += indices[
+                : bisect.bisect_left(
+                    indices, True, key=lambda index: self.at(index).verdict not in verdicts
+                )
+            ]
+        return found
 
     def between(self, asked: RunConfig, fitting: int, above_it: int) -> Assessment:
         """The largest between a run that fits and the one above it, which does not or hardly; where

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from launcher.config.resolve import Resolved
-from launcher.model.attention import kernel_for
+from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig, Norm
 from launcher.plan.operators import one_kernel, tokens_of
 from launcher.strategies import strategy_of
@@ -131,11 +131,6 @@ def dropout_bytes(resolved: Resolved) -> float:
     if not model.dropout or resolved.config.loop.device == "cpu":
         return 0.0
     return model.layers * 2 * model.d_model * (2 * _activation_bytes(resolved) + 1)
-
-
-def fuses_scores(model: ModelConfig) -> bool:
-    """Whether attention holds no T x T scores; sdpa's own composition of operators does."""
-    return kernel_for(model).fused and model.sdpa_backend != "math"
 
 
 def score_bytes(resolved: Resolved) -> tuple[float, float]:

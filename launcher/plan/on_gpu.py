@@ -4,6 +4,7 @@ from functools import cache
 
 from launcher.config.resolve import Resolved
 from launcher.measure.hardware import Gpu
+from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.plan.efficiency import (
     BACKEND_ATTENTION,
@@ -18,7 +19,6 @@ from launcher.plan.efficiency import (
     gpu_of,
 )
 from launcher.plan.machine import Machine
-from launcher.plan.moved_bytes import fuses_scores
 from launcher.plan.operators import tokens_of
 from launcher.plan.work import Work
 

@@ -18,6 +18,7 @@ from launcher.plan.answers import forget_oldest
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import CHECKPOINTING, PRECISIONS, Choice, choices
 from launcher.plan.machine import Machine
+from launcher.plan.predict import states_bytes
 from launcher.plan.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
 
@@ -109,13 +110,18 @@ def _precisions(machine: Machine) -> list[str]:
 
 def _leanest(candidates: Sequence[Choice]) -> list[Choice]:
     """Those that need least, at their smallest micro-batch."""
-    modes = {choice.checkpointing for choice in candidates}
-    least = max(modes, key=(*CHECKPOINTING, *modes).index)
+    least = _most_recomputed(candidates)
     return [
         dataclasses.replace(choice, runs=choice.runs[:1], unbounded=None)
         for choice in candidates
         if choice.checkpointing == least
     ]
+
+
+def _most_recomputed(candidates: Sequence[Choice]) -> str:
+    """The mode of checkpointing that needs least."""
+    modes = {choice.checkpointing for choice in candidates}
+    return max(modes, key=(*CHECKPOINTING, *modes).index)
 
 
 def _any_fits(found: Sequence[Assessment], place: Place) -> bool:
@@ -181,9 +187,10 @@ def _assess_group(group: Sequence[Choice], search: Search) -> list[Assessment]:
     gc.disable()  # which would walk over millions of events again and again; this process is short
     found: list[Assessment] = []
     best: dict[str, float] = {}
+    in_vain = _in_vain(group, search.place) if search.prunes else []
     for bound, choice in _fastest_first(group, search):
         # Strictly: of two that are as fast the one that needs less is the better one.
-        if bound >= best.get(choice.label, 0.0):
+        if bound >= best.get(choice.label, 0.0) and choice not in in_vain:
             a = assess(choice, search.place, largest=search.goal == LARGEST_BATCH)
             if a.verdict == "fits" and search.prunes:
                 best[choice.label] = max(best.get(choice.label, 0.0), a.time.tokens_per_s)
@@ -192,6 +199,23 @@ def _assess_group(group: Sequence[Choice], search: Search) -> list[Assessment]:
             found.append(dataclasses.replace(a, prediction=prediction))
         with _done.get_lock():
             _done.value += 1
+    return found
+
+
+def _in_vain(group: Sequence[Choice], place: Place) -> list[Choice]:
+    """Those whose weights and states alone are more than the memory, which checkpointing changes
+    nothing about; but for the one that needs least, for what it says."""
+    alike: dict[tuple[str, str], list[Choice]] = {}
+    for choice in group:
+        alike.setdefault((choice.label, choice.precision), []).append(choice)
+    found: list[Choice] = []
+    for modes in alike.values():
+        size_bytes = states_bytes(
+            modes[0].runs[0], world_size=place.world_size, device_type=place.machine.device
+        )
+        if place.fixed_bytes + size_bytes > place.memory_bytes:
+            least = _most_recomputed(modes)
+            found += [choice for choice in modes if choice.checkpointing != least]
     return found
 
 
@@ -210,7 +234,8 @@ def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment
 
     def key(a: Assessment) -> tuple[float, ...]:
         if a.verdict == "does not fit":
-            return (True, order[a.verdict], a.used_bytes)
+            mode = a.choice.checkpointing  # of those that need as much, what would save most
+            return (True, order[a.verdict], a.used_bytes, -(*CHECKPOINTING, mode).index(mode))
         by_goal = {
             "fastest": (-a.time.tokens_per_s, a.used_bytes),
             "least-memory": (a.used_bytes, -a.time.tokens_per_s),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from launcher.config.resolve import Resolved
-from launcher.model.attention import kernel_for
+from launcher.model.attention import fuses_scores, kernel_for
 from launcher.model.checkpointing import LINEARS, kept_products
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
@@ -16,7 +16,6 @@ from launcher.plan.moved_bytes import (
     cast_bytes,
     dequantized_bytes,
     fused_loss,
-    fuses_scores,
     loss_bytes,
     mlp_cast_bytes,
     score_bytes,

@@ -11,13 +11,13 @@ from launcher.strategies import STRATEGIES
 
 _ROOT: Final = Path(launcher.__file__).parent
 _SUBSTITUTES: Final = {
-    "launcher/memory/trace_record.py": "launcher/site/inside/trace_record.py",
+    "launcher/memory/micro_batches.py": "launcher/site/inside/micro_batches.py",
     "launcher/memory/shapes.py": "launcher/site/inside/shapes.py",
 }
 """A module -> what stands in its place."""
 _LEFT_OUT: Final = (
-    *("checkpoint", "compare", "doctor", "exchange", "generate", "page/assets", "prune"),
-    *("run", "serve", "submit"),
+    *("checkpoint", "compare", "doctor", "exchange", "generate", "memory/trace_record"),
+    *("page/assets", "prune", "run", "serve", "submit"),
     *("site/assets", "site/build", "site/bundle", "site/cli", "site/generate", "site/recorded"),
     "site/runtime",
 )

@@ -109,7 +109,7 @@ def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Comput
         asked.extend(arguments)
         raise _Collected
 
-    with mock.patch.object(trace, "record_trace", note), contextlib.suppress(_Collected):
+    with mock.patch.object(trace, "trace_of", note), contextlib.suppress(_Collected):
         traced(run, world_size=world_size, device_type="cuda")
     model, compute, _, seq_len, *_ = asked
     return model, compute, seq_len

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import partial
 from typing import Final
-from unittest import mock
 
-from launcher.memory import trace_record
 from launcher.memory.shapes import shapes_of_one_block
-from launcher.memory.trace_events import Compute, Life, Trace
+from launcher.memory.template import Size, Template, template_of
+from launcher.memory.trace_events import Compute
+from launcher.memory.trace_record import record_trace
 from launcher.model.config import ModelConfig
-from launcher.site.template import PartialSums, Size, Template, dimensions_of
+from launcher.site.template import dimensions_of
 
 _MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53 and 37
 _PRIMES: Final = {
@@ -29,8 +29,6 @@ _PADDED_VOCAB: Final = 5003
 """A prime; padded to a multiple of 64 it is 64 x 79."""
 _LARGEST_FACTOR: Final = 5
 """Prime, of what is not a dimension: bytes of an element, how many matrices are one."""
-_FIRST_CODE: Final = 10**12
-"""Of the numbers that stand for partial sums: no tensor of such a model is as large."""
 
 
 def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelConfig:
@@ -55,32 +53,8 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
 
 def record_template(model: ModelConfig, compute: Compute) -> Template:
     """The template of a structure, from one of `prime_model`."""
-    sums: list[tuple[int, int, int]] = []
-
-    def code(rows: int, columns: int, element_bytes: int, *, resident_threads: int) -> int:
-        sums.append((rows, columns, element_bytes))
-        return _FIRST_CODE + len(sums) - 1
-
-    with mock.patch.object(trace_record, "partial_sums_bytes", code):
-        trace = trace_record.record_trace(
-            model, replace(compute, resident_threads=1), _MICRO_BATCH, SEQ_LEN, None, None
-        )
-    product = partial(_product, primes=_primes_of(model))
-    sizes: dict[Size | PartialSums, int] = {}
-
-    def number(size_bytes: int) -> int:
-        if size_bytes < _FIRST_CODE:
-            size: Size | PartialSums = product(size_bytes)
-        else:
-            rows, columns, element_bytes = sums[size_bytes - _FIRST_CODE]
-            size = PartialSums(product(rows), product(columns), element_bytes)
-        return sizes.setdefault(size, len(sizes))
-
-    lives = [
-        Life(each.birth, number(each.size_bytes), each.saved, each.at, each.end)
-        for each in trace.lives
-    ]
-    return Template(Trace(trace.layers, lives, trace.gradients, trace.marks), tuple(sizes))
+    record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, None, None)
+    return template_of(record, partial(_product, primes=_primes_of(model)))
 
 
 def shape_template(model: ModelConfig) -> list[tuple[str, tuple[Size, ...]]]:

@@ -1,16 +1,13 @@
-"""Traces whose sizes are products of a model's dimensions, so that one serves for all dimensions.
+"""Which dimensions the calculator's traces are products of, and how they are kept.
 
-Every tensor that a decoder allocates is as large as a product of its dimensions. A trace that was
-recorded once, with dimensions that are distinct primes, says by the factors of each size which
-dimensions these are; with others in their place it is the trace of another model of the same
-structure. No torch is needed for that, so that a browser can do it.
+Recorded once with dimensions that are distinct primes, a trace serves for all models of the same
+structure (`launcher.memory.template`). No torch is needed for that, so that a browser can do it.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from launcher.memory.template import Dimensions, PartialSums, Size, Template, loss_chunks
 from launcher.memory.trace_events import (
     Birth,
     Compute,
@@ -22,11 +19,7 @@ from launcher.memory.trace_events import (
     Tuned,
 )
 from launcher.model.config import ModelConfig
-from launcher.model.loss import automatic_chunk_rows
 
-CHUNKS: Final = 3
-"""Chunks of the loss in a template: the first, the last and one for all those between, each of
-which asks the allocator for what the one before has just freed."""
 ALIGNED_VOCAB: Final = 8
 PADDED_VOCAB: Final = 64
 """Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
@@ -36,42 +29,11 @@ PARTS: Final[tuple[Part, ...]] = (
     *("embed", "block", "head"),
     *("head_backward", "block_backward", "embed_backward"),
 )
-Dimensions = Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Bytes as a product: a factor, and dimensions, which repeat where they are squared."""
-
-    factor: int
-    names: tuple[str, ...]
-
-    def bytes(self, dimensions: Dimensions) -> int:
-        """Of such a model."""
-        return self.factor * math.prod(dimensions[name] for name in self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class PartialSums:
-    """What a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
-
-    rows: Size
-    columns: Size
-    element_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A trace with products in the place of its sizes."""
-
-    trace: Trace
-    """Of `sizes`' indices in the place of bytes."""
-    sizes: tuple[Size | PartialSums, ...]
 
 
 def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dimensions:
     """The dimensions that sizes are products of."""
-    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len)
+    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, None)
     padded = -(-model.vocab_size // PADDED_VOCAB) * PADDED_VOCAB
     groups = model.heads // model.kv_head_count
     return {
@@ -91,15 +53,6 @@ def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dime
         "last_chunk": last,
         "chunks": chunks,
     }
-
-
-def loss_chunks(model: ModelConfig, rows: int) -> tuple[int, int, int]:
-    """(rows of each chunk of a GPU's loss but the last, rows of the last one, how many)."""
-    chunk = model.loss_chunk or automatic_chunk_rows(
-        rows, model.vocab_size, model.d_model, fused=True
-    )
-    count = -(-rows // chunk)
-    return chunk, rows - (count - 1) * chunk, count
 
 
 def kind_of(model: ModelConfig) -> str:
@@ -135,44 +88,6 @@ def structure_of(model: ModelConfig, compute: Compute, *, seq_len: int) -> str:
     }
     words = [kind_of(model), model.attention, str(model.layers), model.activation_checkpointing]
     return " ".join([*words, *(name for name, has in flags.items() if has)])
-
-
-def filled(
-    template: Template, dimensions: Dimensions, partial_bytes: Callable[[int, int, int], int]
-) -> Trace:
-    """The trace of a model of these dimensions.
-
-    Args:
-        partial_bytes: of (rows, columns, bytes of an element), on the GPU that it is for.
-    """
-    found = [
-        size.bytes(dimensions)
-        if isinstance(size, Size)
-        else partial_bytes(
-            size.rows.bytes(dimensions), size.columns.bytes(dimensions), size.element_bytes
-        )
-        for size in template.sizes
-    ]
-    trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])
-    lives = [
-        Life(life.birth, found[life.size_bytes], life.saved, life.at, life.end)
-        for number, life in enumerate(trace.lives)
-        if number not in left_out
-    ]
-    return Trace(trace.layers, lives, trace.gradients, trace.marks)
-
-
-def _chunks_left_out(template: Template, chunks: int) -> set[int]:
-    """Numbers of the lives that belong to more chunks of the loss than there are."""
-    if chunks >= CHUNKS:
-        return set()
-    of_chunk = [
-        number
-        for number, life in enumerate(template.trace.lives)
-        if isinstance(size := template.sizes[life.size_bytes], Size) and "chunk" in size.names
-    ]
-    of_chunk.sort(key=lambda number: template.trace.lives[number].at)
-    return set(of_chunk[: len(of_chunk) // 2] if chunks == 2 else of_chunk)
 
 
 def as_json(template: Template) -> dict[str, Any]:

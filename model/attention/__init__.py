@@ -1,6 +1,6 @@
 """Causal self-attention kernels behind one signature, and which of them runs."""
 
-from launcher.model.attention.choice import Choice, NotInstalled, choose, kernel_for
+from launcher.model.attention.choice import Choice, NotInstalled, choose, fuses_scores, kernel_for
 from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, Setting
 from launcher.model.attention.registry import KERNELS
 
@@ -12,5 +12,6 @@ __all__ = [
     "Choice",
     "Setting",
     "choose",
+    "fuses_scores",
     "kernel_for",
 ]

@@ -111,6 +111,11 @@ def kernel_for(config: ModelConfig) -> AttentionKernel:
     return replace(KERNELS["sdpa"], load=lambda: with_backend)
 
 
+def fuses_scores(config: ModelConfig) -> bool:
+    """Whether attention holds no T x T scores; sdpa's own composition of operators does."""
+    return kernel_for(config).fused and config.sdpa_backend != "math"
+
+
 def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
     """FA3 and FA4 are the fastest on the GPUs that have them; then what takes a window as a number.
 

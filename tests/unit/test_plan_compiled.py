@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 from test_plan_predict import predicted
-from test_plan_trace import QWEN3, SEQ_LEN, levels, model_of, whole_trace
+from test_plan_trace import QWEN3, SEQ_LEN, model_of, whole_trace
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from trace_levels import levels
 
 from launcher.memory.compiled import _Graph
 from launcher.memory.live_trace import LiveTrace

@@ -1,6 +1,7 @@
 """Which choices a search tries, and that what it leaves out would not have been shown."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -8,11 +9,11 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.memory.stretches import Stretch
 from launcher.memory.timeline import Events
-from launcher.plan.assess import Assessment, Place
+from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import find_place, main, parse_options
 from launcher.plan.fit import replayed
-from launcher.plan.predict import predict
+from launcher.plan.predict import predict, states_bytes
 from launcher.plan.search import Found, Search, plan
 from launcher.plan.table import best_of_each
 from launcher.torchrun import split_command
@@ -56,7 +57,7 @@ def test_what_is_left_out_would_not_have_been_shown(memory: str) -> None:
     assert shown(some) == shown(all_of_them)
     assert some.choices == all_of_them.choices == len(all_of_them.best_first)
     fits = [a.verdict == "fits" for a in all_of_them.best_first]
-    assert any(fits) == (len(some.best_first) < some.choices)
+    assert len(some.best_first) < some.choices or not any(fits)
 
 
 def test_one_gpu_tries_what_offloads() -> None:
@@ -164,3 +165,40 @@ def test_events_that_were_summed_up_come_back_one_by_one() -> None:
     assert len(alive) > 0
     assert isinstance(found.events, Events)
     assert any(isinstance(entry, Stretch) for entry in found.events._log)
+
+
+def test_a_micro_batch_that_leaves_nothing_to_accumulate_may_be_the_only_one_that_fits() -> None:
+    flags = ["--model", "gpt2", "--layers", "4", "--global-batch", "32", "--seq-len", "32"]
+    options = ["--gpus", "8", "--gpu", "A100-40GB"]
+    [choice] = (
+        choice
+        for choice in tried(*flags, gpus=8)
+        if choice.label == "fsdp-grad-op" and choice.precision == "bf16"
+        if choice.checkpointing == "full"
+    )
+    needed = [assess(replace(choice, runs=(run,)), place_of(*options)) for run in choice.runs]
+    assert [run.accumulation for run in choice.runs] == [4, 2, 1]
+    assert needed[2].used_bytes < needed[0].used_bytes <= needed[1].used_bytes
+    between = (needed[2].used_bytes + needed[0].used_bytes) // 2
+    found = assess(choice, replace(place_of(*options), memory_bytes=between))
+    assert found.verdict != "does not fit"
+    assert found.run.config.data.micro_batch == found.largest_micro_batch == 4
+
+
+@pytest.mark.parametrize("flags", ["--model gpt2", "--model gpt2 --tensor-parallel 2"])
+def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
+    ways = {choice.label: choice for choice in tried(*flags.split(), gpus=4)}
+    for choice in ways.values():
+        run = choice.runs[0]
+        least = states_bytes(run, world_size=4, device_type="cuda")
+        highest = predict(run, world_size=4, device_type="cuda").peak_bytes
+        assert least <= highest, choice.label
+        assert least > 0 or "+cpu" in choice.label
+
+
+def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
+    flags = ["--model", "gpt2", "--global-batch", "16", "--seq-len", "256"]
+    place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", "2GiB")
+    found = searched([*flags, "--strategy", "ddp"], place, "fastest", every=False)
+    assert found.choices == 6
+    assert {a.choice.checkpointing for a in found.best_first} == {"full"}

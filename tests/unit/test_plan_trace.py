@@ -3,17 +3,19 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from trace_levels import levels
 
 from launcher.memory.gpu_kernels import partial_sums_bytes
 from launcher.memory.parameters import parameters_of
 from launcher.memory.trace import _deepened, _few, trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Freed, Gradient, MicroBatch, Module, Place
+from launcher.memory.trace_events import Born, Compute, Gradient, MicroBatch, Module, Place
 from launcher.memory.trace_record import Recorder, record_trace
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
@@ -42,28 +44,9 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block and the batch itself traced, nothing put together."""
-    trace = record_trace(model, compute, micro_batch, SEQ_LEN, None, None)
+    sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
+    trace = record_trace(model, compute, micro_batch, SEQ_LEN, None, None, sums)
     return _deepened(trace, range(model.layers))
-
-
-def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:
-    """Live bytes in each segment: the highest, and those at its end.
-
-    Not after each event: autocast drops its casts in the order of a hash map.
-    """
-    sizes: dict[object, int] = {}
-    level, found = 0, []
-    for _, events in (*micro_batch.forward, *micro_batch.backward):
-        highest = level
-        for event in events:
-            if isinstance(event, Born):
-                sizes[event.key] = event.size_bytes
-                level += event.size_bytes
-            elif isinstance(event, Freed):
-                level -= sizes.pop(event.key)
-            highest = max(highest, level)
-        found.append((highest, level))
-    return found
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -337,7 +320,7 @@ def test_gradients_are_added_in_place_as_autograd_does(rows: int, in_place: bool
     assert (gradient.data_ptr() == made[0]) == in_place
 
     for compute in (COMPUTES["gpu"], Compute()):  # the mode that measures a CPU's forbids it
-        recorder = Recorder(compute)
+        recorder = Recorder(compute, lambda rows, columns, element_bytes: 0)
         recorder.place = Place("embed_backward")
         with FakeTensorMode(), recorder:
             weight = used_twice(lambda tensor: None)

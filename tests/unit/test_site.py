@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher.memory.template import Template
 from launcher.memory.trace_events import Trace
 from launcher.model.sizes import NAMED
 from launcher.plan import cli as plan_cli
@@ -18,7 +19,7 @@ from launcher.site import cli, generate
 from launcher.site.bundle import planner_files
 from launcher.site.inside.stored import DATA
 from launcher.site.recorded import record_template
-from launcher.site.template import Template, from_json, kind_of
+from launcher.site.template import from_json, kind_of
 
 FRESH = 6
 """Of the stored templates, recorded again."""

@@ -8,24 +8,17 @@ from typing import Any, Final
 
 from launcher.errors import UserError
 from launcher.memory.gpu_kernels import partial_sums_bytes
+from launcher.memory.template import Size, Template, filled
 from launcher.memory.trace_events import Compute, Trace
 from launcher.model.config import ModelConfig
-from launcher.site.template import (
-    Size,
-    Template,
-    dimensions_of,
-    filled,
-    from_json,
-    kind_of,
-    structure_of,
-)
+from launcher.site.template import dimensions_of, from_json, kind_of, structure_of
 
 DATA: Final = Path(__file__).parent / "traces.zip"
 _UNKNOWN: Final = "this page does not know such a model: shardscale plan, on your machine, does"
 
 
 def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
-    """What `record_trace` would record.
+    """What `trace_of` would give.
 
     Raises:
         UserError: of a structure that is not stored.

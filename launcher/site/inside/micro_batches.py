@@ -1,4 +1,4 @@
-"""In a browser: launcher/memory/trace_record.py, from what it has recorded before."""
+"""In a browser: launcher/memory/micro_batches.py, from what was recorded before."""
 
 from launcher.memory.trace_events import Compute, Trace
 from launcher.model.config import ModelConfig
@@ -6,7 +6,7 @@ from launcher.parallel.mesh import Share, Slice
 from launcher.site.inside.stored import stored_trace
 
 
-def record_trace(
+def trace_of(
     model: ModelConfig,
     compute: Compute,
     micro_batch: int,

@@ -1,0 +1,84 @@
+"""A trace that was recorded once says of every micro-batch what a recording of it says."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from trace_levels import levels
+
+from launcher.memory import micro_batches
+from launcher.memory.gpu_kernels import partial_sums_bytes
+from launcher.memory.micro_batches import trace_of
+from launcher.memory.trace import _deepened
+from launcher.memory.trace_events import Compute, Trace
+from launcher.memory.trace_record import record_trace
+from launcher.model.config import ModelConfig
+from launcher.model.lora_config import Lora
+from launcher.model.sizes import named
+from launcher.parallel.mesh import Share, Slice
+
+SEQ_LEN = 48
+THREADS = 108 * 2048  # of an A100
+GPU = Compute(device_type="cuda", resident_threads=THREADS)
+LLAMA: dict[str, Any] = {
+    **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "tied": False},
+    **{"attention_bias": False, "mlp_bias": False},
+}
+CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
+    "gpt2": ({}, GPU, None, None),
+    "autocast": (LLAMA, replace(GPU, autocast=True), None, None),
+    "padded-head": ({"vocab_size": 301}, replace(GPU, autocast=True), None, None),
+    "stage3": (LLAMA, replace(GPU, stage3=True, params_dtype=torch.bfloat16), None, None),
+    "full": ({"activation_checkpointing": "full"}, GPU, None, None),
+    "selective": ({"activation_checkpointing": "selective"}, GPU, None, None),
+    "eager": ({"attention": "eager", "dropout": 0.1}, GPU, None, None),
+    "math": ({"sdpa_backend": "math"}, GPU, None, None),
+    "whole-logits": ({"loss_chunk": 0}, GPU, None, None),
+    "tiles": ({"mlp_tile": 40}, GPU, None, None),
+    "adapters": (
+        LLAMA | {"lora": Lora(rank=3, alpha=6, targets=("qkv", "proj"))},
+        replace(GPU, frozen_dtype=torch.bfloat16),
+        None,
+        None,
+    ),
+    "ulysses": (LLAMA, GPU, Slice(ranks=2, index=1, method="ulysses"), None),
+    "ring": (LLAMA, GPU, Slice(ranks=2, index=1, method="ring"), None),
+    "matrices": (LLAMA, replace(GPU, autocast=True), None, Share(ranks=2, index=1)),
+}
+
+
+def model_of(**changes: Any) -> ModelConfig:
+    small = named("nano", d_model=32, heads=4, vocab_size=304, context=128, layers=3)
+    return replace(small, **{"loss_chunk": 100} | changes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_micro_batch_is_as_recorded(case: str) -> None:
+    changes, compute, part, share = CASES[case]
+    model = model_of(**changes)
+    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+    for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
+        where = (model, compute, micro_batch, SEQ_LEN, part, share)
+        found, expected = (
+            levels(_deepened(trace, range(model.layers)))
+            for trace in (trace_of(*where), record_trace(*where, sums))
+        )
+        assert found == expected, micro_batch
+
+
+def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(*arguments: Any) -> Trace:
+        recorded.append(arguments)
+        return record_trace(*arguments)
+
+    monkeypatch.setattr(micro_batches, "record_trace", record)
+    model = model_of(layers=2)
+    for micro_batch in (1, 7, 500_000):
+        trace = trace_of(model, GPU, micro_batch, SEQ_LEN, None, None)
+        block_input = 4 * micro_batch * SEQ_LEN * model.d_model
+        assert block_input in {life.size_bytes for life in trace.lives}
+    assert len(recorded) == 1
