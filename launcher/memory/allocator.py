@@ -144,17 +144,17 @@ class CachingAllocator:
 
     def _from_cache(self, pool: Pool, size: int) -> Block | None:
         """Best fit. The block at an expandable segment's end counts with what it can grow to."""
-        if not self._expandable:
-            return pool.take(size)
-        candidates = pool.at_least(size)
-        block = next(candidates, None)
-        if block is not None and growth(block):
-            for following in candidates:
+        block = pool.best_fit(size)
+        if block is None:
+            return None
+        if self._expandable and growth(block):
+            for following in pool.at_least(size):
+                if following is block:
+                    continue
                 if following.size + growth(following) >= block.size + growth(block):
                     break
                 block = following
-        if block is not None:
-            pool.remove(block)
+        pool.remove(block)
         return block
 
     def _from_device(self, pool: Pool, size: int) -> Block | None:

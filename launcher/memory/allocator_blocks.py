@@ -107,10 +107,10 @@ class Pool:
         del self._order[bisect_left(self._order, place)]
         del self._blocks[place]
 
-    def take(self, size: int) -> Block | None:
-        """Remove the smallest block of `size` bytes or more."""
+    def best_fit(self, size: int) -> Block | None:
+        """The smallest free block of `size` bytes or more."""
         number = bisect_left(self._order, size << _ADDRESS_BITS)
-        return self._blocks.pop(self._order.pop(number)) if number < len(self._order) else None
+        return self._blocks[self._order[number]] if number < len(self._order) else None
 
     def at_least(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` bytes or more, best fit first."""
