@@ -55,7 +55,7 @@ def choices(
     Raises:
         UserError: there is none; the reason of the last one that was tried.
     """
-    found: dict[tuple[str, ...], Choice] = {}
+    found: dict[RunConfig, Choice] = {}
     problem: UserError | None = None
     combinations = list(_combinations(config, fixed, world_size, ranks_per_node, precisions))
     if not combinations:  # what is asked for is no way that is worth trying, and taken as it is
@@ -73,14 +73,13 @@ def choices(
             runs = tuple(run for run in runs if run.accumulation > 1)
             if not runs:  # nothing accumulates: the same as without
                 continue
-        # Fixed fields may make one variant of another, and so twice the same choice.
-        label = variant_of(runs[0].config).label + suffix
-        kind = label, changes["precision"], changes["activation_checkpointing"]
         bounded = "micro_batch" in fixed or config.data.global_batch is not None
-        found[kind] = Choice(
-            label=label,
-            precision=kind[1],
-            checkpointing=kind[2],
+        # Fixed fields may make one variant of another, and so twice the same choice: the last one's
+        # name says most of it.
+        found[runs[0].config] = Choice(
+            label=variant_of(runs[0].config).label + suffix,
+            precision=changes["precision"],
+            checkpointing=changes["activation_checkpointing"],
             runs=runs,
             unbounded=None if bounded else config.replace(**changes),
         )

@@ -227,7 +227,7 @@ def show(
             say(line)
         shown = found if options.all else best_of_each(found)
         table(shown, place, price=options.price_per_gpu_hour, choices=result.choices)
-        for line in (*allocator_lines(shown, place), *closing_lines(found, place)):
+        for line in (*allocator_lines(shown, place), *closing_lines(result, place)):
             say(line)
         if best.verdict != "does not fit":
             print(f"\n  {command}")

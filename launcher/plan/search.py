@@ -1,5 +1,6 @@
 """The search: every choice that can still be the best of its way of sharding, on all cores."""
 
+import contextlib
 import dataclasses
 import gc
 import multiprocessing
@@ -12,6 +13,7 @@ import torch
 
 from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
+from launcher.errors import UserError
 from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.answers import forget_oldest
@@ -31,6 +33,7 @@ HOST_BYTES: Final = 2 * 2**40
 """Of a node: what a server with eight GPUs has at most as it is sold (a DGX H100). Offload would
 make any model fit otherwise."""
 GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
+ADAPTER_RANK: Final = 8
 _BY_SPEED: Final = ("fastest", LARGEST_MODEL)
 """What is slower than another that fits cannot be the best then."""
 _done: "Synchronized[int]"
@@ -44,6 +47,8 @@ class Found:
     best_first: list[Assessment]
     choices: int
     """How many there were, with those that were not assessed."""
+    adapters: Assessment | None = None
+    """Where nothing fits: what would, if adapters alone were trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +92,28 @@ def plan(
         found = assess_all(candidates, search, progress)
         if last or _any_fits(found, search.place):
             break
-    return Found(best_first=ranked(found, search), choices=len(candidates))
+    fits = any(a.verdict != "does not fit" for a in found)
+    return Found(
+        best_first=ranked(found, search),
+        choices=len(candidates),
+        adapters=None if fits else _with_adapters(candidate, fixed, search, progress),
+    )
+
+
+def _with_adapters(
+    config: RunConfig, fixed: set[str], search: Search, progress: Callable[[int, int], None]
+) -> Assessment | None:
+    """What fits if weights are frozen, or else are kept in 4 bits, and adapters are trained."""
+    if config.model.lora_rank is not None:
+        return None
+    for quantized in ("none", "nf4"):
+        changed = config.replace(lora_rank=ADAPTER_RANK, quantize_base=quantized)
+        with contextlib.suppress(UserError):  # something else that is asked for is in the way
+            candidates = _choices(changed, fixed | {"model", "quantize_base"}, search.place)
+            best = ranked(assess_all(_leanest(candidates), search, progress), search)[0]
+            if best.verdict != "does not fit":
+                return best
+    return None
 
 
 def _choices(config: RunConfig, fixed: set[str], place: Place) -> list[Choice]:

@@ -12,6 +12,7 @@ from launcher.plan.assess import Assessment, Place
 from launcher.plan.budget import said_of_budget
 from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.plan.predict import by_category
+from launcher.plan.search import Found
 from launcher.plan.timing import StepTime
 from launcher.sizes import gib
 from launcher.tables import MUST, SHY, Column, print_table, say
@@ -104,15 +105,17 @@ def _two_digits(value: float) -> str:
     return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
 
 
-def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
+def closing_lines(result: Found, place: Place) -> Iterable[str]:
     """What the best one needs and leaves; or what is missing."""
-    best = found[0]
+    best = result.best_first[0]
     if best.verdict == "does not fit":
         yield (
             f"nothing fits: the smallest, {best.choice.label} in {best.choice.precision} with "
             f"checkpointing {best.choice.checkpointing}, needs {gib(-best.margin_bytes)} more on "
             "each GPU; use more GPUs, a smaller model, or a shorter --seq-len"
         )
+        if result.adapters is not None:
+            yield _said_of_adapters(result.adapters)
         return
     if best.prediction.host_bytes or best.prediction.disk_bytes:
         ranks = place.ranks_per_node
@@ -122,6 +125,18 @@ def closing_lines(found: Sequence[Assessment], place: Place) -> Iterable[str]:
         )
     yield from said_of_budget(best.run)
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
+
+
+def _said_of_adapters(a: Assessment) -> str:
+    model = a.run.config.model
+    flags = f"--lora-rank {model.lora_rank}"
+    if model.quantize_base != "none":
+        flags += f" --quantize-base {model.quantize_base}"
+    return (
+        f"{a.verdict}, to fine-tune weights that you have: {flags} trains adapters beside them "
+        f"({a.choice.label} in {a.choice.precision} with checkpointing {a.choice.checkpointing} "
+        f"takes {gib(a.used_bytes)})"
+    )
 
 
 def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:

@@ -111,6 +111,22 @@ def test_what_fits_nowhere_says_what_is_missing(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "nothing fits: the smallest" in shown
     assert "torchrun" not in shown
+    assert "--lora-rank 8" not in shown  # frozen weights alone are 3 GB
+
+
+@pytest.mark.parametrize(
+    ("memory", "flags"),
+    [("5GiB", "--lora-rank 8"), ("3GiB", "--lora-rank 8 --quantize-base nf4")],
+)
+def test_where_nothing_fits_adapters_that_would_are_named(
+    memory: str, flags: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "--model gpt2-xl --seq-len 256 --global-batch 1 --activation-checkpointing full"
+    options = f"{asked} --precision bf16 --strategy single --gpus 1 --gpu-memory {memory}"
+    assert main(options.split()) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nothing fits: the smallest, single" in shown
+    assert f"fits, to fine-tune weights that you have: {flags} trains adapters" in shown
 
 
 def assessed(memory_bytes: int) -> Assessment:

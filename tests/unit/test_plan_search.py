@@ -185,6 +185,12 @@ def test_a_micro_batch_that_leaves_nothing_to_accumulate_may_be_the_only_one_tha
     assert found.run.config.data.micro_batch == found.largest_micro_batch == 4
 
 
+def test_a_choice_that_two_ways_come_to_is_there_once() -> None:
+    flags = ["--zero", "3", "--offload-optimizer", "cpu", "--model", "gpt2", "--precision", "bf16"]
+    found = tried(*flags, "--activation-checkpointing", "none", gpus=4)
+    assert [choice.label for choice in found] == ["zero3+cpu", "zero3+cpu+param"]
+
+
 @pytest.mark.parametrize("flags", ["--model gpt2", "--model gpt2 --tensor-parallel 2"])
 def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
     ways = {choice.label: choice for choice in tried(*flags.split(), gpus=4)}
