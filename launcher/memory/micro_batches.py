@@ -1,12 +1,15 @@
 """One trace for all micro-batches: recorded once, with a micro-batch that shows in every size.
 
-On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with a
-large prime of sequences, all that grows with them is a multiple of it; so it is with the rows of
-each chunk of the loss. Compiled blocks are fused by their sizes, and tiles of the MLP are as many
-as the tokens ask for: those are recorded for each micro-batch. A batch of one is, too, where heads
-are copied that in it lie as they are wanted: for products of matrices, and between ranks.
+On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with as
+many sequences as a prime above all dimensions of the model, what grows with them is a multiple of
+it, and nothing else is; so it is with the rows of each chunk of the loss. Compiled blocks are fused
+by their sizes, and tiles of the MLP are as many as the tokens ask for: those are recorded for each
+micro-batch. A batch of one is, too, where heads are copied that in it lie as they are wanted: for
+products of matrices, and between ranks.
 """
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -20,9 +23,10 @@ from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import Share, Slice
 
-_MICRO_BATCH: Final = 65_537
 _MOST_BYTES: Final = 2**60
 """Of the largest tensor of a recording: sizes are 64-bit numbers."""
+_FEWEST_TOKENS: Final = 32
+"""Of a sequence, so that chunks of the loss have more rows than any dimension."""
 
 
 def trace_of(
@@ -37,7 +41,8 @@ def trace_of(
     threads = compute.resident_threads
     sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
     copies = part is not None or not fuses_scores(model)
-    if (micro_batch == 1 and copies) or not _grows_in_proportion(model, compute, seq_len):
+    in_proportion = _grows_in_proportion(model, compute, seq_len, share)
+    if not in_proportion or (micro_batch == 1 and copies):
         return record_trace(model, compute, micro_batch, seq_len, part, share, sums)
     chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, share)
     template = _template(
@@ -53,14 +58,24 @@ def trace_of(
     return filled(template, dimensions, sums)
 
 
-def _grows_in_proportion(model: ModelConfig, compute: Compute, seq_len: int) -> bool:
-    scores_bytes = 4 * model.heads * seq_len * seq_len  # of the widest tensor there may be
+def _grows_in_proportion(
+    model: ModelConfig, compute: Compute, seq_len: int, share: Share | None
+) -> bool:
+    ranks, widest = 1 if share is None else share.ranks, _widest(model, seq_len)
+    per_token = widest if fuses_scores(model) else max(widest, model.heads * seq_len)
     return (
         compute.device_type == "cuda"
         and not compute.compiled
         and model.mlp_tile is None
-        and _MICRO_BATCH * scores_bytes < _MOST_BYTES
+        and seq_len % ranks == 0  # else not of every micro-batch
+        and seq_len >= _FEWEST_TOKENS * ranks
+        and 2 * widest * seq_len * 4 * per_token < _MOST_BYTES
     )
+
+
+def _widest(model: ModelConfig, seq_len: int) -> int:
+    """Above every dimension, and what it is made of; a head's padding is less than 64 rows."""
+    return max(model.vocab_size + 64, model.ffn_dim, model.d_model, model.context, seq_len)
 
 
 @cache
@@ -73,34 +88,34 @@ def _template(
     *,
     chunked: bool,
 ) -> Template:
-    primes = {"micro_batch": _MICRO_BATCH}
-    loss_chunk = 0
+    widest = _widest(model, seq_len)
+    micro_batch = next(n for n in itertools.count(widest) if _is_prime(n))
+    primes, loss_chunk = {"micro_batch": micro_batch}, 0
     if chunked:
         ranks = 1 if share is None else share.ranks
-        primes["chunk"], primes["last_chunk"] = _prime_chunks(_MICRO_BATCH * seq_len // ranks)
+        rows = micro_batch * seq_len // ranks
+        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=widest)
         loss_chunk = ranks * primes["chunk"]
     model = replace(model, loss_chunk=loss_chunk)
-    record = partial(record_trace, model, compute, _MICRO_BATCH, seq_len, part, share)
+    record = partial(record_trace, model, compute, micro_batch, seq_len, part, share)
     return template_of(record, partial(_product, primes=primes))
 
 
-def _prime_chunks(rows: int) -> tuple[int, int]:
+def _prime_chunks(rows: int, *, above: int) -> tuple[int, int]:
     """Rows of each of two chunks, a prime, and of a third one that make so many: a prime, too, but
     for a power of two."""
-    return next(
-        (chunk, last)
-        for chunk in range(2 * rows // 5, 0, -1)
-        if _is_prime(chunk) and _is_prime((last := rows - 2 * chunk) // (last & -last))
-    )
+    for chunk in range(2 * rows // 5, above, -1):
+        last = rows - 2 * chunk
+        odd = last // (last & -last)
+        if odd > above and _is_prime(chunk) and _is_prime(odd):
+            return chunk, last
+    raise AssertionError(f"{rows} rows have no chunks above {above}")
 
 
 def _is_prime(number: int) -> bool:
-    divisor = 2
-    while divisor * divisor <= number:
-        if number % divisor == 0:
-            return False
-        divisor += 1
-    return number > 1
+    if number % 2 == 0:
+        return number == 2
+    return all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
 
 
 def _product(number: int, primes: Mapping[str, int]) -> Size:

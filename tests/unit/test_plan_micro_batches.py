@@ -19,7 +19,7 @@ from launcher.model.lora_config import Lora
 from launcher.model.sizes import named
 from launcher.parallel.mesh import Share, Slice
 
-SEQ_LEN = 48
+SEQ_LEN = 64
 THREADS = 108 * 2048  # of an A100
 GPU = Compute(device_type="cuda", resident_threads=THREADS)
 LLAMA: dict[str, Any] = {
@@ -29,6 +29,7 @@ LLAMA: dict[str, Any] = {
 CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
     "gpt2": ({}, GPU, None, None),
     "autocast": (LLAMA, replace(GPU, autocast=True), None, None),
+    "vocabulary-that-is-a-prime": ({"vocab_size": 65_537, "loss_chunk": None}, GPU, None, None),
     "padded-head": ({"vocab_size": 301}, replace(GPU, autocast=True), None, None),
     "stage3": (LLAMA, replace(GPU, stage3=True, params_dtype=torch.bfloat16), None, None),
     "full": ({"activation_checkpointing": "full"}, GPU, None, None),
@@ -51,7 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
 
 def model_of(**changes: Any) -> ModelConfig:
     small = named("nano", d_model=32, heads=4, vocab_size=304, context=128, layers=3)
-    return replace(small, **{"loss_chunk": 100} | changes)
+    return replace(small, **{"loss_chunk": 132} | changes)
 
 
 @pytest.mark.parametrize("case", CASES)
