@@ -85,10 +85,10 @@ def plan(
     for candidate in models:
         candidates = _choices(candidate, fixed | {"model"}, search.place)
         last = candidate is models[-1]
-        if not last and not _any_fits(
-            assess_all(_leanest(candidates), search, progress), search.place
-        ):
-            continue
+        if not last:
+            least = [c for c in _leanest(candidates) if _states_fit(c, search.place)]
+            if not least or not _any_fits(assess_all(least, search, progress), search.place):
+                continue
         found = assess_all(candidates, search, progress)
         if last or _any_fits(found, search.place):
             break
@@ -236,13 +236,17 @@ def _in_vain(group: Sequence[Choice], place: Place) -> list[Choice]:
         alike.setdefault((choice.label, choice.precision), []).append(choice)
     found: list[Choice] = []
     for modes in alike.values():
-        size_bytes = states_bytes(
-            modes[0].runs[0], world_size=place.world_size, device_type=place.machine.device
-        )
-        if place.fixed_bytes + size_bytes > place.memory_bytes:
+        if not _states_fit(modes[0], place):
             least = _most_recomputed(modes)
             found += [choice for choice in modes if choice.checkpointing != least]
     return found
+
+
+def _states_fit(choice: Choice, place: Place) -> bool:
+    """Whether weights and the optimizer's states leave anything."""
+    run, device_type = choice.runs[0], place.machine.device
+    size_bytes = states_bytes(run, world_size=place.world_size, device_type=device_type)
+    return place.fixed_bytes + size_bytes <= place.memory_bytes
 
 
 def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float, Choice]]:

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
 
 
 def model_of(**changes: Any) -> ModelConfig:
-    small = named("nano", d_model=32, heads=4, vocab_size=304, context=128, layers=3)
+    small = named("nano", d_model=32, heads=4, vocab_size=304, context=128, layers=2)
     return replace(small, **{"loss_chunk": 132} | changes)
 
 
@@ -77,7 +77,7 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
         return record_trace(*arguments)
 
     monkeypatch.setattr(micro_batches, "record_trace", record)
-    model = model_of(layers=2)
+    model = model_of(layers=4)  # which no other test has recorded
     for micro_batch in (1, 7, 500_000):
         trace = trace_of(model, GPU, micro_batch, SEQ_LEN, None, None)
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
