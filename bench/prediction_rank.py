@@ -214,6 +214,9 @@ def release(engine: Any) -> None:
     inner = getattr(engine, "_engine", None)
     if inner is not None:
         inner.destroy()
+        from deepspeed.utils import groups
+
+        groups.mpu = None  # which the next engine would ask, if it has none of its own
 
 
 if __name__ == "__main__":
