@@ -22,6 +22,8 @@ from typing import Any
 from prediction_cases import Case, cases_for
 from runs import environment
 
+from launcher.orphans import for_children
+
 TORCHRUN = (sys.executable, "-m", "launcher.torchrun")
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +75,9 @@ def run_size(
     real = ranks if device == "cpu" else 1
     command = [*TORCHRUN, "--nproc", str(real), *worker, str(ranks), *(c.name for c in cases)]
     single_threaded = {**environment(), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=single_threaded, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=single_threaded | for_children(), stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     seen = 0
     while process.poll() is None:
