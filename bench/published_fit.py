@@ -28,10 +28,10 @@ OF_ARCHITECTURES: Final[dict[Architecture, tuple[str, ...]]] = {
     "ampere": ("matmul", "attention", "elementwise"),
     "hopper": ("matmul", "attention", "elementwise", "operator_s"),
     "volta": ("matmul", "elementwise", "operator_s"),
-    "blackwell": ("matmul",),
+    "blackwell": ("matmul", "attention"),
 }
 OF_ALL: Final = (
-    *("COMPILED_ELEMENTWISE", "FP8_GAIN", "CONTENTION"),
+    *("COMPILED_ELEMENTWISE", "RING_ATTENTION", "FP8_GAIN", "CONTENTION"),
     *("FETCH_HOOK_OPERATORS", "GRADIENT_HOOK_OPERATORS"),
 )
 OPTIMISM: Final = 1.5

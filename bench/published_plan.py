@@ -12,8 +12,9 @@ from published_rows import Row
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.plan.cli import find_place, parse_options
 from launcher.plan.cli import main as plan
+from launcher.plan.cli import parse_options
+from launcher.plan.place import find_place
 from launcher.plan.timing import StepTime, step_seconds
 
 

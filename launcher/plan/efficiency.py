@@ -25,28 +25,33 @@ class Efficiency:
     matmul_fp32: float
     """The same without tensor cores."""
     attention: float
-    """Of 16-bit tensor cores, in FlashAttention forward and backward, counting the causal half."""
+    """Of 16-bit tensor cores, forward and backward, counting the causal half: FlashAttention-2's,
+    on Blackwell cuDNN's, which torch prefers there."""
     elementwise: float
     """Of memory bandwidth, in norms, activations and sums, each a kernel of its own."""
     operator_s: float
     """Of the host, for one operator that torch dispatches, views among them."""
 
 
-# Fitted: volta's matmul, elementwise and operator_s, ampere's and hopper's matmul, attention,
-# elementwise, hopper's operator_s, and blackwell's matmul (two rows). Assumed: attention of volta
-# and turing, which have older kernels than FlashAttention-2, what 8.6 and 8.9 have but fp32, and
-# all else of turing and blackwell, as the architecture beside them; matmul_fp32 where an fp32
-# product has a multiprocessor's lanes to itself (7.0, 8.0). Where integers share the lanes (8.6,
-# 8.9, 12.0) published training in fp32 reaches 0.40 to 0.46 of the data sheet.
+# Fitted: matmul, elementwise and operator_s of volta; matmul, attention and elementwise of ampere
+# and hopper; operator_s of hopper; matmul and attention of blackwell. Rates of the kernels alone
+# agree: FlashAttention-2 reaches 50 to 73% of the peak on A100 (arXiv:2307.08691, abstract) and up
+# to 35% on H100 (arXiv:2407.08608, abstract); on B200 SimuMax measured 0.38 to 0.43 for the kernel
+# of Transformer Engine (configs/system/b200_bf16_ceperm.json, 64 heads of 4,096 and 16 of 131,072
+# tokens, halved for the causal mask). Assumed: attention of volta and turing, which have older
+# kernels than FlashAttention-2, what 8.6 and 8.9 have but fp32, all else of turing and blackwell,
+# as the architecture beside them, and matmul_fp32 where an fp32 product has a multiprocessor's
+# lanes to itself (7.0, 8.0). Where integers share the lanes (8.6, 8.9, 12.0) published training in
+# fp32 reaches 0.40 to 0.46 of the data sheet.
 EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
     "volta": Efficiency(
-        matmul=0.65, matmul_fp32=0.85, attention=0.25, elementwise=0.38, operator_s=13.6e-6
+        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.387, operator_s=13.6e-6
     ),
     "turing": Efficiency(
         matmul=0.60, matmul_fp32=0.80, attention=0.25, elementwise=0.38, operator_s=13.6e-6
     ),
     "ampere": Efficiency(
-        matmul=0.85, matmul_fp32=0.85, attention=0.305, elementwise=0.39, operator_s=8e-6
+        matmul=0.85, matmul_fp32=0.85, attention=0.62, elementwise=0.39, operator_s=8e-6
     ),
     "ampere-86": Efficiency(
         matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
@@ -55,10 +60,10 @@ EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
         matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
     ),
     "hopper": Efficiency(
-        matmul=0.67, matmul_fp32=0.75, attention=0.19, elementwise=0.34, operator_s=6e-6
+        matmul=0.735, matmul_fp32=0.75, attention=0.305, elementwise=0.39, operator_s=5.9e-6
     ),
     "blackwell": Efficiency(
-        matmul=0.57, matmul_fp32=0.45, attention=0.15, elementwise=0.34, operator_s=6e-6
+        matmul=0.51, matmul_fp32=0.45, attention=0.378, elementwise=0.34, operator_s=6e-6
     ),
 }
 
@@ -66,14 +71,17 @@ EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
 # PyTorch's memory-efficient kernel is one; on Hopper cuDNN's is about 1.5 times as fast as it
 # (FlashAttention-3, arXiv:2407.08608, figure 5).
 BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
-"""Rates of sdpa's backends where one is asked for, over that of FlashAttention."""
+"""Rates of sdpa's backends where one is asked for, over that of FlashAttention-2."""
 
 # Fitted.
-COMPILED_ELEMENTWISE: Final = 2.3
+COMPILED_ELEMENTWISE: Final = 1.65
 """Rate of elementwise work in compiled blocks, which fuse it, over that of single kernels."""
-FP8_GAIN: Final = 1.64
+RING_ATTENTION: Final = 0.575
+"""Rate of attention over keys that a ring has brought, over that of a rank's own: smaller kernels,
+sums in fp32 between them. Of torch's ring, the only one with published runs."""
+FP8_GAIN: Final = 1.39
 """Rate of products in fp8 over that in bf16, without the casts around them."""
-CONTENTION: Final = 0.48
+CONTENTION: Final = 0.6
 """Of the shorter of communication and computation that run side by side: NCCL's kernels take
 multiprocessors and memory bandwidth, and what is fetched ahead is not always there in time."""
 
@@ -114,7 +122,7 @@ GRADIENT_HOOK_OPERATORS: Final = 16
 GROUP_HOOK_OPERATORS: Final = 50
 """FSDP, for a group of parameters: gather and reshard, or reduce."""
 
-LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.76, 1.15
+LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
 """Between these multiples of the prediction lie four of five published runs, of those that the
 constants were fitted to and that are not one project's many."""
 
@@ -147,6 +155,13 @@ def architecture(gpu: Gpu) -> Architecture:
 def efficiency_of(gpu: Gpu) -> Efficiency:
     """Of its architecture."""
     return EFFICIENCIES[architecture(gpu)]
+
+
+def backend_rate(backend: str, gpu: Gpu | None) -> float:
+    """Rate of sdpa's `backend` over that of the one that torch chooses."""
+    rate = BACKEND_ATTENTION.get(backend, 1.0)
+    chosen_is_cudnn = gpu is not None and architecture(gpu) == "blackwell"
+    return min(rate, 1.0) if chosen_is_cudnn else rate
 
 
 def busy_share(rows: int, columns: int, multiprocessors: int) -> float:

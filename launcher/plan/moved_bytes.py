@@ -18,9 +18,9 @@ def block_input_bytes(resolved: Resolved) -> float:
 def block_bytes(resolved: Resolved) -> float:
     """Read and written per token, forward, by what is not a matmul."""
     model, ranks = resolved.own_model, resolved.config.sharding.tensor_parallel
-    elements = block_elements(model, resolved.config.loop.device, ranks)
-    whole = model.layers * elements * _activation_bytes(resolved)
-    return whole + autocast_bytes(resolved) + dropout_bytes(resolved)
+    size = _activation_bytes(resolved)
+    elements = block_elements(model, resolved.config.loop.device, ranks, element_bytes=size)
+    return model.layers * elements * size + dropout_bytes(resolved)
 
 
 def tile_bytes(resolved: Resolved) -> float:
@@ -31,21 +31,29 @@ def tile_bytes(resolved: Resolved) -> float:
     return model.layers * elements * _activation_bytes(resolved)
 
 
-def block_elements(model: ModelConfig, device_type: str, ranks: int = 1) -> int:
+def block_elements(
+    model: ModelConfig, device_type: str, ranks: int = 1, *, element_bytes: float = 4
+) -> int:
     """That of one block, in elements: two norms (2 d each in one kernel), two residual sums (3 d
     each), the copy of the attention's output (2 of its width), and the activation (2 d_ff; swiglu's
     silu and product 5 d_ff), and what puts tiles together (2 d). Of queries and keys, a norm and
-    the rotation (4 products, 2 sums and a copy: 9 of their width). What is d wide, each of `ranks`
-    has a part of. Adapters, of which no rank has parts, add to what projections have computed (2 of
-    its width) and drop some of their input (3 of its width)."""
+    the rotation (`_rotated`). What is d wide, each of `ranks` has a part of. Adapters, of which no
+    rank has parts, add to what projections have computed (2 of its width) and drop some of their
+    input (3 of its width)."""
     elements = (6 + 2 * _norm_passes(model.norm, device_type)) * model.d_model // ranks
     elements += 2 * model.attention_dim
     elements += _activation_passes(model) * model.ffn_dim
     elements += 2 * model.d_model // ranks if model.mlp_tile else 0
     elements += _adapter_elements(model)
     per_head = _norm_passes("rms", device_type) if model.qk_norm else 0
-    per_head += 9 if model.position == "rope" else 0
+    per_head += _rotated(element_bytes) if model.position == "rope" else 0
     return elements + per_head * (model.heads + model.kv_head_count) * model.head_size
+
+
+def _rotated(element_bytes: float) -> int:
+    """Of queries' or keys' width: 4 products, 2 sums and a copy (9), in fp32 whatever the type,
+    with a cast there and one back (launcher.model.rope.rotate)."""
+    return 9 if element_bytes == 4 else 2 * 9 + 2 * 3
 
 
 def _adapter_elements(model: ModelConfig) -> int:
@@ -113,16 +121,6 @@ def cast_bytes(resolved: Resolved, weights: float) -> float:
     for gradients in the backward."""
     autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
     return 6.0 * weights if autocast else 0.0
-
-
-def autocast_bytes(resolved: Resolved) -> float:
-    """What autocast adds to `block_bytes` on a GPU: the residual stream and the norms are in fp32
-    (6 d of 2 more bytes in the norms and their sums, 8 more in both sums), and what a norm gives is
-    cast for the product behind it (6 d each)."""
-    autocast = strategy_of(resolved.config).dtypes(resolved.config).autocast is not None
-    if not autocast or resolved.config.loop.device == "cpu":
-        return 0.0
-    return 28.0 * resolved.model.layers * resolved.own_model.d_model
 
 
 def dropout_bytes(resolved: Resolved) -> float:

@@ -66,14 +66,20 @@ class StepTime:
         """The same where it does worse."""
         return MOST_OF_PREDICTED * self.total_s
 
-    def ties(self, other: "StepTime") -> bool:
-        """Whether nobody can say which of two is the faster."""
-        return self.least_s <= other.most_s and other.least_s <= self.most_s
-
     @property
     def tokens_per_s(self) -> float:
         """Of all ranks together."""
         return self.tokens / self.total_s
+
+    @property
+    def least_tokens_per_s(self) -> float:
+        """The same at `most_s`."""
+        return self.tokens / self.most_s
+
+    @property
+    def most_tokens_per_s(self) -> float:
+        """The same at `least_s`."""
+        return self.tokens / self.least_s
 
 
 def step_seconds(

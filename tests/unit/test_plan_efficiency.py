@@ -15,8 +15,9 @@ from launcher.plan.efficiency import (
     busy_share,
 )
 from launcher.plan.machine import Machine
-from launcher.plan.on_gpu import achieved_flops_per_s, product_flops_per_s
+from launcher.plan.on_gpu import achieved_flops_per_s, product_flops_per_s, ring_slowdown
 from launcher.plan.operators import tokens_of
+from launcher.plan.order import ties
 from launcher.plan.timing import StepTime, hook_operators, step_seconds
 from launcher.plan.work import forward_work
 from launcher.strategies import strategy_of
@@ -109,11 +110,35 @@ def test_a_backend_of_attention_that_is_asked_for_has_its_own_rate() -> None:
     assert seconds["flash"] == seconds["auto"]
 
 
-def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
+def test_autocast_moves_what_low_precision_copies_do() -> None:
     flags: dict[str, Any] = {"model": "gpt2", "precision": "bf16", "micro_batch": 2}
     under_autocast = forward_work(run_of(2, strategy="ddp", **flags)).elementwise_bytes
     copies = forward_work(run_of(2, strategy="fsdp", **flags)).elementwise_bytes
-    assert under_autocast - copies == 2 * 1024 * 12 * 28 * 768
+    assert under_autocast == copies
+
+
+def test_a_ring_scores_keys_of_others_more_slowly() -> None:
+    flags: dict[str, Any] = {"model": "llama-3.1-8b", "precision": "bf16", "strategy": "fsdp"}
+    flags |= {"seq_len": 65536, "micro_batch": 1, "activation_checkpointing": "full"}
+    seconds = [
+        time_on("H100", 8, sequence_parallel=8, sequence_method=method, **flags).total_s
+        for method in ("ulysses", "ring")
+    ]
+    assert seconds[1] > 1.2 * seconds[0]
+    assert ring_slowdown(run_of(8, sequence_parallel=8, sequence_method="ulysses", **flags)) == 1.0
+
+
+def test_long_sequences_on_b200_take_as_long_as_published() -> None:
+    # SimuMax, docs/b200: 11.3 s for Llama-3-70B of 12 layers, 4 x 131,072 tokens on 8 GPUs.
+    shape: dict[str, Any] = {"model": "llama-3.1-70b", "layers": 12, "zero": 1, "precision": "bf16"}
+    shape |= {"seq_len": 131072, "micro_batch": 1, "global_batch": 4, "sequence_parallel": 8}
+    time = time_on("B200", 8, sequence_method="ulysses", loss_chunk=0, **shape)
+    assert time.total_s == pytest.approx(11.3, rel=0.15)
+    alone = {**shape, "sequence_parallel": 1, "global_batch": 8}
+    asked, chosen = (
+        time_on("B200", 8, sdpa_backend=backend, **alone).total_s for backend in ("cudnn", "auto")
+    )
+    assert asked == chosen
 
 
 def test_a_small_run_takes_as_long_as_its_host() -> None:
@@ -134,7 +159,7 @@ def test_compiled_blocks_are_faster_and_fp8_only_then() -> None:
         for compiled in (False, True)
     }
     assert seconds["bf16", True] < 0.95 * seconds["bf16", False]
-    assert seconds["fp8", True] < 0.92 * seconds["bf16", True]  # casts are a kernel each without it
+    assert seconds["fp8", True] < 0.97 * seconds["bf16", True]  # casts are a kernel each without it
     assert seconds["fp8", False] > 0.95 * seconds["bf16", False]
 
 
@@ -182,19 +207,17 @@ def test_zero_3_of_few_tokens_waits_for_its_host() -> None:
 
 
 def test_a_range_is_said_and_what_overlaps_ties() -> None:
-    def time(seconds: float) -> StepTime:
-        return StepTime(
-            forward_s=seconds,
-            backward_s=0,
-            step_s=0,
-            communication_s=0,
-            exposed_communication_s=0,
-            tokens=1,
-        )
-
-    one = time(1.0)
-    assert (one.least_s, one.most_s) == (LEAST_OF_PREDICTED, MOST_OF_PREDICTED)
+    time = StepTime(
+        forward_s=1.0,
+        backward_s=0,
+        step_s=0,
+        communication_s=0,
+        exposed_communication_s=0,
+        tokens=1,
+    )
+    assert (time.least_s, time.most_s) == (LEAST_OF_PREDICTED, MOST_OF_PREDICTED)
+    assert time.most_tokens_per_s == pytest.approx(1 / LEAST_OF_PREDICTED)
     touching = MOST_OF_PREDICTED / LEAST_OF_PREDICTED
-    assert one.ties(time(0.99 * touching))
-    assert time(0.99 * touching).ties(one)
-    assert not one.ties(time(1.01 * touching))
+    assert ties(1.0, 0.99 * touching)
+    assert ties(0.99 * touching, 1.0)
+    assert not ties(1.0, 1.01 * touching)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.model.gpt import GPT
-from launcher.plan.moved_bytes import block_elements
+from launcher.model.gpt import GPT, Sequences
+from launcher.plan.moved_bytes import block_bytes, block_elements
 from launcher.plan.work import backward_work, forward_work, recomputed_work
 
 SMALL: dict[str, Any] = {
@@ -140,5 +141,50 @@ def test_what_a_block_reads_and_writes() -> None:
     # 2 norms, 2 sums, the copy of 4 heads of 12, silu and product, 6 heads normed and turned.
     expected = 2 * 2 * 32 + 2 * 3 * 32 + 2 * 48 + 5 * 48 + (2 + 9) * 6 * 12
     assert block_elements(qwen3, "cuda") == expected
+    # In bf16 the rotation is in fp32 all the same, between two casts: 48 bytes.
+    low = block_elements(qwen3, "cuda", element_bytes=2)
+    assert low - expected == (48 // 2 - 9) * 6 * 12
     wider = replace(qwen3, d_model=40)
     assert block_elements(wider, "cuda") - expected == 10 * 8
+
+
+class Moved(TorchDispatchMode):
+    """Bytes that operators read and write, without products, attention and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+        if not views and not any(word in name for word in ("mm", "attention", "empty", "_unsafe")):
+            tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf)]
+            self.size_bytes += sum(tensor.nbytes for tensor in tensors)
+        return out
+
+
+def moved_by_a_block(run: Resolved, *, autocast: bool) -> int:
+    module = GPT(run.model)
+    if not autocast:
+        module.bfloat16()
+    shape = torch.Size((2, 16))
+    sequences = Sequences(shape, None, module.rotation(torch.arange(16)))
+    x = torch.zeros(*shape, run.model.d_model, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Moved() as moved:
+        out = module.blocks[0](x, sequences)
+    assert out.dtype == torch.bfloat16  # the residual stream
+    size_bytes: int = moved.size_bytes
+    return size_bytes
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_block_under_autocast_moves_its_own_bytes_and_casts_of_weights(position: str) -> None:
+    run = run_of("cuda", position=position, precision="bf16", strategy="single")
+    copies, under_autocast = (moved_by_a_block(run, autocast=on) for on in (False, True))
+    block = GPT(run.model).blocks[0]
+    assert under_autocast - copies == 6 * sum(p.numel() for p in block.parameters())
+    elements = run.model.layers * 2 * 2 * run.model.attention_dim  # the copy that a CPU spares
+    planned = 32 * (block_bytes(run) - elements) / run.model.layers
+    assert planned == pytest.approx(copies, rel=0.05)

@@ -59,7 +59,7 @@ def test_seconds_of_rows_that_check(now: list[tuple[Row, Planned]]) -> None:
         if figure.kind == "seconds" and not figure.row.fits_constants and not figure.unlike
     ]
     assert len(ratios) > 100
-    assert sum(1 / 1.25 <= ratio <= 1.25 for ratio in ratios) >= 0.8 * len(ratios)
+    assert sum(1 / 1.25 <= ratio <= 1.25 for ratio in ratios) >= 0.85 * len(ratios)
     assert min(ratios) > 1 / 1.3
 
 
@@ -67,7 +67,7 @@ def test_bytes_of_rows_that_check_and_what_explains_them(now: list[tuple[Row, Pl
     some = [figure for figure in figures(now) if figure.kind != "seconds" and not figure.unlike]
     off = sorted(abs(f.ratio - 1) for f in some if not f.row.fits_constants)
     assert off[len(off) // 2] <= 0.08
-    assert off[-1] <= 0.25
+    assert off[int(0.95 * len(off))] <= 0.25
     known = explanations()
     unexplained = [
         figure.row.key
