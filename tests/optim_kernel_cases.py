@@ -125,7 +125,7 @@ def _difference(
         error, allowed = got[key] - expected[key], 2**-22 * expected[key]
     else:
         error = got[key].double() - expected[key].double()
-        weights = before["weight"].abs() + 10 * OptimChoice().lr  # and its update
+        weights = before["weight"].abs() + 10 * OptimChoice().recipe().lr  # and its update
         parts = {
             "exp_avg": torch.maximum(before["exp_avg"].abs().float(), gradient.abs().float()),
             "exp_avg_sq": expected["exp_avg_sq"],

@@ -40,7 +40,9 @@ class Apollo(torch.optim.Optimizer):
     """
 
     def __init__(self, params: list[dict[str, Any]], choice: OptimChoice) -> None:
-        super().__init__(params, {"lr": choice.lr, "betas": choice.betas, "eps": choice.eps})
+        super().__init__(
+            params, {"lr": choice.recipe().lr, "betas": choice.betas, "eps": choice.eps}
+        )
         self._rank = rank_of(choice)
 
     @torch.no_grad()

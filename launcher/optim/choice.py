@@ -1,8 +1,9 @@
 """The section of the config that says which optimizer updates what, in which precision."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from launcher.errors import UserError
 from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
@@ -12,6 +13,23 @@ OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon"
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
 """How both moments of AdamW are stored."""
+Task = Literal["training from scratch", "full fine-tuning", "LoRA"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Peak learning rate, its schedule, and weight decay: what depends on the task."""
+
+    lr: float
+    schedule: Schedule
+    min_lr_ratio: float
+    warmup_ratio: float
+    weight_decay: float
+
+
+FROM_SCRATCH: Final = Recipe(
+    lr=1e-3, schedule="cosine", min_lr_ratio=0.1, warmup_ratio=0.02, weight_decay=0.1
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +56,25 @@ class OptimChoice:
     optimizer_in_backward: bool = False
     """Update each parameter as soon as its gradient is there, and free the gradient: single, fsdp;
     without accumulation and clipping."""
-    schedule: Schedule = "cosine"
+    schedule: Schedule | None = None
     """Of the learning rate after the warm-up: cosine or linear down to the end, constant, or wsd
-    (warm-up, stable, decay: constant, then linear down over the last steps)."""
+    (warm-up, stable, decay: constant, then linear down over the last steps). When not given:
+    constant for LoRA, else cosine."""
     decay_steps: int | None = None
     """wsd: steps of the decay (20% of the schedule when not given)."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    min_lr_ratio: float = 0.1
-    """Learning rate at the end of the schedule, relative to the peak."""
+    lr: float | None = None
+    """Peak learning rate. When not given: 1e-3 from scratch, 2e-5 to train all weights of
+    --init-from, 2e-4 for LoRA; adafactor, whose rate is relative to a weight, 1e-2, 1e-3, 1e-3."""
+    min_lr_ratio: float | None = None
+    """Learning rate at the end of the schedule, relative to the peak (when not given: 0.1 from
+    scratch, else 0)."""
     warmup_steps: int | None = None
-    """Steps of linear warm-up (2% of the schedule when not given)."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay, on matrices only."""
+    """Steps of linear warm-up, instead of --warmup-ratio."""
+    warmup_ratio: float | None = None
+    """Linear warm-up as a fraction of the schedule (when not given: 0.02 from scratch, else
+    0.03)."""
+    weight_decay: float | None = None
+    """Decoupled weight decay, on matrices only (when not given: 0.1 from scratch, else 0)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's decay rates of the two moments."""
     eps: float = 1e-8
@@ -65,6 +89,11 @@ class OptimChoice:
         """Whether the weights that are updated are in fp32."""
         return self.precision != "bf16-pure"
 
+    def recipe(self, default: Recipe = FROM_SCRATCH) -> Recipe:
+        """Return the fields of a recipe, with `default` for those that are not given."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(Recipe)}
+        return dataclasses.replace(default, **{k: v for k, v in given.items() if v is not None})
+
     def __post_init__(self) -> None:
         require_positive(self, "lr", "eps", "decay_steps", "apollo_rank")
         for name in ("weight_decay", "clip", "warmup_steps"):
@@ -73,8 +102,15 @@ class OptimChoice:
                 raise UserError(f"{flag(name)} {value} must be 0 or more")
         require_at_most(self, "weight_decay", "clip")
         require_at_most(self, "warmup_steps", most=MOST_STEPS)
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise UserError(f"--min-lr-ratio {self.min_lr_ratio} must be between 0 and 1")
+        for name in ("min_lr_ratio", "warmup_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{flag(name)} {value} must be between 0 and 1")
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise UserError(
+                f"--warmup-steps {self.warmup_steps} and --warmup-ratio {self.warmup_ratio} both "
+                "set the warm-up: give one"
+            )
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"--betas has {beta}, but both must be at least 0 and below 1")

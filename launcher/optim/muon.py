@@ -14,7 +14,7 @@ from launcher.optim.with_adamw import is_hidden
 def new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:
     """It orthogonalises the update of a hidden matrix (Jordan, kellerjordan.github.io/posts/muon),
     at a scale that lets it share AdamW's learning rate (Liu et al., arXiv:2502.16982)."""
-    return torch.optim.Muon(hidden, lr=choice.lr, adjust_lr_fn="match_rms_adamw")
+    return torch.optim.Muon(hidden, lr=choice.recipe().lr, adjust_lr_fn="match_rms_adamw")
 
 
 def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:

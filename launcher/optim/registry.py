@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from launcher.optim import apollo, low_precision, muon
 from launcher.optim.apollo import Apollo
-from launcher.optim.choice import Moments, OptimChoice, OptimizerName
+from launcher.optim.choice import Moments, OptimChoice, OptimizerName, Task
 from launcher.optim.costs import COUNTER_BYTES, Costs, fused_adam_costs
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
@@ -19,6 +20,7 @@ from launcher.optim.with_adamw import WithAdamW, is_hidden
 
 Groups = list[dict[str, Any]]
 Build = Callable[[nn.Module, OptimChoice], torch.optim.Optimizer]
+_Names = Callable[[str, Sequence[int]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,17 +28,21 @@ class OptimizerEntry:
     """What the rest of the program needs to know of an optimizer."""
 
     build: Build
-    states: tuple[str, ...]
-    """Names of its states in a checkpoint; a parameter may have only some of them."""
+    states: _Names
+    """(name of a parameter, its shape) -> names of its states in a checkpoint."""
     costs: Callable[[str, Sequence[int], OptimChoice, str], Costs]
     """(name of a parameter, its shape, or that of the range of it that a rank holds, the choice,
     type of the device that updates it) -> what it takes. A range of several parameters has no name.
     """
-    counters: tuple[str, ...] = ("step",)
-    """Scalars that it keeps per parameter."""
+    counters: _Names = lambda name, shape: ("step",)
+    """(name of a parameter, its shape) -> scalars that it keeps for it."""
     elementwise: bool = True
     """Whether an element's update needs only its own gradient and states, so that any flat range
     of a parameter can be updated alone."""
+    rates: Mapping[Task, float] = field(default_factory=dict)
+    """Default learning rates where they have another scale than AdamW's."""
+    rates_from: str = ""
+    """Their source; or why AdamW's may not serve."""
 
 
 def parameter_groups(
@@ -67,11 +73,22 @@ def build_optimizer(module: nn.Module, choice: OptimChoice) -> torch.optim.Optim
     return OPTIMIZERS[choice.optimizer].build(module, choice)
 
 
-def checkpointed(choice: OptimChoice) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names of the states, names of the counters) that a checkpoint of `choice` has."""
+def states_of(choice: OptimChoice, name: str, shape: Sequence[int]) -> tuple[str, ...]:
+    """Names of the states that `choice` keeps of a parameter."""
+    if choice.optimizer == "sgd" and choice.momentum == 0:
+        return ()
+    return OPTIMIZERS[choice.optimizer].states(name, shape)
+
+
+def checkpointed(
+    choice: OptimChoice, shapes: Mapping[str, Sequence[int]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(names of the states, names of the counters) that a checkpoint has of parameters of these
+    `shapes`, trained with `choice`."""
     entry = OPTIMIZERS[choice.optimizer]
-    without = choice.optimizer == "sgd" and choice.momentum == 0
-    return (() if without else entry.states), entry.counters
+    states = (states_of(choice, *named) for named in shapes.items())
+    counters = (entry.counters(*named) for named in shapes.items())
+    return tuple(dict.fromkeys(chain(*states))), tuple(dict.fromkeys(chain(*counters)))
 
 
 def moments_type(choice: OptimChoice) -> Moments:
@@ -82,41 +99,43 @@ def moments_type(choice: OptimChoice) -> Moments:
 
 
 def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    groups = parameter_groups(module, choice.weight_decay)
+    groups = parameter_groups(module, choice.recipe().weight_decay)
     if not _is_torchs(choice):
         return LowPrecisionAdamW(
             groups,
-            lr=choice.lr,
+            lr=choice.recipe().lr,
             betas=choice.betas,
             eps=choice.eps,
-            weight_decay=choice.weight_decay,
+            weight_decay=choice.recipe().weight_decay,
             moments=moments_type(choice),
             compensation=choice.compensation,
         )
     kind = torch.optim.Adam if choice.optimizer == "adam" else torch.optim.AdamW
     # Fused: one kernel over all tensors, on GPUs and on CPUs.
-    return kind(groups, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True)
+    return kind(groups, lr=choice.recipe().lr, betas=choice.betas, eps=choice.eps, fused=True)
 
 
 def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-    groups = parameter_groups(module, choice.weight_decay)
+    groups = parameter_groups(module, choice.recipe().weight_decay)
     # torch has no fused SGD for DTensors; foreach would hold a copy of all gradients at once.
     fused = not is_dtensor(groups[0]["params"][0])
     return torch.optim.SGD(
-        groups, lr=choice.lr, momentum=choice.momentum, fused=fused, foreach=False
+        groups, lr=choice.recipe().lr, momentum=choice.momentum, fused=fused, foreach=False
     )
 
 
 def _adafactor(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     from launcher.optim.adafactor import Adafactor  # which imports DTensor
 
-    return Adafactor(parameter_groups(module, choice.weight_decay), lr=choice.lr)
+    return Adafactor(parameter_groups(module, choice.recipe().weight_decay), lr=choice.recipe().lr)
 
 
 def _with_adamw(new_hidden: Callable[[Groups, OptimChoice], torch.optim.Optimizer]) -> Build:
     def build(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
-        hidden = parameter_groups(module, choice.weight_decay, is_hidden)
-        rest = parameter_groups(module, choice.weight_decay, lambda *of: not is_hidden(*of))
+        hidden = parameter_groups(module, choice.recipe().weight_decay, is_hidden)
+        rest = parameter_groups(
+            module, choice.recipe().weight_decay, lambda *of: not is_hidden(*of)
+        )
         return WithAdamW(new_hidden(hidden, choice), rest, choice)
 
     return build
@@ -162,27 +181,52 @@ def _adafactor_costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) ->
     )
 
 
-_ADAM: Final = OptimizerEntry(build=_adam, states=MOMENTS, costs=_adam_costs)
+def _moments(_: str, __: Sequence[int]) -> tuple[str, ...]:
+    return MOMENTS
+
+
+def _momentum(_: str, __: Sequence[int]) -> tuple[str, ...]:
+    return ("momentum_buffer",)
+
+
+def _factors(_: str, shape: Sequence[int]) -> tuple[str, ...]:
+    return ("row_var", "col_var") if len(shape) >= 2 else ("variance",)
+
+
+def _of_hidden(states: tuple[str, ...], others: tuple[str, ...]) -> _Names:
+    return lambda name, shape: states if is_hidden(name, shape) else others
+
+
+_ADAM: Final = OptimizerEntry(build=_adam, states=_moments, costs=_adam_costs)
 OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
     "adamw": _ADAM,
     "adam": _ADAM,
-    "sgd": OptimizerEntry(build=_sgd, states=("momentum_buffer",), costs=_sgd_costs, counters=()),
+    "sgd": OptimizerEntry(
+        build=_sgd,
+        states=_momentum,
+        costs=_sgd_costs,
+        counters=lambda name, shape: (),
+        rates_from="found with AdamW: sgd has no usual rate for decoders, so try larger ones",
+    ),
     "adafactor": OptimizerEntry(
         build=_adafactor,
-        states=("row_var", "col_var", "variance"),
+        states=_factors,
         costs=_adafactor_costs,
         elementwise=False,
+        rates={"training from scratch": 1e-2, "full fine-tuning": 1e-3, "LoRA": 1e-3},
+        rates_from="T5's for all weights, arXiv:1910.10683",
     ),
     "adamw8bit": _ADAM,
     "muon": OptimizerEntry(
         build=_with_adamw(new_muon),
-        states=("momentum_buffer", *MOMENTS),
+        states=_of_hidden(("momentum_buffer",), MOMENTS),
         costs=muon.costs,
+        counters=_of_hidden((), ("step",)),
         elementwise=False,
     ),
     "apollo": OptimizerEntry(
         build=_with_adamw(Apollo),
-        states=(*apollo.STATES, *MOMENTS),
+        states=_of_hidden(apollo.STATES, MOMENTS),
         costs=apollo.costs,
         elementwise=False,
     ),

@@ -14,15 +14,19 @@ def learning_rate(step: int, choice: OptimChoice, steps: int) -> float:
 
     A pure function, so that a resumed run has the rates it would have had.
     """
-    warmup = choice.warmup_steps if choice.warmup_steps is not None else max(1, steps // 50)
+    recipe = choice.recipe()
+    warmup = choice.warmup_steps
+    if warmup is None:
+        # The rounding error of 0.29 * 100 must not take a step away.
+        warmup = max(1, int(recipe.warmup_ratio * steps + 1e-9)) if recipe.warmup_ratio else 0
     if step <= warmup:
-        return choice.lr * step / warmup
-    if choice.schedule == "constant":
-        return choice.lr
+        return recipe.lr * step / warmup
+    if recipe.schedule == "constant":
+        return recipe.lr
     begin = warmup
-    if choice.schedule == "wsd":
+    if recipe.schedule == "wsd":
         decay = choice.decay_steps if choice.decay_steps is not None else DECAY_SHARE * steps
         begin = max(warmup, steps - math.ceil(decay))
     done = min(1.0, max(0.0, (step - begin) / max(1, steps - begin)))
-    left = 0.5 * (1.0 + math.cos(math.pi * done)) if choice.schedule == "cosine" else 1.0 - done
-    return choice.lr * (choice.min_lr_ratio + (1.0 - choice.min_lr_ratio) * left)
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if recipe.schedule == "cosine" else 1.0 - done
+    return recipe.lr * (recipe.min_lr_ratio + (1.0 - recipe.min_lr_ratio) * left)

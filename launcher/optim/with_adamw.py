@@ -14,18 +14,20 @@ class WithAdamW(torch.optim.Optimizer):
 
     Args:
         hidden: an optimizer of two-dimensional parameters.
-        rest: groups of all others: embeddings, the head, biases and norms.
+        rest: groups of all others: embeddings, the head, biases and norms. None where only
+            adapters are trained.
         choice: learning rate, betas and epsilon.
     """
 
     def __init__(
         self, hidden: torch.optim.Optimizer, rest: list[dict[str, Any]], choice: OptimChoice
     ) -> None:
-        super().__init__([*hidden.param_groups, *rest], {"lr": choice.lr})
-        adamw = torch.optim.AdamW(
-            rest, lr=choice.lr, betas=choice.betas, eps=choice.eps, fused=True
-        )
-        self._parts: tuple[Any, ...] = (hidden, adamw)
+        lr = choice.recipe().lr
+        super().__init__([*hidden.param_groups, *rest], {"lr": lr})
+        self._parts: list[Any] = [hidden]
+        if rest:
+            options: dict[str, Any] = {"lr": lr, "betas": choice.betas, "eps": choice.eps}
+            self._parts.append(torch.optim.AdamW(rest, **options, fused=True))
         self.param_groups = [group for part in self._parts for group in part.param_groups]
         for part in self._parts:
             part.state = self.state

@@ -104,9 +104,13 @@ def create_states(
     A step with zero gradients at learning rate 0 moves no parameter. One tensor at a time, so
     that one gradient's memory is enough. Counters stay at 0, as in an optimizer that never ran.
     """
-    kept = [(group, group["params"], group["lr"]) for group in optimizer.param_groups]
+    # Adam and SGD add weight decay to the gradient: moments would begin with weights that may be
+    # replaced. A step that was skipped leaves `found_inf`, with which no state would be made.
+    still = {"params": [], "lr": 0.0, "weight_decay": 0.0}
+    kept = [dict(group) for group in optimizer.param_groups]
+    found_inf = optimizer.__dict__.pop("found_inf", None)
     for group in optimizer.param_groups:
-        group.update(params=[], lr=0.0)
+        group.update(still)
     try:
         for group, tensors in tensors_of_groups:
             for tensor in tensors:
@@ -119,8 +123,10 @@ def create_states(
                 set_counters(optimizer.state[tensor], dict.fromkeys(counters(optimizer, tensor), 0))
             group["params"] = []
     finally:
-        for group, params, lr in kept:
-            group.update(params=params, lr=lr)
+        for group, before in zip(optimizer.param_groups, kept, strict=True):
+            group.update(before)
+        if found_inf is not None:
+            optimizer.__dict__["found_inf"] = found_inf
 
 
 def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:

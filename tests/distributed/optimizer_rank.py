@@ -19,6 +19,7 @@ from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
+from launcher.exchange.stored import open_stored
 from launcher.parallel.world import World, leave, start
 from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
@@ -62,11 +63,22 @@ def run(kind: Kind, strategy: str, text: str, folder: Path, world: World) -> dic
     )
     release(engine)
     return {
+        "begun": begun(kind, prepared, folder, world) if kind.given else None,
         "losses": losses + more,
         "norms": norms + more_norms,
         "resumed": resumed,
         "states_bytes": device.optimizer_bytes,
     }
+
+
+def begun(kind: Kind, prepared: Prepared, folder: Path, world: World) -> list[float]:
+    """Losses of a run with a new optimizer, from weights that one process has saved half-way."""
+    engine = build(prepared, world)
+    with open_stored(folder / f"{kind.name}-single") as weights:
+        Checkpointer(folder / "unused").begin_with(weights, engine)
+    losses, _ = steps(prepared.resolved, prepared.corpus, world, engine, range(1, AFTER + 1))
+    release(engine)
+    return losses
 
 
 def prepared_run(kind: Kind, strategy: tuple[str, ...], text: str, world: World) -> Prepared:

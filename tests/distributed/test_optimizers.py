@@ -13,10 +13,11 @@ import pytest
 import torch
 from harness import HERE, torchrun, write_text
 from optimizer_cases import AFTER, BEFORE, KINDS, PAIRS, Kind
-from optimizer_rank import build, prepared_run
+from optimizer_rank import begun, build, prepared_run
 from rank_loop import steps
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.extra import Extra
 from launcher.errors import UserError
 from launcher.model.gpt import GPT
 from launcher.optim.registry import OPTIMIZERS
@@ -62,7 +63,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         losses, norms = steps(
             prepared.resolved, prepared.corpus, ALONE, engine, range(1, BEFORE + 1)
         )
-        Checkpointer(folder / f"{kind.name}-single").save(BEFORE, engine, {})
+        extra: Extra = {"model": prepared.resolved.model}
+        Checkpointer(folder / f"{kind.name}-single").save(BEFORE, engine, extra)
         more = steps(
             prepared.resolved, prepared.corpus, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
         )
@@ -88,6 +90,13 @@ def test_like_one_process(kind: Kind, strategy: str, results: Results) -> None:
 def test_goes_on_from_one_process(kind: Kind, strategy: str, results: Results) -> None:
     expected = results.single[kind.name][0][BEFORE:]
     assert results.of(kind, strategy)["resumed"] == pytest.approx(expected, rel=kind.resumed)
+
+
+@pytest.mark.parametrize(("kind", "strategy"), [pair for pair in PAIRS if pair[0].given], ids=ids)
+def test_begins_with_given_weights(kind: Kind, strategy: str, results: Results) -> None:
+    prepared = single_run(kind.name, results.text)
+    expected = begun(kind, prepared, results.folder, ALONE)
+    assert results.of(kind, strategy)["begun"] == pytest.approx(expected, rel=kind.parity)
 
 
 @pytest.mark.parametrize(("kind", "strategy"), PAIRS, ids=ids)

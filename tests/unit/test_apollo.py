@@ -51,7 +51,7 @@ def test_steps_are_as_long_as_adamws() -> None:
     ours, theirs = (nn.Parameter(torch.zeros(64, 256)) for _ in range(2))
     choice = OptimChoice(optimizer="apollo", apollo_rank=32)
     apollo = Apollo([{"params": [ours], "weight_decay": 0.0}], choice)
-    adamw = torch.optim.AdamW([theirs], lr=choice.lr, betas=choice.betas, weight_decay=0.0)
+    adamw = torch.optim.AdamW([theirs], lr=choice.recipe().lr, betas=choice.betas, weight_decay=0.0)
     for step in range(1, 51):
         before = [p.detach().clone() for p in (ours, theirs)]
         for parameter in (ours, theirs):
