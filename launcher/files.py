@@ -1,33 +1,11 @@
-"""Files that are there whole, as they were or as they will be, and outlive the machine; JSON."""
+"""Files that are there whole, as they were or as they will be, and outlive the machine."""
 
 import contextlib
-import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import UserError
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of transformers.
-
-    Raises:
-        UserError: it cannot be read, or holds something else.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}); give a folder that transformers' "
-            "save_pretrained has written"
-        ) from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: is not valid JSON; fetch it again") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: holds no JSON object; fetch it again")
-    return document
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -45,6 +23,25 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):  # the room that it took
             temporary.unlink()
         raise
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse, before any work, an output file that is there or cannot be written.
+
+    Raises:
+        UserError: it exists, or creating it fails.
+    """
+    try:
+        path.touch(exist_ok=False)
+        path.unlink()
+    except FileExistsError:
+        raise UserError(
+            f"{path}: already exists, and nothing is overwritten: choose another"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror or error}): choose another"
+        ) from None
 
 
 def sync(path: Path) -> None:

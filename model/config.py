@@ -108,8 +108,6 @@ class ModelConfig:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")
         check_window(self.window, context=self.context)
         check_loss_chunk(self.loss_chunk)
-        if self.loss_chunk:
-            require_positive("loss_chunk", self.loss_chunk)
         for field, literal in _CHOICES.items():
             require_one_of(field, getattr(self, field), literal)
         if self.checkpointing.budget_bytes is None:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 MOST_LAYERS = 100_000
 MOST_PER_DIMENSION = 2**31 - 1
+MOST_ROWS = 2**60  # tokens of a batch: no dimension of the model
 MOST_ROPE = 1e30  # fp32 ends at 3.4e38
 
 
@@ -79,6 +80,11 @@ def check_loss_chunk(loss_chunk: int | None) -> None:
         raise ValueError(
             f"loss_chunk {loss_chunk} is negative; use a number of tokens, "
             "0 to turn chunking off, or leave it out for the automatic choice."
+        )
+    if loss_chunk is not None and loss_chunk > MOST_ROWS:
+        raise ValueError(
+            f"loss_chunk {loss_chunk} is more tokens than any batch has; use at most "
+            f"{MOST_ROWS:,}, or 0 to turn chunking off."
         )
 
 

@@ -20,7 +20,8 @@ from launcher.data.build import (
 )
 from launcher.data.cache import Report, build_once, default_cache_dir
 from launcher.data.chat import template_files
-from launcher.data.formats import TEXT_FIELD, hash_files
+from launcher.data.formats import TEXT_FIELD, hash_files, hub_files, stamps
+from launcher.data.hub import HUB_PREFIX
 from launcher.data.sources import Source, form_of_source, resolve
 from launcher.data.split import Split
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
@@ -128,11 +129,16 @@ def _built(
         parts.append(source.content_key(cache_dir / "hashes"))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
+    files = [*source.local_files(), *_tokenizer_files(tokenizer)]
+
     def build(path: Path, report: Report) -> None:
         build_corpus(path, report, source=source, tokenizer=tokenizer, vocab_size=vocab_size)
-        if key_now() != key:  # or other tokens would be found under this key for ever
+        # Other tokens would be found under this key for ever. The key alone would miss a file that
+        # was replaced and then restored; stamps alone, a clock that is too coarse.
+        if stamps(files) != before or key_now() != key:
             raise UserError(f"--data {source.label} has changed while it was read: start again")
 
+    before = stamps(files)
     key = key_now()
     directory = cache_dir / "corpora" / key
     build_once(
@@ -142,6 +148,13 @@ def _built(
         show_progress=show_progress,
     )
     return directory
+
+
+def _tokenizer_files(tokenizer: str) -> list[Path]:
+    if tokenizer.startswith(HUB_PREFIX):
+        return hub_files(tokenizer.removeprefix(HUB_PREFIX))
+    path = Path(tokenizer).expanduser()
+    return [path, *template_files(tokenizer)] if path.is_file() else []
 
 
 def _open_split(

@@ -49,13 +49,34 @@ def hash_files(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
+def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
+    """Path, size, times of change and inode of each file.
+
+    Equal stamps before and after a reading mean that the same bytes were there throughout: ctime
+    cannot be set back, so a file that was replaced and restored has another one.
+    """
+    try:
+        found = [(path, path.stat()) for path in paths]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from error
+    return [
+        (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        for path, info in found
+    ]
+
+
+def hub_files(name: str) -> list[Path]:
+    """Files of a dataset or tokenizer that is a local folder; none of one on the Hub."""
+    folder = Path(name).expanduser()
+    return walk(folder) if folder.is_dir() else []
+
+
 def hub_key(name: str) -> str:
     """Names a dataset or tokenizer: a local folder by its content, one on the Hub by its name.
 
     A warm start must not ask the network, so a change on the Hub is not seen.
     """
-    folder = Path(name).expanduser()
-    return hash_files(walk(folder)) if folder.is_dir() else name
+    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
 
 
 def field_key(field: str) -> str:

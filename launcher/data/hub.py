@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.data.formats import check_fields, field_key, hub_key
+from launcher.data.formats import check_fields, field_key, hub_files, hub_key
 from launcher.errors import UserError
 from launcher.packages import how_to_install
 
@@ -53,6 +53,10 @@ class HubDataset:
             field=field,
             stream_bytes=stream_bytes,
         )
+
+    def local_files(self) -> list[Path]:
+        """Those of a local folder."""
+        return hub_files(self.name)
 
     def content_key(self, memo_dir: Path) -> str:
         """The name, or the content of a local folder, and what is read of it."""

@@ -18,6 +18,7 @@ from launcher.data.formats import (
     read_jsonl,
     read_parquet,
     read_text,
+    stamps,
     unreadable,
     walk,
 )
@@ -48,17 +49,18 @@ class Stdlib:
 
     def content_key(self, memo_dir: Path) -> str:
         """Hash of the module files; reading 11 MB takes some 20 ms, so nothing is kept."""
-        return hash_files(self._files())
+        return hash_files(self.local_files())
 
     def texts(self) -> Iterator[str]:
         """One per module."""
-        for path in self._files():
+        for path in self.local_files():
             try:
                 yield path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue  # not the user's file and not worth a failed run
 
-    def _files(self) -> list[Path]:
+    def local_files(self) -> list[Path]:
+        """One per module."""
         root = Path(sysconfig.get_path("stdlib"))
         # _sysconfigdata holds the paths of one machine's build: without it, machines with the same
         # Python have the same corpus.
@@ -79,29 +81,26 @@ class Files:
     files: tuple[Path, ...]
     field: str = TEXT_FIELD
 
+    def local_files(self) -> tuple[Path, ...]:
+        """All that is read."""
+        return self.files
+
     def content_key(self, memo_dir: Path) -> str:
         """Names the files' bytes, and what is read of them."""
         return self._hash(memo_dir) + field_key(self.field)
 
     def _hash(self, memo_dir: Path) -> str:
         """Hash of the files; that of a long text is kept until a file's size or time changes."""
-        try:
-            stats = [path.stat() for path in self.files]
-        except OSError as error:
-            raise unreadable(Path(error.filename), error) from error
-        if sum(info.st_size for info in stats) < _MEMO_BYTES:
+        found = stamps(self.files)
+        if sum(size for _, size, *_ in found) < _MEMO_BYTES:
             return hash_files(self.files)
         # Every rank of every run would read it all, only to find it unchanged.
-        stamps = [
-            (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ino)
-            for path, info in zip(self.files, stats, strict=True)
-        ]
-        memo = memo_dir / hashlib.sha256(repr(stamps).encode()).hexdigest()
+        memo = memo_dir / hashlib.sha256(repr(found).encode()).hexdigest()
         if memo.exists() and (key := memo.read_text()):
             return key
         key = hash_files(self.files)
         # A file written this very moment could change again under the same time stamp.
-        if max(info.st_mtime for info in stats) < time.time() - 60:
+        if max(mtime_ns for _, _, mtime_ns, *_ in found) < (time.time() - 60) * 1e9:
             memo_dir.mkdir(parents=True, exist_ok=True)
             replace_text(memo, key)
         return key

@@ -16,7 +16,9 @@ import numpy as np
 
 from launcher.data.formats import hash_files, hub_key
 from launcher.data.hub import HUB_PREFIX
+from launcher.data.token_ids import check_added, id_count
 from launcher.errors import UserError
+from launcher.json_file import read_json
 from launcher.packages import how_to_install
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCABULARY = 257  # 256 bytes and the end-of-text token
 
 _HEARD_WITHIN_S = 0.2
+_MOST_FILE_BYTES = 2**27  # Gemma 3, with 262,000 tokens, has 33 MB
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -154,13 +157,16 @@ def load_encoder(tokenizer: str) -> Encoder:
         return _encoder_of_transformers(tokenizer)
     from tokenizers import Tokenizer
 
+    path = Path(tokenizer).expanduser()
+    document = read_json(path, what="a tokenizer.json", most_bytes=_MOST_FILE_BYTES)
     try:
-        loaded = Tokenizer.from_file(str(Path(tokenizer).expanduser()))
+        loaded = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(
             f"{tokenizer} cannot be read as a tokenizer.json ({error}): save it again with the "
             "tokenizers library, or give bpe"
         ) from error
+    check_added(document, loaded, tokenizer)
     ends = (loaded.token_to_id(token) for token in _KNOWN_END_TOKENS)
     return _fast(loaded, next((end for end in ends if end is not None), None), tokenizer)
 
@@ -251,8 +257,7 @@ def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncod
     # Files that were saved for inference may cut texts to the length of a context, or pad them.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # The largest id, not the count: vocabularies can have holes.
-    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    size = id_count(tokenizer, name)
     return FastEncoder(tokenizer=tokenizer, vocab_size=size, end_of_text=end_of_text)
 
 

@@ -10,7 +10,8 @@ from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.errors import UserError
 from launcher.exchange.files import write_json
-from launcher.files import read_json
+from launcher.families.token_ids import ENDS, check_token_ids
+from launcher.json_file import read_json
 from launcher.model.config import ModelConfig
 
 GENERATION_FILE = "generation_config.json"
@@ -20,7 +21,6 @@ _OF_A_TOKENIZER = (
     *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
     "chat_template.jinja",
 )
-_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def carry_beside(tokenizer: str, run: Path) -> bool:
@@ -47,7 +47,8 @@ def _carry(source: Path, target: Path) -> None:
         return
     # Older folders name the tokens that end a text in config.json only.
     document = read_json(source / "config.json")
-    if ends := {key: document[key] for key in _ENDS if key in document}:
+    ends: dict[str, Any] = {key: document[key] for key in ENDS if key in document}
+    if ends:
         write_json(target / GENERATION_FILE, {"_from_model_config": True, **ends})
 
 
@@ -66,12 +67,32 @@ def carry_in(folder: Path, run: Path) -> None:
     _carry(folder, run)
 
 
-def generation_config(places: Sequence[Path], end_of_text: int | None) -> dict[str, Any]:
-    """What the first of these folders has that has one, or else one with the token that ends a
-    text."""
+def read_generation_config(folder: Path, vocab_size: int) -> dict[str, Any] | None:
+    """A folder's generation_config.json, None where it has none.
+
+    Raises:
+        UserError: it is damaged, or names tokens that the model does not have.
+    """
+    path = folder / GENERATION_FILE
+    if not path.exists():
+        return None
+    document = read_json(path)
+    check_token_ids(document, vocab_size, path)
+    return document
+
+
+def generation_config(
+    places: Sequence[Path], end_of_text: int | None, vocab_size: int
+) -> dict[str, Any]:
+    """The first of these folders' that has one, or else one with the token that ends a text.
+
+    Raises:
+        UserError: as of `read_generation_config`.
+    """
     for place in places:
-        if (place / GENERATION_FILE).is_file():
-            return read_json(place / GENERATION_FILE)
+        found = read_generation_config(place, vocab_size)
+        if found is not None:
+            return found
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     return {"_from_model_config": True, **ends}
 
@@ -79,7 +100,7 @@ def generation_config(places: Sequence[Path], end_of_text: int | None) -> dict[s
 def ends_of(generation: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens that begin and end a text, for config.json. Spelled out also where there are none:
     left out they would be the family's own."""
-    first, last, padding = _ENDS
+    first, last, padding = ENDS
     ends = {key: generation.get(key) for key in (first, last)}
     return ends | ({padding: generation[padding]} if padding in generation else {})
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,10 +28,17 @@ from launcher.exchange.files import new_folder, write_json, write_weights
 from launcher.exchange.peft import write_adapter
 from launcher.exchange.stored import Merged, Stored, open_stored
 from launcher.families import Family, family_for
+from launcher.flags import as_flags
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 from launcher.sizes import MOST_BYTES, parse_bytes
 
+_FORMATS_OF: Mapping[str, tuple[str, ...]] = {
+    "cache": ("onnx", "tensorrt"),
+    "shard_size": ("hf",),
+    "tokenizer": ("hf", "onnx", "tensorrt"),
+}
+"""Options -> the formats that they change."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STEP = b'{"kind": "step", '
 
@@ -59,7 +66,8 @@ class ExportOptions:
     merge: bool = False
     """The weights with the products of a run's adapters added to them."""
     tokenizer: str | None = None
-    """hf, onnx: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves it out."""
+    """hf, onnx, tensorrt: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves
+    it out."""
 
 
 Write = Callable[[Path, Stored | Merged, Checkpoint, ExportOptions], str]
@@ -81,6 +89,28 @@ def export(options: ExportOptions, write: Write) -> str:
                 path = None if stored.checkpoint is None else stored.checkpoint.path
                 if path is None or path == options.run or path.exists():
                     raise
+
+
+def check_options(options: ExportOptions, given: Collection[str]) -> None:
+    """Refuse options without effect.
+
+    Args:
+        given: names of the options that the command line has.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name, formats in _FORMATS_OF.items():
+        flags = as_flags({name: getattr(options, name)})
+        if name not in given:
+            continue
+        if options.format not in formats:
+            raise UserError(
+                f"{flags} belongs to --format {' or '.join(formats)}, not {options.format}: leave "
+                "it out"
+            )
+        if options.adapter and options.format == "hf":
+            raise UserError(f"{flags} changes nothing of an --adapter: leave it out")
 
 
 def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
@@ -133,8 +163,7 @@ def write_weights_alone(
         return _write_whole(folder, model, checkpoint, options)
     base = checkpoint.extra.get("base")
     path = None if base is None else base.path
-    write_adapter(folder, model.config, model.read, base=path, dtype=DTYPES[options.dtype])
-    return "an adapter for PEFT"
+    return write_adapter(folder, model.config, model.read, base=path, dtype=DTYPES[options.dtype])
 
 
 def _write_whole(
@@ -197,7 +226,7 @@ def write_settings(
     places = [folder]
     if options.tokenizer in (None, "none"):  # another one has other tokens that end a text
         places.append(run_of(checkpoint))
-    generation = generation_config(places, end_of_text)
+    generation = generation_config(places, end_of_text, config.vocab_size)
     write_json(folder / GENERATION_FILE, generation)
     stored_as = {"torch_dtype": str(DTYPES[options.dtype]).removeprefix("torch.")}
     if family is not None:

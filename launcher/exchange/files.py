@@ -18,7 +18,9 @@ from launcher.checkpoint.files import safetensors_header
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.config.resolve import check_run_folder
 from launcher.errors import UserError
-from launcher.files import read_json, sync
+from launcher.files import sync
+from launcher.flags import require_regular_file
+from launcher.json_file import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = f"{SINGLE_FILE}.index.json"
@@ -134,6 +136,24 @@ def write_weights(
     return count
 
 
+@contextlib.contextmanager
+def opened_safetensors(path: Path) -> Iterator[Any]:
+    """The library's view of a file, whose tensors are read when they are asked for.
+
+    Raises:
+        UserError: no file of that format.
+    """
+    require_regular_file(path, what="a file of safetensors")
+    try:
+        opened = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path}: cannot be read as safetensors ({error}); fetch it again"
+        ) from None
+    with opened as file:
+        yield file
+
+
 class Weights:
     """The tensors of a folder as `save_pretrained` writes it: one file, or shards and an index.
 
@@ -148,12 +168,7 @@ class Weights:
         self.paths = _weight_files(folder)
         with contextlib.ExitStack() as opening:
             for path in self.paths:
-                try:
-                    opened = opening.enter_context(safe_open(path, framework="pt"))
-                except (SafetensorError, OSError) as error:
-                    raise UserError(
-                        f"{path}: cannot be read as safetensors ({error}); fetch it again"
-                    ) from None
+                opened = opening.enter_context(opened_safetensors(path))
                 self._files |= dict.fromkeys(opened.keys(), (path, opened))
             self._stack = opening.pop_all()
 

@@ -27,7 +27,7 @@ from launcher.exchange.companions import carry_in
 from launcher.exchange.files import new_folder
 from launcher.exchange.peft import folder_beside
 from launcher.exchange.source import Source
-from launcher.exchange.stored import open_stored
+from launcher.exchange.stored import Adapted, open_stored
 from launcher.flags import one_sentence
 from launcher.memory.parameters import trained_shapes
 from launcher.model.config import ModelConfig
@@ -94,7 +94,9 @@ def _import_adapter(folder: Path, out: Path) -> str:
             yield 0, stored.read(name).flatten()
 
         _write_checkpoint(run, trained_shapes(config), parts, extra)
-    return _said(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
+        notes = stored.notes() if isinstance(stored, Adapted) else []
+    said = _said(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
+    return "\n".join([said, *notes])
 
 
 def _write_config(
@@ -133,7 +135,7 @@ def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
         given = str(folder / TOKENIZER_FILE)
         encoder = load_encoder(given)  # refuses what training would refuse
         shutil.copyfile(given, target)
-    elif (folder / "vocab.json").exists():  # what transformers wrote before tokenizer.json
+    elif (folder / "vocab.json").is_file():  # what transformers wrote before tokenizer.json
         given = f"hf:{folder}"
         encoder = load_encoder(given)
         encoder.save(target)
@@ -150,7 +152,8 @@ def _write_checkpoint(
     piece at a time."""
     folder = CheckpointFolder(run / "checkpoints")
     path = folder.begin(0)
-    states, counters = checkpointed(OptimChoice())  # of the optimizer that a run has by default
+    # Of the optimizer that a run has by default.
+    states, counters = checkpointed(OptimChoice(), shapes)
     # From numpy: pages of zeros that nobody writes to take no memory.
     largest = max(map(math.prod, shapes.values()))
     zeros = torch.from_numpy(np.zeros(largest, dtype=np.float32))

@@ -3,37 +3,26 @@
 import contextlib
 import dataclasses
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from launcher.config.beginning import ADAPTER_CONFIG
 from launcher.errors import UserError
 from launcher.exchange.adapters import Projection, projections
-from launcher.exchange.files import write_json, write_safetensors
-from launcher.files import read_json
+from launcher.exchange.files import opened_safetensors, write_json, write_safetensors
+from launcher.exchange.peft_settings import Settings
+from launcher.json_file import read_json
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import TARGETS, Lora
 from launcher.strategies.flat_shards import Shard
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
+_DIFFERS = "same outputs, but training on differs from PEFT's"
 _BASE = "base_model_name_or_path"
-# Settings under which an adapter computes something else than ours, and the values that do not.
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "trainable_token_indices": (None,),
-    "layer_replication": (None,),
-    "lora_bias": (False, None),
-}
-_PLAIN_NAME = re.compile(r"[\w.]+")
 
 
 class PeftFolder:
@@ -50,21 +39,14 @@ class PeftFolder:
     checkpoint = None
 
     def __init__(self, folder: Path, base: ModelConfig) -> None:
-        self._config_path, self._path = folder / ADAPTER_CONFIG, folder / WEIGHTS_FILE
-        self._settings = read_json(self._config_path)
-        self._check_settings()
+        self._path, self._settings = folder / WEIGHTS_FILE, Settings.read(folder)
         self._projections = projections(base)
         with contextlib.ExitStack() as opening:
-            try:
-                self._file: Any = opening.enter_context(safe_open(self._path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise UserError(
-                    f"{self._path}: cannot be read as safetensors ({error}); save the adapter "
-                    "again with PEFT's save_pretrained"
-                ) from None
+            self._file: Any = opening.enter_context(opened_safetensors(self._path))
             self._names = set(self._file.keys())
             self._ranks = {p.module: self._rank(p) for p in self._projections}
             self._check_names()
+            self._check_against_settings()
             self.config = dataclasses.replace(base, lora=self._lora())
             self._stack = opening.pop_all()
 
@@ -73,6 +55,25 @@ class PeftFolder:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def notes(self) -> list[str]:
+        """How training on here differs from PEFT, whose outputs are the same; empty where it does
+        not."""
+        lora, present = self.config.lora, [p for p in self._projections if self._ranks[p.module]]
+        assert lora is not None
+        found = []
+        if joined := [p for p in present if p.sizes[1:]]:
+            found.append(
+                f"each {_short_name(joined[0].module)} has one adapter there and "
+                f"{len(joined[0].sizes)} here: {_DIFFERS}"
+            )
+        rescaled = [p for p in present if not math.isclose(self._scale(p), lora.scale)]
+        if rescaled:
+            found.append(
+                f"{len(rescaled)} of {len(present)} adapters have a scale of their own, which is "
+                f"multiplied into their B, as here all have {lora.scale:g}: {_DIFFERS}"
+            )
+        return found
 
     def has(self, name: str) -> bool:
         """Whether it is a matrix of one of our adapters."""
@@ -105,9 +106,14 @@ class PeftFolder:
             return a.repeat(len(projection.sizes), 1)
         b = torch.zeros(sum(projection.sizes), lora.rank)
         if rank:
-            own = dataclasses.replace(lora, rank=rank, alpha=self._alpha(projection.module))
-            b[:, :rank] = self._tensor(_key(projection, "B")) * (own.scale / lora.scale)
+            ratio = self._scale(projection) / lora.scale
+            b[:, :rank] = self._tensor(_key(projection, "B")) * ratio
         return b
+
+    def _scale(self, projection: Projection) -> float:
+        """A projection's adapter's, in PEFT."""
+        module = projection.module
+        return self._settings.scale_of(module, self._ranks[module])
 
     def _tensor(self, key: str) -> Tensor:
         tensor: Tensor = self._file.get_tensor(key).float()
@@ -135,21 +141,6 @@ class PeftFolder:
             )
         return int(rank)
 
-    def _check_settings(self) -> None:
-        for key, allowed in _ONLY.items():
-            value = self._settings.get(key, allowed[0])
-            if value not in allowed:
-                raise UserError(
-                    f"{self._config_path}: {key} is {value!r}, and shardscale's adapters compute "
-                    f"only {allowed[0]!r}: it cannot be imported"
-                )
-        for key in self._settings.get("alpha_pattern") or {}:
-            if not _PLAIN_NAME.fullmatch(key):
-                raise UserError(
-                    f"{self._config_path}: alpha_pattern has {key!r}, which is no name of a "
-                    "module: spell out the modules that it stands for"
-                )
-
     def _check_names(self) -> None:
         known = {_key(projection, half) for projection in self._projections for half in "AB"}
         if unknown := sorted(self._names - known):
@@ -160,25 +151,48 @@ class PeftFolder:
         if not any(self._ranks.values()):
             raise UserError(f"{self._path}: holds no adapters; save the adapter again")
 
+    def _check_against_settings(self) -> None:
+        """Each adapter is one that the settings ask for, of the rank that they say."""
+        settings = self._settings
+        for projection in self._projections:
+            module, rank = projection.module, self._ranks[projection.module]
+            field = settings.refuses(module)
+            if rank and field is not None:
+                raise UserError(
+                    f"{settings.path}: {field} is {settings.values[field]!r}, which leaves out "
+                    f"{module}, and {WEIGHTS_FILE} has an adapter on it: save it again with PEFT"
+                )
+            if not rank and field is None:
+                raise UserError(
+                    f"{settings.path}: target_modules is {settings.values['target_modules']!r}, "
+                    f"and {WEIGHTS_FILE} has no adapter on {module}: save it again with PEFT"
+                )
+            name, said = settings.rank_of(module)
+            if rank not in (0, said):
+                raise UserError(
+                    f"{settings.path}: {name} is {said}, and the adapter on {module} in "
+                    f"{WEIGHTS_FILE} has rank {rank}: save it again with PEFT"
+                )
+
     def _lora(self) -> Lora:
-        present = {p.target for p in self._projections if self._ranks[p.module]}
+        settings = self._settings.values
+        present = [p for p in self._projections if self._ranks[p.module]]
+        rank, alpha = max(self._ranks.values()), float(settings["lora_alpha"])
+        scales = {self._scale(projection) for projection in present}
+        growth = self._settings.growth(rank)
+        if scales != {alpha / growth} and len(scales) == 1:  # a pattern says it of all
+            alpha = scales.pop() * growth
+        targets = {projection.target for projection in present}
         try:
             return Lora(
-                rank=max(self._ranks.values()),
-                alpha=float(self._settings.get("lora_alpha", 8)),
-                dropout=float(self._settings.get("lora_dropout") or 0.0),
-                targets=tuple(target for target in TARGETS if target in present),
-                rslora=bool(self._settings.get("use_rslora")),
+                rank=rank,
+                alpha=alpha,
+                dropout=float(settings["lora_dropout"]),
+                targets=tuple(target for target in TARGETS if target in targets),
+                rslora=settings["use_rslora"],
             )
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self._config_path}: {error}") from None
-
-    def _alpha(self, module: str) -> float:
-        """Of one projection; all have the same where nothing else is said."""
-        for key, alpha in (self._settings.get("alpha_pattern") or {}).items():
-            if f".{module}".endswith(f".{key}"):
-                return float(alpha)
-        return float(self._settings.get("lora_alpha", 8))
+        except ValueError as error:
+            raise UserError(f"{self._settings.path}: {error}") from None
 
 
 def folder_beside(folder: Path) -> Path:
@@ -203,11 +217,12 @@ def write_adapter(
     *,
     base: str | None,
     dtype: torch.dtype,
-) -> None:
-    """Write both files, of adapters that `read` fetches by our names, beside the model at `base`.
+) -> str:
+    """Write both files, of adapters that `read` fetches by our names, beside the model at `base`;
+    what to say of them.
 
     What is three matrices of ours and one of theirs becomes one adapter of three times the rank,
-    with the blocks of B in their places.
+    with the blocks of B in their places: PEFT trains the zeros between them, too.
 
     Raises:
         UserError: no family of transformers has this model.
@@ -241,6 +256,14 @@ def write_adapter(
         metadata={"format": "pt"},
     )
     write_json(folder / ADAPTER_CONFIG, _settings_of(chosen, lora, base=base))
+    joined = next((p for p in chosen if p.sizes[1:]), None)
+    if joined is None:
+        return "an adapter for PEFT"
+    count = len(joined.sizes)
+    return (
+        f"an adapter for PEFT, of rank {count * rank} on {_short_name(joined.module)} for {count} "
+        f"of rank {rank} here: {_DIFFERS}"
+    )
 
 
 def _settings_of(chosen: Sequence[Projection], lora: Lora, *, base: str | None) -> dict[str, Any]:

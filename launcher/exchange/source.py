@@ -12,10 +12,11 @@ from torch import Tensor
 
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.errors import UserError
+from launcher.exchange.companions import read_generation_config
 from launcher.exchange.files import Weights
 from launcher.families import Family, Part, family_of
 from launcher.families.fields import Value
-from launcher.files import read_json
+from launcher.json_file import read_json
 from launcher.memory.parameters import parameter_shapes
 from launcher.model.config import ModelConfig
 
@@ -44,6 +45,7 @@ class Source:
         document = read_json(path)
         self.family = family_of(document, path)
         self.config = self.family.read(document, path)
+        read_generation_config(folder, self.config.vocab_size)  # refused now, not by an export
         self.shapes = dict(parameter_shapes(self.config))
         self._parts: dict[str, list[Part]] = {}
         for part in self.family.parts(self.config, self.shapes):

@@ -178,6 +178,10 @@ class Adapted:
     def base(self) -> Base:
         return self._beside.base()
 
+    def notes(self) -> list[str]:
+        """How training them on differs from where they come from."""
+        return self._adapters.notes() if isinstance(self._adapters, PeftFolder) else []
+
     def _of(self, name: str) -> "Saved | PeftFolder | Stored":
         return self._adapters if self._adapters.has(name) else self._beside
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from launcher.errors import UserError
 from launcher.families.base import Family, Part, bias_count, differences, spelled_out
-from launcher.files import read_json
+from launcher.json_file import read_json
 from launcher.model.config import ModelConfig
 
 __all__ = ["FAMILIES", "Family", "Part", "family_for", "family_of", "read_hf_config", "spelled_out"]

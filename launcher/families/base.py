@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import UserError
 from launcher.families.fields import Document, Field, Only
+from launcher.families.token_ids import check_token_ids
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 
 if TYPE_CHECKING:
@@ -108,9 +109,11 @@ class Family:
                     "field: it cannot be imported (take the field out if it changes nothing)"
                 )
         try:
-            return ModelConfig(**options)
+            config = ModelConfig(**options)
         except ValueError as error:
             raise UserError(f"{path}: {error}") from None
+        check_token_ids(values, config.vocab_size, path)
+        return config
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
         """The config.json of the family's model that is nearest to ours."""

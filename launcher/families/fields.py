@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import UserError
-from launcher.model.config import Activation, ModelConfig, RopeScaling
+from launcher.model.config import Activation, ModelConfig
+from launcher.model.config_checks import MOST_LAYERS, MOST_PER_DIMENSION
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_DEFAULT_THETA = 10_000.0
-_FRACTION = "partial_rotary_factor"
-_ORIGINAL = "original_max_position_embeddings"
-_ROPE_KEYS = {"rope_type", "type", "rope_theta", _FRACTION}
-_LLAMA3_KEYS = {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+_WORDS = {
+    int: f"a whole number up to {MOST_PER_DIMENSION}",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 class Document:
@@ -49,7 +49,8 @@ class Document:
         accepted = (int, float) if kind is float else kind
         if isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)):
             with contextlib.suppress(OverflowError):
-                return kind(value)
+                if kind is not int or abs(value) <= MOST_PER_DIMENSION:
+                    return kind(value)
         raise UserError(f"{self.path}: {name} is {value!r}, but must be {_WORDS[kind]}")
 
     def unread(self) -> Iterator[tuple[str, Any]]:
@@ -93,7 +94,12 @@ class Value:
         """Checked to be of its kind."""
         if self.optional and document.get(self.theirs, self.default) is None:
             return {}
-        return {self.ours: document.value(self.theirs, self.kind, self.default)}
+        found = document.value(self.theirs, self.kind, self.default)
+        most = MOST_LAYERS if self.ours == "layers" else MOST_PER_DIMENSION
+        if self.kind is int and not 1 <= found <= most:
+            why = f"and shardscale's models have 1 to {most:,}"
+            raise document.refusal(self.theirs, found, why)
+        return {self.ours: found}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
         """As it is."""
@@ -218,63 +224,4 @@ class GatedWindow:
             "use_sliding_window": config.window is not None,
             **Window(default=None).write(config),
             "max_window_layers": config.layers if config.window is None else 0,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary frequencies: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of
-    4; both are written."""
-
-    def read(self, document: Document) -> Mapping[str, Any]:
-        """Refuses all but plain and Llama 3's frequencies."""
-        both = (document.get("rope_parameters"), document.get("rope_scaling"))
-        name = "rope_scaling" if both[1] else "rope_parameters"
-        found = both[1] or both[0] or {}  # transformers 5 gives precedence to the older one
-        if not isinstance(found, dict):
-            raise document.refusal(name, found, "and not an object")
-        theta = found.get("rope_theta", document.get("rope_theta"))
-        theta = _DEFAULT_THETA if theta is None else theta
-        read = {"rope_theta": document.typed("rope_theta", theta, float)}
-        kind = found.get("rope_type", found.get("type", "default"))
-        if kind == "llama3":
-            read["rope_scaling"] = self._scaling(document, name, found)
-        elif kind != "default":
-            why = "and shardscale's model has only default and llama3"
-            raise document.refusal(f"{name}.rope_type", kind, why)
-        for place in (found, {_FRACTION: document.get(_FRACTION)}):
-            if place.get(_FRACTION) not in (None, 1):
-                why = "and shardscale's model turns whole heads"
-                raise document.refusal(_FRACTION, place[_FRACTION], why)
-        known = _ROPE_KEYS if kind == "default" else _ROPE_KEYS | _LLAMA3_KEYS
-        for key, value in found.items():
-            if key not in known and value is not None:
-                raise document.refusal(f"{name}.{key}", value, "which shardscale does not know")
-        return read
-
-    def _scaling(self, document: Document, name: str, found: Mapping[str, Any]) -> RopeScaling:
-        factor, low, high = (
-            document.typed(f"{name}.{key}", found.get(key), float)
-            for key in ("factor", "low_freq_factor", "high_freq_factor")
-        )
-        original = found.get(_ORIGINAL, document.get("max_position_embeddings"))
-        return factor, low, high, float(document.typed(f"{name}.{_ORIGINAL}", original, int))
-
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """In the words of both versions."""
-        scaling: dict[str, Any] | None = None
-        if config.rope_scaling is not None:
-            factor, low, high, original = config.rope_scaling
-            scaling = {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                _ORIGINAL: int(original),
-            }
-        parameters = {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta}
-        return {
-            "rope_parameters": parameters,
-            "rope_theta": config.rope_theta,
-            "rope_scaling": scaling,
         }

@@ -1,7 +1,8 @@
 """LlamaForCausalLM, and what most decoders since have kept of it."""
 
 from launcher.families.base import Family
-from launcher.families.fields import ActivationName, Only, Rope, Value
+from launcher.families.fields import ActivationName, Only, Value
+from launcher.families.rope import Rope
 
 OPTIONS = {"position": "rope", "norm": "rms", "attention_bias": False, "mlp_bias": False}
 SIZES = (

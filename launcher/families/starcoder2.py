@@ -1,8 +1,9 @@
 """Starcoder2ForCausalLM: rotary positions and grouped queries, GPT-2's norms, MLP and biases."""
 
 from launcher.families.base import Family
-from launcher.families.fields import ActivationName, Dropout, Only, Rope, Value, Window
+from launcher.families.fields import ActivationName, Dropout, Only, Value, Window
 from launcher.families.llama import HEAD_DIM, SIZES, TENSORS
+from launcher.families.rope import Rope
 
 FAMILY = Family(
     model_type="starcoder2",

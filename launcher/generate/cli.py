@@ -89,14 +89,14 @@ class Prompt:
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Write the text; 0 when it is written, 2 when refused, 5 when interrupted."""
+    """Write the text; 0 when it is written, 2 when refused."""
     with one_sentence():
         options = tyro.cli(GenerateOptions, args=list(argv), prog="shardscale generate")
     try:
         generate(options)
-    except KeyboardInterrupt:  # whoever reads has read enough
-        print()
-        return ExitCode.PREEMPTED
+    except KeyboardInterrupt:
+        print()  # the text ends here, and what is said next begins a line
+        raise
     return ExitCode.DONE
 
 

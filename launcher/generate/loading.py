@@ -15,10 +15,11 @@ from launcher.data.build import TOKENIZER_FILE
 from launcher.data.hub import HUB_PREFIX
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.errors import UserError
-from launcher.exchange.companions import GENERATION_FILE, choose_tokenizer, run_of
+from launcher.exchange.companions import choose_tokenizer, read_generation_config, run_of
 from launcher.exchange.peft import folder_beside
 from launcher.exchange.stored import Merged, Stored, open_stored
-from launcher.files import read_json
+from launcher.families.token_ids import check_token_ids
+from launcher.json_file import read_json
 from launcher.memory.materialize import materialize_whole
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -77,13 +78,20 @@ def _tokenizer_in(folder: Path) -> str | None:
     return f"{HUB_PREFIX}{folder}" if older else None
 
 
-def _ends_in(folder: Path) -> set[int]:
+def _ends_in(folder: Path, vocab_size: int) -> set[int]:
     """The tokens that config.json says end a text, and generation_config.json, which often knows
-    more."""
-    paths = [folder / name for name in (HF_CONFIG, GENERATION_FILE)]
-    named = [read_json(path).get("eos_token_id") for path in paths if path.is_file()]
+    more.
+
+    Raises:
+        UserError: they are none of the model's.
+    """
+    path = folder / HF_CONFIG
+    config = read_json(path) if path.is_file() else {}
+    check_token_ids(config, vocab_size, path)
+    documents = (config, read_generation_config(folder, vocab_size) or {})
+    named = [document.get("eos_token_id") for document in documents]
     listed = [ids if isinstance(ids, list) else [ids] for ids in named]
-    return {token for ids in listed for token in ids if isinstance(token, int)}
+    return {token for ids in listed for token in ids if token is not None}
 
 
 def vocabulary(source: Source, given: str | None) -> Vocabulary:
@@ -105,7 +113,7 @@ def vocabulary(source: Source, given: str | None) -> Vocabulary:
     tokenizer_key(choice, size)  # refuses what does not exist
     encoder = load_encoder(choice)
     check_vocabulary(choice, encoder.vocab_size, size)
-    return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside)})
+    return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside, size)})
 
 
 class Readable(Protocol):

@@ -9,11 +9,10 @@ import importlib.util
 import torch
 
 from launcher.model.attention.kernel import FIX, Setting
-from launcher.packages import files_of, version_of
+from launcher.packages import INSTALL_FLASH_ATTENTION, files_of, version_of
 
 LARGEST_HEAD = 256
 _UNPACKED_BY_TORCH = 2
-_INSTALL = "pip install flash-attn --no-build-isolation"
 
 
 def implementation(
@@ -79,6 +78,10 @@ def missing(setting: Setting) -> str | None:
     if (version := version_of("flash-attn-4")) is not None:
         return (
             f"attention flash: flash-attn-4 {version} cannot be used here (no window, no dropout, "
-            f"and what this torch calls), and there is no other: {_INSTALL}, or {FIX}."
+            f"and what this torch calls), and there is no "
+            f"other: {INSTALL_FLASH_ATTENTION}, or {FIX}."
         )
-    return f"attention flash is not installed, and this torch has none: {_INSTALL}, or {FIX}."
+    return (
+        "attention flash is not installed, and this torch has none: "
+        f"{INSTALL_FLASH_ATTENTION}, or {FIX}."
+    )

@@ -319,6 +319,7 @@ def test_what_transformers_itself_has_saved_can_be_imported(tmp_path: Path) -> N
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 300, "n_positions": 32}
+    shape |= {"bos_token_id": 0, "eos_token_id": 0}  # its own default is GPT-2's 50256
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
     theirs.bfloat16().save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     theirs.transformer.float().save_pretrained(tmp_path / "decoder")  # names without a prefix
@@ -431,10 +432,13 @@ def index(*names: str) -> Callable[[Path], None]:
         (from_elsewhere, "transformer.h.0.attn.lora belongs to no GPT2LMHeadModel"),
         (index("pytorch_model-1.bin"), "names 'pytorch_model-1.bin'"),
         (index("../model.safetensors"), "names '../model.safetensors'"),
-        (index("gone.safetensors"), "gone.safetensors: cannot be read as safetensors"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json: cannot be read"),
-        (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
+        (index("gone.safetensors"), "gone.safetensors: there is no such file"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: there is no such file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            "holds [], but must be a JSON object",
+        ),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be"),
     ],

@@ -210,11 +210,11 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"embedding_multiplier": 12.0}, "embedding_multiplier is 12.0, and shardscale's llama has no"),
     ({"layer_types": ["full_attention"] * 2}, "layer_types is ['full_attention', 'full_attent"),
     ({"num_key_value_heads": 3}, "3 kv_heads do not divide 4 heads"),
-    ({"num_key_value_heads": 0}, "kv_heads 0 is not positive"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads is 0, and shardscale's models have 1 to"),
     ({"head_dim": 5}, "position rope turns pairs, and a head of 5 is odd"),
     ({"hidden_size": None}, "hidden_size is None, but must be a whole number"),
     ({"hidden_size": 20.5}, "hidden_size is 20.5, but must be a whole number"),
-    ({"rms_norm_eps": 10**400}, "but must be a number"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000000000..., of 401 digits"),
     ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
     ({"is_causal": False}, "is_causal is False, and shardscale's model computes only True"),
     ({"rope_parameters": None, "rope_theta": "1e4"}, "rope_theta is '1e4', but must be a number"),
@@ -329,7 +329,7 @@ def custom_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder: shard(folder).unlink(), "cannot be read as safetensors"),
+        (lambda folder: shard(folder).unlink(), "there is no such file"),
         (lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:-8]), "cannot be re"),
         (lambda folder: shard(folder).write_bytes(b"<html>404"), "cannot be read as safetensors"),
         (elsewhere, "names '../../secret.safetensors', which is no safetensors file of this fol"),
@@ -414,6 +414,13 @@ def random_run(folder: Path, **changes: Any) -> GPT:
         ),
         ({}, ["--dtype=fp16"], "--dtype fp16: transformer.wte.weight has values beyond 65504; use"),
         ({}, ["--shard-size=huge"], "--shard-size 'huge' is not a size"),
+        ({}, ["--cache"], "--cache belongs to --format onnx or tensorrt, not hf: leave it out"),
+        ({}, ["--no-cache"], "--no-cache belongs to --format onnx or tensorrt, not hf"),
+        (
+            {},
+            ["--format=safetensors", "--shard-size=100B"],
+            "--shard-size 100B belongs to --format hf, not safetensors",
+        ),
         ({}, ["--dtype=int8"], "--dtype"),
     ],
 )
@@ -425,7 +432,8 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     random_run(tmp_path / "run", **changes)
-    out = ("--out", tmp_path / "out", "--tokenizer=none")
+    none = () if "--format=safetensors" in arguments else ("--tokenizer=none",)
+    out = ("--out", tmp_path / "out", *none)
     assert said in refusal(capsys, export.main, tmp_path / "run", *out, *arguments)
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
@@ -433,7 +441,6 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
 def test_what_no_family_has_goes_out_under_our_names_and_whole(tmp_path: Path) -> None:
     random_run(tmp_path / "run", position="rope", activation="swiglu")
     out = tmp_path / "out"
-    arguments = ("--format=safetensors", "--shard-size=100B")
-    run(export.main, tmp_path / "run", "--out", out, *arguments)
+    run(export.main, tmp_path / "run", "--out", out, "--format=safetensors")
     shapes = Checkpoint.open(tmp_path / "run" / "checkpoints" / "step-00000001").shapes
     assert load_file(out / "model.safetensors").keys() == shapes.keys()

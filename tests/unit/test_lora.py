@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpoint
 from launcher.config.resolve import resolve
@@ -103,47 +103,98 @@ def test_recomputation_changes_no_gradient(mode: str, rank: int) -> None:
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("rslora", [False, True], ids=["lora", "rslora"])
-def test_trains_like_peft(rslora: bool, tmp_path: Path) -> None:
-    """The same adapters, 20 steps of plain AdamW: PEFT's losses."""
+class Trainer:
+    """Steps of a new optimizer on batches that follow from their numbers."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, lr: float) -> None:
+        self.model = model
+        self.optimizer: torch.optim.Optimizer = optimizer(
+            [p for p in model.parameters() if p.requires_grad], lr=lr
+        )
+
+    def steps(self, numbers: range) -> list[float]:
+        losses = []
+        for number in numbers:
+            generator = torch.Generator().manual_seed(number)
+            tokens = torch.randint(257, (4, 33), generator=generator)
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+            if isinstance(self.model, GPT):
+                loss = self.model(inputs, targets)
+            else:
+                logits = self.model(inputs).logits
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+
+def adapters_of(model: GPT) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("shape", "lora", "equal"),
+    [
+        (LLAMA, LORA, True),
+        (LLAMA, dataclasses.replace(LORA, rslora=True), True),
+        (SHAPE, dataclasses.replace(LORA, targets=("proj", "mlp")), True),
+        (SHAPE, LORA, False),
+    ],
+    ids=["llama", "rslora", "gpt2 without qkv", "gpt2"],
+)
+@pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 0.5), (torch.optim.AdamW, 3e-3)])
+def test_trained_here_and_on_in_peft_and_back(
+    shape: Any,
+    lora: Lora,
+    equal: bool,
+    optimizer: Any,
+    lr: float,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """3 steps here, 3 in PEFT: the losses and adapters of 6 steps here, or a line that says not.
+
+    The optimizer begins anew with step 3, as its states stay behind; SGD has none.
+    """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    config = ModelConfig(**LLAMA, lora=dataclasses.replace(LORA, rslora=rslora))
+    config = ModelConfig(**shape, lora=lora)
     ours = drawn(config, b_std=0.05)
+    write_run(tmp_path / "plain", drawn(dataclasses.replace(config, lora=None)))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    write_run(tmp_path / "run", ours)
-    assert export.main([str(tmp_path / "run"), "--out", str(adapter), "--adapter"]) == 0
-    plain = drawn(dataclasses.replace(config, lora=None))
-    write_run(tmp_path / "plain", plain)
     assert export.main([str(tmp_path / "plain"), "--out", str(base), "--tokenizer", "none"]) == 0
+    Trainer(ours, optimizer, lr).steps(range(3))
+    write_run(tmp_path / "run", ours)
+    capsys.readouterr()
+    assert export.main([str(tmp_path / "run"), "--out", str(adapter), "--adapter"]) == 0
+    assert ("training on differs from PEFT's" in capsys.readouterr().out) == (not equal)
+    halfway = adapters_of(ours)
+    losses = Trainer(ours, optimizer, lr).steps(range(3, 6))
     theirs = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(base), adapter, is_trainable=True
     )
-    losses: list[list[float]] = [[], []]
-    optimizers = [
-        torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=3e-3)
-        for m in (ours, theirs)
-    ]
-    frozen = {n: p.detach().clone() for n, p in ours.named_parameters() if not p.requires_grad}
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(20):
-        tokens = torch.randint(257, (4, 33), generator=generator)
-        logits = theirs(tokens[:, :-1]).logits
-        both = (
-            ours(tokens[:, :-1], tokens[:, 1:]),
-            F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()),
-        )
-        for loss, optimizer, seen in zip(both, optimizers, losses, strict=True):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0][0] != losses[0][-1]
-    for name, parameter in ours.named_parameters():
-        if name in frozen:
-            assert torch.equal(parameter, frozen[name])
+    their_losses = Trainer(theirs, optimizer, lr).steps(range(3, 6))
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    settings = tmp_path / "saved" / "adapter_config.json"
+    document = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**document, "base_model_name_or_path": str(base)}))
+    capsys.readouterr()
+    assert import_.main([str(tmp_path / "saved"), "--out", str(tmp_path / "back")]) == 0
+    assert ("training on differs from PEFT's" in capsys.readouterr().out) == (not equal)
+    assert their_losses[0] == pytest.approx(losses[0], rel=1e-5)  # before the first step in PEFT
+    if not equal:
+        assert their_losses != pytest.approx(losses, rel=1e-5)
+        return
+    assert their_losses == pytest.approx(losses, rel=1e-5)
+    with open_stored(tmp_path / "back") as stored:
+        for name, expected in adapters_of(ours).items():
+            moved = (expected - halfway[name]).norm()
+            assert moved > 1e-3
+            # Of single elements AdamW makes whole steps of a gradient's rounding.
+            assert (stored.read(name) - expected).norm() < 1e-3 * moved
 
 
 def write_run(folder: Path, model: GPT) -> None:
@@ -313,6 +364,7 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path
         ({"lora_rank": 0}, "--lora-rank 0"),
         ({"lora_rank": 64}, "--lora-rank 64 is more than the 32"),
         ({"lora_rank": 2, "lora_alpha": 0.0}, "lora_alpha 0.0 must be above 0"),
+        ({"lora_rank": 2, "lora_alpha": 1e300}, "--lora-alpha 1e+300 must be at most 1e+06"),
         ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout 1.0"),
         ({"lora_rank": 2, "lora_targets": "q"}, "lora_targets 'q'"),
         ({"lora_rank": 2, "lora_targets": "qkv,qkv"}, "lora_targets 'qkv,qkv'"),
@@ -320,6 +372,10 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path
         ({"lora_targets": "all"}, "--lora-targets all belongs to --lora-rank"),
         ({"rslora": True}, "--rslora belongs to --lora-rank"),
         ({"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258}, "adapters are not cut"),
+        (
+            {"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258, "strategy": "fsdp"},
+            "leave --tensor-parallel out, the run shards frozen weights already",
+        ),
         ({"lora_rank": 2, "precision": "fp8"}, "whose Linears have no adapters"),
         ({"lora_rank": 2, "optimizer": "apollo"}, "low rank"),
         (
@@ -368,7 +424,7 @@ def adapter_of(trained: Path, out: Path) -> Path:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"base_model_name_or_path": "nowhere/at-all"}, "is no folder here"),
         ({"alpha_pattern": {".*": 3}}, "is no name of a module"),
-        ({"lora_alpha": 0}, "lora_alpha 0.0"),
+        ({"lora_alpha": 0}, "lora_alpha is 0, but must be"),
     ],
     ids=str,
 )

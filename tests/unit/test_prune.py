@@ -287,7 +287,7 @@ def test_what_cannot_be_pruned(
     assert f"{tmp_path / 'gone'}" in refused(capsys, tmp_path / "gone", out)
     assert "holds no checkpoint" in refused(capsys, tmp_path, out)
     assert "already exists" in refused(capsys, run, f"--out={text.parent / 'run'}")
-    adapters = saved(tmp_path / "lora", text, "--lora-rank=2")
+    adapters = saved(tmp_path / "lora", text, "--lora-rank=2", "--random-base")
     assert "merge them first" in refused(capsys, adapters, out)
     packed = saved(
         tmp_path / "nf4",
@@ -296,6 +296,7 @@ def test_what_cannot_be_pruned(
         "--d-model=64",
         "--d-ff=128",
         "--lora-rank=2",
+        "--random-base",
         "--quantize-base=nf4",
     )
     assert "merge them first" in refused(capsys, packed, out)

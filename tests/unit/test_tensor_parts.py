@@ -11,12 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from launcher.config.model import part_of
 from launcher.memory.parameters import cuts_of, parameters_of
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
+from launcher.model.norms import RMSNorm
 from launcher.parallel.decoder import decoder
 from launcher.parallel.mesh import Share
 from launcher.parallel.tensor.cut import Cut
+from launcher.parallel.tensor.decoder import connect
 from launcher.parallel.tensor.peers import Peers
 from launcher.strategies.places import Places
 
@@ -89,6 +92,25 @@ def test_heads_are_cut_with_their_keys_and_values() -> None:
     q, k, v = value.chunk(3)
     assert torch.equal(first.take(value), torch.cat([part[:24] for part in (q, k, v)]))
     assert torch.equal(second.take(value), torch.cat([part[24:] for part in (q, k, v)]))
+
+
+class _Shifted(RMSNorm):
+    """What a family could bring: a norm that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize("place", ["ln_f", "blocks.1.attn.q_norm"])
+def test_a_module_that_is_not_known_exactly_is_refused(place: str) -> None:
+    """It would be replaced by a norm, and its forward dropped."""
+    model = MODELS["llama"]
+    with torch.device("meta"):
+        module = GPT(part_of(model, 2, 0))
+        size = module.get_submodule(place).get_parameter("weight").numel()
+        module.set_submodule(place, _Shifted(size, eps=1e-6))
+    with pytest.raises(TypeError, match=f"{place} is a _Shifted, which tensor parallelism"):
+        connect(module, model, Peers(share=Share(ranks=2, index=0), group=None))
 
 
 class _Sent(TorchDispatchMode):

@@ -8,10 +8,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from launcher.config.deepspeed_file.reading import DeepSpeedFile, JsonObject, read_file
+from launcher.config.deepspeed_file.reading import DeepSpeedFile, read_file
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.errors import MOST_CHARACTERS, UserError, naming, one_line
 from launcher.flags import flag
+from launcher.json_file import JsonObject
 
 LONGEST_LINE = 1000
 

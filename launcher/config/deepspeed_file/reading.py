@@ -1,7 +1,6 @@
 """A DeepSpeed file read by the table: what it says of our fields, and what DeepSpeed gets of it."""
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,14 +8,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launcher.config.deepspeed_file.table import AUTO, KEYS, RENAMED, SECTIONS
-from launcher.errors import UserError, naming
-from launcher.flags import read_small_file
+from launcher.errors import naming
+from launcher.json_file import JsonObject, brief, read_json
 from launcher.optim.choice import OptimizerName
 
-JsonObject = dict[str, Any]
 MOST_BYTES = 2**20
-MOST_DIGITS = 300
-MOST_LEVELS = 20
 LARGEST = 2**62  # DeepSpeed counts in int64
 SCHEDULES: Mapping[str, tuple[str, float]] = {
     "WarmupLR": ("constant", 1.0),
@@ -50,12 +46,6 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "any": (lambda v: True, ""),
 }
 """kind -> whether a value is one, and in words what it must be."""
-
-
-def brief(value: object, most: int = 40) -> str:
-    """A value as JSON in a few printable characters."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +94,9 @@ def read_file(path: Path) -> DeepSpeedFile:
         UserError: it cannot be read, or is no JSON object.
     """
     file = DeepSpeedFile()
-    _collect(file, _read_json(path), "", "")
+    with naming("--deepspeed"):
+        content = read_json(path, what="a JSON file", most_bytes=MOST_BYTES)
+    _collect(file, content, "", "")
     for place, value in tuple(file.values.items()):
         _sort(file, place, value)
     _precision(file)
@@ -116,62 +108,6 @@ def read_file(path: Path) -> DeepSpeedFile:
         file.idle.append(f"{zero}sub_group_size (--nvme-buffer)")
     file.problems += file.unknown
     return file
-
-
-def _read_json(path: Path) -> JsonObject:
-    """Read a file that holds one JSON object, more strictly than Python does: a key that is given
-    twice, NaN and Infinity are refused, since the next program would read another value there.
-
-    Raises:
-        UserError: missing, unreadable, not JSON, or not an object.
-    """
-    with naming("--deepspeed"):
-        text = read_small_file(path, what="a JSON file", most_bytes=MOST_BYTES)
-    try:
-        content = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_no_number,
-            parse_int=_whole_number,
-        )
-        if _levels(content) > MOST_LEVELS:
-            raise RecursionError
-    except RecursionError:
-        raise UserError(f"--deepspeed {path}: nested too deep, give a DeepSpeed file") from None
-    except json.JSONDecodeError as error:
-        hint = " (comments are not JSON)" if error.doc[error.pos :][:1] in ("/", "#") else ""
-        raise UserError(f"--deepspeed {path}: not valid JSON, correct it: {error}{hint}") from None
-    except ValueError as error:
-        raise UserError(f"--deepspeed {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"--deepspeed {path}: holds {brief(content)}, but must be a JSON object")
-    return content
-
-
-def _levels(content: Any) -> int:
-    inner = content.values() if isinstance(content, dict) else content
-    return 1 + max(map(_levels, inner), default=0) if isinstance(content, dict | list) else 0
-
-
-def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
-    found: JsonObject = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {brief(key)} is given twice in one object: remove one")
-        found[key] = value
-    return found
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number: write a number")
-
-
-def _whole_number(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(
-            f"a number of {len(digits):,} digits, starting with {digits[:10]}: shorten it"
-        )
-    return int(digits)
 
 
 def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str) -> None:

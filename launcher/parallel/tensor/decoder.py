@@ -1,11 +1,12 @@
 """The decoder over a rank's part of each matrix."""
 
-from typing import cast
+from typing import Final, cast
 
 from torch import nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, LMHead
+from launcher.model.norms import LayerNorm, RMSNorm
 from launcher.parallel.tensor.cut import bounds
 from launcher.parallel.tensor.layers import (
     CutEmbedding,
@@ -17,11 +18,23 @@ from launcher.parallel.tensor.layers import (
 from launcher.parallel.tensor.loss import CutHead
 from launcher.parallel.tensor.peers import Peers
 
+_KNOWN: Final = (nn.Linear, LayerNorm, RMSNorm, nn.Embedding, LMHead)
+
 
 def connect(model: GPT, config: ModelConfig, peers: Peers) -> None:
-    """Have a GPT of a part of `config` compute with its peers what one of `config` computes."""
+    """Have a GPT of a part of `config` compute with its peers what one of `config` computes.
+
+    Raises:
+        TypeError: a module has parameters and is none of those that are known here. A subclass may
+            compute something else, which the module that replaces it would drop.
+    """
     model.config = config
     for name, module in list(model.named_modules()):
+        if type(module) not in _KNOWN and any(True for _ in module.parameters(recurse=False)):
+            raise TypeError(
+                f"{name} is a {type(module).__qualname__}, which tensor parallelism cannot shard: "
+                "add it to launcher/parallel/tensor/decoder.py"
+            )
         if (with_peers := _connected(name, module, config, peers)) is not None:
             model.set_submodule(name, with_peers)
 
@@ -29,7 +42,7 @@ def connect(model: GPT, config: ModelConfig, peers: Peers) -> None:
 def _connected(name: str, module: nn.Module, config: ModelConfig, peers: Peers) -> nn.Module | None:
     """What stands for a module, with its parameters; None where nothing is cut."""
     first = bounds(config.vocab_size, peers.share)[0]
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+    if isinstance(module, LayerNorm | RMSNorm):
         return RowNorm(module, peers)
     if isinstance(module, nn.Linear):
         if name.endswith(("attn.qkv", "mlp.fc")):
