@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from launcher.measure.allocator_history import AllocatorHistory
 from launcher.measure.host_memory import host_bytes
 from launcher.memory.ledger import Ledger, LedgerLines
 from launcher.memory.live_trace import LiveTrace
@@ -164,21 +165,13 @@ class TracedMemory(MemoryMeter):
 
 
 class CudaMemory(MemoryMeter):
-    """GPU, from the caching allocator.
+    """GPU, from the caching allocator: peaks from its statistics, ledgers from its history."""
 
-    The ledger names states by walking storages, and activations by what the last forward left
-    behind. What the peak has on top is gradients being born, up to what they come to when the
-    backward is over; the rest is temporary (workspaces, gathered parameters, buckets).
-    """
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, history_is_recorded: bool) -> None:
         super().__init__(device)
         self._context_bytes: int | None = None
         self._sampled = True
-        self._before_forward = 0
-        self._left_by_forward = 0
-        self._in_forward = StorageCount()
-        self._before_step = StorageCount()
+        self._history = AllocatorHistory(device, is_recorded=history_is_recorded)
 
     def period(self, name: str) -> None:
         if self._period == "init" and name != "init":
@@ -194,24 +187,29 @@ class CudaMemory(MemoryMeter):
             yield
             return
         torch.cuda.reset_peak_memory_stats(self._device)
-        if name == "forward" and self._recording:
-            self._before_forward = torch.cuda.memory_allocated(self._device)
-        if name == "step" and self._recording:
-            self._before_step = self._count()
+        if self._recording:
+            # Gradients are whole when the step begins, or added to by the next micro-batch. Weights
+            # that are gathered at this moment are no states.
+            held = self._count().addresses
+            if name != "step":
+                held = {address: owner for address, owner in held.items() if owner == "grads"}
+            self._history.enter(name, held)
         try:
             yield
         finally:
             self._note(name, torch.cuda.max_memory_allocated(self._device))
             if name == "forward" and self._recording:
-                allocated = torch.cuda.memory_allocated(self._device)
-                self._left_by_forward = allocated - self._before_forward
-                self._in_forward = self._count()
+                self._history.end_forward(self._count().addresses)
 
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
+        # Other backends keep no history.
+        self._recording &= torch.cuda.get_allocator_backend() == "native"
         # Reading the allocator's statistics takes tens of microseconds: often enough is enough.
         self._sampled = step <= 10 or step % 10 == 0
         torch.cuda.reset_peak_memory_stats(self._device)
+        if self._recording:
+            self._history.record(self._count().addresses)
 
     def step_peak_bytes(self) -> int | None:
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self._device))
@@ -219,27 +217,23 @@ class CudaMemory(MemoryMeter):
     def end_step(self, step: int) -> Ledger | None:
         if not self._recording:
             return None
-        held = self._count().owners
-        with_gathered = self._in_forward.ledger(self._device).device.params_bytes
-        params = self._in_forward.only(held).ledger(self._device).device.params_bytes
-        activations = max(0, self._left_by_forward - (with_gathered - params))
-        states = self._before_step.ledger(self._device, moment="peak")
-        lines = states.device
-        on_top = self._step_peak_bytes - lines.states_bytes + lines.grads_bytes - activations
-        grads = min(lines.grads_bytes, max(0, on_top))
+        self._recording = False
+        states = self._count()
+        content = self._history.stop(states.addresses)
+        by_category = {"activations": 0, **content.by_category}
+        # Blocks that were not worth splitting are larger than what was asked for.
+        by_category["temporary"] += self._step_peak_bytes - content.total_bytes
         free, total = torch.cuda.mem_get_info(self._device)
         reserved, context = torch.cuda.memory_reserved(self._device), self._context_bytes
-        lines = replace(
-            lines,
-            grads_bytes=grads,
-            activations_bytes=activations,
-            temporary_bytes=on_top - grads,
+        lines = LedgerLines(
+            **{f"{name}_bytes": size for name, size in by_category.items()},
             allocator_slack_bytes=reserved - self._step_peak_bytes,
             context_bytes=context,
             used_bytes=total - free,
             unexplained_bytes=None if context is None else total - free - reserved - context,
         )
-        return replace(states, step=step, device=lines)
+        ledger = states.ledger(self._device, moment="peak")
+        return replace(ledger, step=step, phase=content.phase, device=lines)
 
     def now(self) -> Ledger | None:
         return self._ledger_of(torch.cuda.memory_allocated(self._device))
@@ -254,8 +248,13 @@ def dump_snapshot(folder: Path, world: World) -> str | None:
     return str(path)
 
 
-def memory_meter(device: torch.device, *, trace: bool) -> MemoryMeter:
-    """The meter for a device; `trace` asks for the exact one on a CPU."""
+def memory_meter(device: torch.device, *, trace: bool, history: bool = False) -> MemoryMeter:
+    """Return the meter for a device.
+
+    Args:
+        trace: on a CPU, count every live tensor.
+        history: the allocator of the GPU already records its history.
+    """
     if device.type == "cuda":
-        return CudaMemory(device)
+        return CudaMemory(device, history_is_recorded=history)
     return TracedMemory(device) if trace else MemoryMeter(device)

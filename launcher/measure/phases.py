@@ -1,6 +1,8 @@
 """How long each phase of a step takes, without waiting for the device inside the step."""
 
+import collections
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 PHASES = ("data", "forward", "backward", "step")
+LATEST_STEPS = 10_000  # whose median duration is held against the plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +22,39 @@ class PhaseTimes:
     backward_s: float
     step_s: float
     duration_s: float
+
+
+class StepTimes:
+    """Times of all steps of a run, in bounded memory: the first step, sums and a window.
+
+    Args:
+        warmup: steps that are left out of sums and durations.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        self._warmup = warmup
+        self.count = 0
+        self.first_s: dict[str, float] | None = None
+        self.steady_s = {field.name: 0.0 for field in dataclasses.fields(PhaseTimes)}
+        """Sums over the steps after the warm-up, by field of PhaseTimes."""
+        self.durations_s: collections.deque[float] = collections.deque(maxlen=LATEST_STEPS)
+        """Of the latest steps after the warm-up."""
+
+    @property
+    def steady(self) -> int:
+        """Steps after the warm-up."""
+        return max(0, self.count - self._warmup)
+
+    def add(self, times: PhaseTimes) -> None:
+        """Count one more step."""
+        self.count += 1
+        values = dataclasses.asdict(times)
+        if self.first_s is None:
+            self.first_s = values
+        if self.steady:
+            self.durations_s.append(times.duration_s)
+            for name, value in values.items():
+                self.steady_s[name] += value
 
 
 class PhaseClock:

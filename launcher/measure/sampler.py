@@ -12,11 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import psutil
+import torch
 
 from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
+from launcher.measure.nvml import resolve_uuid
 from launcher.measure.records import EventRecord, GpuRecord, SamplerSummary
 from launcher.record import Record
 
@@ -96,6 +98,17 @@ class Sampler:
         self._gpu = None if uuid is None else GpuReadings(uuid, self._event)
         self._totals = _Totals()
         self._line: Values = {}  # of the next record
+
+    @classmethod
+    def every(cls, period_s: float, device: torch.device, emit: Callable[[Record], None]) -> Self:
+        """Sample a device with a record each `period_s`; memory is read more often."""
+        return cls(
+            uuid=resolve_uuid(device),
+            emit=emit,
+            memory_every_s=min(0.1, period_s),
+            rest_every_s=max(1.0, period_s),
+            line_every_s=period_s,
+        )
 
     @property
     def energy(self) -> EnergyReading | None:

@@ -120,9 +120,15 @@ class _Graph:
 
 def _empty(node: Node) -> Tensor:
     value = node.meta["val"]
-    if not isinstance(value.numel(), int):
-        return torch.empty(0)  # the state of a generator, which is on the host
+    if _is_generator_state(value):
+        return torch.empty(0)
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+
+
+def _is_generator_state(value: Any) -> bool:
+    """Return whether this is a saved generator state: host memory, of a size that only the run
+    knows. A graph saves one for each fused attention that it recomputes."""
+    return not isinstance(value.numel(), int)
 
 
 def _alike(old: Tensor, new: Tensor) -> bool:
@@ -131,7 +137,7 @@ def _alike(old: Tensor, new: Tensor) -> bool:
 
 def _seen(held: Any, node: Node) -> Any:
     value = node.meta["val"]
-    if node.op == "placeholder":
+    if node.op == "placeholder" or _is_generator_state(value):
         return held
     return held.as_strided(value.size(), value.stride(), value.storage_offset())
 

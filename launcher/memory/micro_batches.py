@@ -61,16 +61,24 @@ def trace_of(
 def _grows_in_proportion(
     model: ModelConfig, compute: Compute, seq_len: int, share: Share | None
 ) -> bool:
-    ranks, widest = 1 if share is None else share.ranks, _widest(model, seq_len)
-    per_token = widest if fuses_scores(model) else max(widest, model.heads * seq_len)
+    ranks = 1 if share is None else share.ranks
     return (
         compute.device_type == "cuda"
         and not compute.compiled
         and model.mlp_tile is None
         and seq_len % ranks == 0  # else not of every micro-batch
         and seq_len >= _FEWEST_TOKENS * ranks
-        and 2 * widest * seq_len * 4 * per_token < _MOST_BYTES
+        and 4 * _prime_above(_widest(model, seq_len)) * seq_len * _per_token(model, seq_len)
+        < _MOST_BYTES
     )
+
+
+def _per_token(model: ModelConfig, seq_len: int) -> int:
+    """Most elements of one tensor that a token has: logits, an MLP's, queries with keys and values,
+    or scores."""
+    width = max(model.d_model, model.attention_dim)
+    most = max(model.vocab_size + 64, 2 * model.ffn_dim, 3 * width)
+    return most if fuses_scores(model) else max(most, model.heads * seq_len)
 
 
 def _widest(model: ModelConfig, seq_len: int) -> int:
@@ -89,7 +97,7 @@ def _template(
     chunked: bool,
 ) -> Template:
     widest = _widest(model, seq_len)
-    micro_batch = next(n for n in itertools.count(widest) if _is_prime(n))
+    micro_batch = _prime_above(widest)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
     if chunked:
         ranks = 1 if share is None else share.ranks
@@ -110,6 +118,12 @@ def _prime_chunks(rows: int, *, above: int) -> tuple[int, int]:
         if odd > above and _is_prime(chunk) and _is_prime(odd):
             return chunk, last
     raise AssertionError(f"{rows} rows have no chunks above {above}")
+
+
+@cache
+def _prime_above(number: int) -> int:
+    """The first prime from `number` on."""
+    return next(n for n in itertools.count(number) if _is_prime(n))
 
 
 def _is_prime(number: int) -> bool:

@@ -1,7 +1,7 @@
 """Count bytes by walking live storages: views, tied weights and buckets count once."""
 
 import os
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class StorageCount:
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[str, str, int]] = {}
+        self._addresses: dict[int, str] = {}
 
     @property
     def owners(self) -> dict[int, str]:
@@ -36,6 +37,13 @@ class StorageCount:
             if storage.nbytes() > 0:
                 entry = (category, local.device.type, storage.nbytes())
                 self._entries.setdefault(storage._cdata, entry)
+                if local.device.type == "cuda":
+                    self._addresses.setdefault(storage.data_ptr(), category)
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Address on the GPU -> category."""
+        return self._addresses
 
     def add_file(self, category: str, path: str) -> None:
         """Count the bytes that a swap file takes on its disk, nothing while it is not there."""
@@ -43,12 +51,6 @@ class StorageCount:
         if os.path.exists(path):
             status = os.stat(path)
             self._entries.setdefault(-status.st_ino, (category, "disk", 512 * status.st_blocks))
-
-    def only(self, keys: Container[int]) -> "StorageCount":
-        """The same count without storages outside `keys`."""
-        part = StorageCount()
-        part._entries = {key: entry for key, entry in self._entries.items() if key in keys}
-        return part
 
     def ledger(self, device: torch.device, *, moment: str = "held") -> Ledger:
         """The count as the ledger of a rank that computes on `device`."""

@@ -39,6 +39,9 @@ class Variant:
     """What is set for it."""
     level: int
     """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    complexity: int
+    """Place among all variants, from the simplest: of two that are as fast `plan` recommends the
+    lower one."""
     replicates: bool = False
     """Needs --replicate besides: groups of ranks shard, and hold the same."""
     offloads: Mapping[str, Fields] = field(default_factory=dict)

@@ -89,7 +89,11 @@ class Ddp(Strategy):
     """`--strategy ddp`."""
 
     name = "ddp"
-    variants = (Variant(label="ddp", also_called="ZeRO-0", fields={"strategy": "ddp"}, level=0),)
+    variants = (
+        Variant(
+            label="ddp", also_called="ZeRO-0", fields={"strategy": "ddp"}, level=0, complexity=1
+        ),
+    )
 
     def build(self, recipe: Recipe) -> Engine:
         """Gradients live in the reduction buckets, so they are held once; mixed precision under

@@ -15,7 +15,13 @@ class Single(Strategy):
 
     name = "single"
     variants = (
-        Variant(label="single", also_called="one device", fields={"strategy": "single"}, level=0),
+        Variant(
+            label="single",
+            also_called="one device",
+            fields={"strategy": "single"},
+            level=0,
+            complexity=0,
+        ),
     )
     needs_group = False
     follows = {}  # noqa: RUF012

@@ -16,11 +16,14 @@ MIB = 2**20
 TOTAL_BYTES = 143771 * MIB  # what the stand-in says that the device has
 
 # Losses are 0 and so are gradients, which nothing here minds.
-TINY = (
+SHORT = (
     *("--device", "cuda", "--data", str(ROOT / "README.md"), "--tokenizer", "byte"),
-    *("--layers", "2", "--d-model", "128", "--heads", "2", "--context", "64", "--steps", "4"),
-    *("--micro-batch", "4", "--no-tensorboard", "--max-skipped-steps", "1000"),
+    *("--steps", "4", "--no-tensorboard", "--max-skipped-steps", "1000"),
     *("--test-batches", "2", "--sample-every-s", "0"),
+)
+TINY = (
+    *("--layers", "2", "--d-model", "128", "--heads", "2", "--context", "64"),
+    *("--micro-batch", "4"),
 )
 
 
@@ -87,6 +90,9 @@ def interpreted(script: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def train(folder: Path, *flags: str, more: Mapping[str, str] | None = None) -> Run:
-    """Train the tiny model; the last of two equal flags counts."""
-    return command(folder, "launcher.train", *TINY, "--out", str(folder / "run"), *flags, more=more)
+def train(
+    folder: Path, *flags: str, tiny: bool = True, more: Mapping[str, str] | None = None
+) -> Run:
+    """Train the tiny model, or the one that the flags name; the last of two equal flags counts."""
+    about = (*SHORT, *(TINY if tiny else ()), "--out", str(folder / "run"))
+    return command(folder, "launcher.train", *about, *flags, more=more)

@@ -25,6 +25,7 @@ _FULL = Variant(
     also_called="ZeRO-3",
     fields={"strategy": "fsdp"},
     level=3,
+    complexity=2,  # beside ZeRO-1
     # FSDP2 moves both or none.
     offloads={"+cpu": {"offload_optimizer": "cpu", "offload_param": "cpu"}},
     sharded_accumulation={"reduce_each_micro_batch": True},
@@ -35,14 +36,23 @@ _GRAD_OP = replace(
     also_called="ZeRO-2",
     fields={"strategy": "fsdp", "reshard_after_forward": False},
     level=2,
+    complexity=3,
     plans_offload=False,
 )
 _IN_GROUPS: dict[str, Any] = {"replicates": True, "plans_offload": False}
 _HYBRID = replace(
-    _FULL, label="fsdp-hybrid", also_called="ZeRO-3 in groups, replicated", **_IN_GROUPS
+    _FULL,
+    label="fsdp-hybrid",
+    also_called="ZeRO-3 in groups, replicated",
+    complexity=3,
+    **_IN_GROUPS,
 )
 _HYBRID_GRAD_OP = replace(
-    _GRAD_OP, label="fsdp-hybrid-grad-op", also_called="ZeRO-2 in groups, replicated", **_IN_GROUPS
+    _GRAD_OP,
+    label="fsdp-hybrid-grad-op",
+    also_called="ZeRO-2 in groups, replicated",
+    complexity=4,
+    **_IN_GROUPS,
 )
 
 

@@ -284,6 +284,6 @@ class FsdpBuffers(Buffers):
         for p in group.trained:
             if not group.accumulated:
                 size = self.stored * p.elements
-                self.timeline.allocate(("accumulated", p.name), size, "temporary")
+                self.timeline.allocate(("accumulated", p.name), size, "grads")
             self.timeline.free(("grad", p.name))
         group.accumulated = True

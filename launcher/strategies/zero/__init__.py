@@ -33,6 +33,7 @@ class Zero(Strategy):
             also_called=also_called,
             fields={"strategy": "zero", "zero": stage},
             level=stage,
+            complexity=1 + stage,
             offloads=offloads,
             fetches_by_module=stage == 3,
             planned=stage > 0,  # stage 0 is DDP

@@ -93,6 +93,12 @@ class Zero12(FlatBuffers):
             for number in range(len(self.groups.partitions)):
                 timeline.free(("fp32 grad", number))
 
+    def accumulate(self, key: Key, name: str) -> None:
+        super().accumulate(key, name)
+        # Where no window adds to it, it only passes through: the reduced one is the gradient.
+        if self.shards_gradients or self.rank.resolved.accumulation == 1:
+            self.timeline.rename(("grad", name), ("grad", name), "temporary")
+
     def gradient(self, key: Key, name: str) -> None:
         self._open_bucket()
         if self.whole_in_fp32:
@@ -151,7 +157,9 @@ class Zero12(FlatBuffers):
         for number in range(2 if self.overlaps else 1):
             if not self.timeline.has(("ipg", number)):
                 size_bytes = self.bucket_element * self.bucket
-                self.timeline.allocate(("ipg", number), size_bytes, "buffers")
+                # Given back when the backward is over, unless whole gradients lie in them.
+                category = "buffers" if self.whole_in_fp32 else "temporary"
+                self.timeline.allocate(("ipg", number), size_bytes, category)
 
     def _put(self, p: Parameter) -> None:
         if self.filled + p.elements > self.bucket:
@@ -183,8 +191,10 @@ class Zero12(FlatBuffers):
         elif mine:
             self._keep_in_partition(mine)
         self.timeline.free("sent")
+        # Those added to the fp32 part stay on the module until its backward is over.
+        stay = mine if self.in_fp32 and self.shards_gradients and not self.offloaded else []
         for p in self.in_bucket:
-            if self.shards_gradients or p in mine:
+            if (self.shards_gradients or p in mine) and p not in stay:
                 self.timeline.free(("grad", p.name))
         self.in_bucket, self.filled = [], 0
 

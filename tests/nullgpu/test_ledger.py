@@ -1,0 +1,52 @@
+"""The ledger at the peak of a step, line by line against the plan: seed-134m at batch 125 x 256."""
+
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import train
+
+from launcher.memory.ledger import CATEGORIES
+
+SEED = (
+    *("--model", "seed-134m", "--seq-len", "256", "--micro-batch", "125", "--precision", "bf16"),
+    *("--test-batches", "0", "--no-save-last"),
+)
+CASES = {
+    "single": (),
+    "accumulated": ("--global-batch", "250"),
+    "fsdp": ("--strategy", "fsdp"),
+    "fsdp, accumulated": ("--strategy", "fsdp", "--global-batch", "250"),
+    "zero1": ("--zero", "1"),
+    "zero2": ("--zero", "2"),
+    "zero2, accumulated": ("--zero", "2", "--global-batch", "250"),
+    "zero3": ("--zero", "3"),
+    "activations offloaded": ("--activation-checkpointing", "offload"),
+    "optimizer offloaded": ("--zero", "2", "--offload-optimizer", "cpu"),
+}
+BOUND = 0.0005  # of the peak
+
+
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
+def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None:
+    run = train(tmp_path, *SEED, *flags, tiny=False, more={"NULLGPU_CHECKS_ARE": "false"})
+    assert run.code == 0, run.output[-4000:]
+    plan = run.json("summary.json")["plan"]
+    assert "reason" not in plan, plan
+    measured, predicted = plan["measured"], plan["predicted"]
+    bound = BOUND * predicted["peak"]
+    for line in (*CATEGORIES, "peak"):
+        assert measured[line] == pytest.approx(predicted[line], abs=bound), (line, plan)
+    (steady,) = (r for r in run.records("ledger") if r["moment"] == "peak" and r["step"] == 3)
+    (planned,) = (r for r in run.records("ledger") if r["moment"] == "predicted")
+    assert steady["phase"] == planned["phase"]
+
+
+def test_a_users_own_history_serves_the_ledger(tmp_path: Path) -> None:
+    run = train(tmp_path, "--precision", "bf16", "--memory-snapshot")
+    assert run.code == 0, run.output[-4000:]
+    plan = run.json("summary.json")["plan"]
+    measured, predicted = plan["measured"], plan["predicted"]
+    for line in set(CATEGORIES) - {"temporary"}:  # the workspaces of cuBLAS are in that
+        # A scalar more or less: the sum of the losses.
+        assert measured[line] == pytest.approx(predicted[line], abs=8), (line, plan)
+    assert (run.folder / "memory_snapshot_rank0.pickle").exists()
