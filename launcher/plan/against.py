@@ -2,7 +2,7 @@
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +13,6 @@ from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.measure.hardware import find_gpu
 from launcher.measure.limit import lift_limit
-from launcher.measure.phases import PhaseTimes
-from launcher.measure.records import WARMUP_STEPS
 from launcher.memory.ledger import CATEGORIES, Ledger
 from launcher.parallel.world import World
 from launcher.plan.calibration import Calibration
@@ -33,6 +31,8 @@ class Against:
     predicted: dict[str, int]
     """By category, and in all (`peak`)."""
     measured: dict[str, int]
+    periods: dict[str, dict[str, int]]
+    """Highest bytes of each period that both sides know, `predicted` and `measured`."""
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
     ledger: Ledger
@@ -41,7 +41,15 @@ class Against:
     @property
     def off(self) -> float:
         """Predicted over measured, less 1: positive where too much was predicted."""
-        return self.predicted["peak"] / self.measured["peak"] - 1
+        predicted, measured = self._highest
+        return predicted / measured - 1
+
+    @property
+    def _highest(self) -> tuple[int, int]:
+        """Predicted and measured bytes of all periods; of the ledgers where none is known."""
+        ledgers = {"predicted": self.predicted["peak"], "measured": self.measured["peak"]}
+        both = [*self.periods.values()] or [ledgers]
+        return max(each["predicted"] for each in both), max(each["measured"] for each in both)
 
     def lines(self) -> list[str]:
         """For the end of a run."""
@@ -50,9 +58,15 @@ class Against:
             for name in CATEGORIES
             if self.predicted[name] or self.measured[name]
         )
+        predicted, measured = self._highest
+        periods = ", ".join(
+            f"{name.replace('_', ' ')} {each['predicted'] / 2**20:,.1f} / "
+            f"{each['measured'] / 2**20:,.1f}"
+            for name, each in self.periods.items()
+        )
         return [
-            f"predicted {gib(self.predicted['peak'])}, measured {gib(self.measured['peak'])} "
-            f"({self.off:+.1%})",
+            f"predicted {gib(predicted)}, measured {gib(measured)} ({self.off:+.1%})"
+            + (f"; peaks in MiB: {periods}" if periods else ""),
             f"predicted / measured in MiB: {by_category}",
         ]
 
@@ -72,8 +86,9 @@ def against_run(
     resolved: Resolved,
     world: World,
     peak: Ledger,
-    times: Sequence[PhaseTimes],
+    step_times_s: Sequence[float],
     *,
+    peaks: Mapping[tuple[str, str], int],
     resumed: bool,
 ) -> Against | NotPredicted:
     """Predict a run that is over, and on a GPU remember what it has taught.
@@ -82,16 +97,17 @@ def against_run(
 
     Args:
         peak: the measured ledger at the highest moment of a step.
-        times: of all steps.
+        step_times_s: of the latest steps after the warm-up.
+        peaks: (period, phase) -> highest measured bytes.
         resumed: the first step found the optimizer's states, which others bring forth.
     """
     period = "first_step" if peak.step == 1 and not resumed else "steady"
-    step_times_s = [time.duration_s for time in times[WARMUP_STEPS:]]
     lift_limit(world.device)
     try:
         # A trace of live tensors would count the planner's own.
         with _disable_current_modes():
-            return _against(resolved, world, peak, step_times_s, period)
+            measured = _by_period(peaks, resumed=resumed)
+            return _against(resolved, world, peak, step_times_s, period, measured)
     except UserError as error:
         return NotPredicted(reason=str(error))
     except Exception as error:
@@ -107,8 +123,22 @@ def as_record(outcome: Against | NotPredicted) -> dict[str, Any]:
     return values
 
 
+def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:
+    """The highest bytes of each period. No plan has the first step of a resumed run."""
+    found: dict[str, int] = {}
+    for (period, _), size_bytes in peaks.items():
+        if not (resumed and period == "first_step"):
+            found[period] = max(size_bytes, found.get(period, 0))
+    return found
+
+
 def _against(
-    resolved: Resolved, world: World, peak: Ledger, step_times_s: Sequence[float], period: str
+    resolved: Resolved,
+    world: World,
+    peak: Ledger,
+    step_times_s: Sequence[float],
+    period: str,
+    peaks: Mapping[str, int],
 ) -> Against:
     on_gpu = world.device.type == "cuda"
     gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
@@ -132,8 +162,14 @@ def _against(
         _learn(resolved, world, gpu, peak, measured_step_s, predicted_step_s)
     ledger = prediction.peak if period == "steady" else prediction.first_step
     highest = max(size for (when, _), size in prediction.peaks.items() if when == period)
+    planned = _by_period(prediction.peaks, resumed=False)
     return Against(
         period=period,
+        periods={
+            name: {"predicted": planned[name], "measured": size_bytes}
+            for name, size_bytes in peaks.items()
+            if name in planned
+        },
         predicted=by_category(ledger) | {"peak": highest},
         measured=by_category(peak) | {"peak": sum(by_category(peak).values())},
         predicted_step_s=predicted_step_s,

@@ -13,6 +13,7 @@ from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import Choice, run_of
 from launcher.plan.fit import TIGHT_FROM, Verdict, verdict, within
 from launcher.plan.machine import Machine
+from launcher.plan.order import Merit, simplicity
 from launcher.plan.predict import Prediction, by_category
 from launcher.plan.timing import StepTime, step_seconds
 from launcher.strategies import variant_of
@@ -59,6 +60,16 @@ class Assessment:
     def verdict(self) -> Verdict:
         """Whether it would run."""
         return verdict(self.used_bytes, self.memory_bytes)
+
+    @property
+    def merit(self) -> Merit:
+        """What it is ranked by."""
+        return Merit(
+            verdict=self.verdict,
+            tokens_per_s=self.time.tokens_per_s,
+            used_bytes=self.used_bytes,
+            simplicity=simplicity(self.run.config),
+        )
 
     @property
     def margin_bytes(self) -> int:

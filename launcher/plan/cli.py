@@ -14,15 +14,14 @@ import yaml
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.beginning import in_words
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode, UserError, naming, refusing
+from launcher.errors import ExitCode, Failure, UserError, naming, refusing
 from launcher.families import read_hf_config
+from launcher.files import check_new_file
 from launcher.flags import OptionParser, as_flags, split_options
-from launcher.measure.hardware import GPUS, Gpu
 from launcher.plan.assess import Assessment, Place
-from launcher.plan.calibration import Calibration
 from launcher.plan.candidates import given_fields
-from launcher.plan.fit import STAGING_BYTES, outside_bytes
-from launcher.plan.machine import Machine
+from launcher.plan.failures import failed_records, first_of_each
+from launcher.plan.place import GPUS_PER_NODE, KNOWN, find_place
 from launcher.plan.search import GOALS, Found, Search, plan
 from launcher.plan.table import (
     allocator_lines,
@@ -33,13 +32,12 @@ from launcher.plan.table import (
     table,
     write_page,
 )
-from launcher.sizes import duration, gib, parse_bytes
+from launcher.plan.weights import MODEL_FOLDER, with_weights
+from launcher.sizes import duration, parse_bytes
 from launcher.strategies import STRATEGIES
 from launcher.strategies.base import missing_library
 from launcher.tables import say
 
-GPUS_PER_NODE = 8
-KNOWN = ", ".join(gpu.name for gpu in GPUS)
 _LINE_EVERY_S = 15.0
 
 
@@ -48,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns an exit code of `ExitCode`."""
     options, training = parse_options(argv)
     place, notes = find_place(options)
-    config = parse_run_config(training, place.world_size)
+    config = with_weights(parse_run_config(training, place.world_size), options)
     fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
     if not fixed & {"strategy", "zero"}:
         missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
@@ -57,9 +55,14 @@ def main(argv: Sequence[str]) -> int:
         progress = _silence if silent else waiting
         every = options.all or options.json is not None or options.page is not None
         search = Search(place=place, goal=options.goal, every=every)
-        found = plan(config, fixed, search, progress=progress)
+        try:
+            found = plan(config, fixed, search, progress=progress)
+        except Failure as error:
+            print(f"shardscale: {error}", file=sys.stderr)
+            return ExitCode.FAILED
     show(found, options, training, place, notes)
-    return ExitCode.DONE
+    fits = found.best_first[0].verdict != "does not fit"
+    return ExitCode.DONE if fits else ExitCode.NOTHING_FITS
 
 
 def _parser() -> OptionParser:
@@ -101,19 +104,28 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
         if value is not None and not 1 <= value <= 2**20:
             raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")
+    per_node = min(options.gpus, options.gpus_per_node or GPUS_PER_NODE)
+    if options.gpus % per_node:
+        raise UserError(
+            f"--gpus {options.gpus} is no multiple of {per_node} GPUs per node, and torchrun "
+            f"starts as many on each: give --gpus {options.gpus // per_node * per_node} or "
+            "--gpus-per-node N that divides it"
+        )
     if options.price_per_gpu_hour is not None and not 0 <= options.price_per_gpu_hour < 1e9:
         raise UserError(f"--price-per-gpu-hour {options.price_per_gpu_hour} must be 0 or more")
     if options.gpu is not None and options.profile is not None:
         raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
     if options.gpu_memory is not None:
         parse_bytes(options.gpu_memory, "--gpu-memory")
+    options.shape = []
     if options.hf_config is not None:  # before the flags, which may change it
         with naming("--hf-config"):
             model = in_words(read_hf_config(options.hf_config))
-        training = [*as_flags(model).split(), *training]
+        options.shape = as_flags(model).split()
+        training = [*options.shape, *training]
     for path in (options.json, options.page, options.apply):
-        if path is not None and str(path) != "-" and path.exists():
-            raise UserError(f"{path}: already exists, and nothing is overwritten: choose another")
+        if path is not None and str(path) != "-":
+            check_new_file(path)
     return options, training
 
 
@@ -149,56 +161,6 @@ class Waiting:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
-    """The machine to plan for, and what was assumed about it or learnt from runs on it.
-
-    Raises:
-        UserError: no GPU is named and none has so much memory, or the GPU is not known.
-    """
-    memory = options.gpu_memory
-    memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
-    per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
-    notes: list[str] = []
-    if options.profile is not None:
-        machine = Machine.load(options.profile)
-    elif options.gpu is not None:
-        machine = Machine.of_gpu(options.gpu, ranks_per_node=per_node)
-    elif memory_bytes is not None:
-        gpu = _gpu_of_memory(memory_bytes)
-        machine = Machine.of_gpu(gpu.name, ranks_per_node=per_node)
-        notes.append(
-            f"times assume an {gpu.name}, the known GPU nearest to {gib(memory_bytes)}: name yours "
-            "with --gpu, or measure it with shardscale profile"
-        )
-    else:
-        raise UserError(
-            "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
-            + KNOWN
-        )
-    grouped = options.gpus > 1
-    calibration, outside = None, 0
-    if machine.device == "cuda":
-        if not options.no_calibration:
-            calibration = Calibration.load()
-            notes += calibration.describe(machine.name, grouped=grouped)
-        outside = STAGING_BYTES + outside_bytes(machine.name, grouped=grouped, learnt=calibration)
-    place = Place(
-        machine=machine,
-        # Ratios were learnt against data sheets: what a profile has measured needs none.
-        calibration=calibration if options.profile is None else None,
-        world_size=options.gpus,
-        ranks_per_node=min(per_node, options.gpus),
-        memory_bytes=memory_bytes or machine.memory_bytes,
-        fixed_bytes=outside,
-    )
-    if place.memory_bytes <= place.fixed_bytes:
-        raise UserError(
-            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU beside its "
-            "tensors: give more"
-        )
-    return place, notes
-
-
 def show(
     result: Found,
     options: argparse.Namespace,
@@ -208,8 +170,11 @@ def show(
 ) -> None:
     """Print the table and the command, and write what was asked for."""
     found, best = result.best_first, result.best_first[0]
-    command = command_of(best, training, place)
-    text = json.dumps(as_records(found, place), indent=2) + "\n"
+    weights = best.run.config.model.init_from
+    typed = training if weights is None else training[len(options.shape) :]
+    command = command_of(best, typed, place)
+    records = [*as_records(found, place), *failed_records(result.failed)]
+    text = json.dumps(records, indent=2) + "\n"
     to_screen = str(options.json) == "-"
     # Files first: whoever reads the screen may stop reading.
     if options.json is not None and not to_screen:
@@ -223,16 +188,20 @@ def show(
     if to_screen:
         print(text, end="")
     else:
-        for line in opening_lines(best, place, notes):
-            say(line)
         shown = found if options.all else best_of_each(found)
-        table(shown, place, price=options.price_per_gpu_hour, choices=result.choices)
+        for line in opening_lines(shown, place, notes):
+            say(line)
+        failed = result.failed if options.all else first_of_each(result.failed)
+        table(shown, failed, place, price=options.price_per_gpu_hour, choices=result.choices)
         for line in (*allocator_lines(shown, place), *closing_lines(result, place)):
             say(line)
         if best.verdict != "does not fit":
             print(f"\n  {command}")
+            if weights == MODEL_FOLDER:
+                label = best.run.config.model.label
+                say(f"\n{MODEL_FOLDER}: the folder with the weights of {label}")
     if options.apply is not None and not applied:
-        raise UserError(f"--apply {options.apply}: nothing fits, so nothing is written")
+        print(f"shardscale: --apply {options.apply}: nothing fits: not written", file=sys.stderr)
 
 
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
@@ -241,6 +210,7 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
     asked = parse_run_config(training, place.world_size).flat()
     chosen = best.run.config.flat()
     names = (
+        "init_from",
         "model",  # --goal largest-model
         *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
         "offload_optimizer",
@@ -255,6 +225,8 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
         value = chosen.get(name)
         if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):
             continue
+        if name == "model" and chosen.get("init_from") not in (None, str(MODEL_FOLDER)):
+            continue  # the folder says it
         option = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(option if value else f"--no-{option[2:]}")
@@ -266,9 +238,3 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
         start += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
     start += ["--nproc", str(place.ranks_per_node), "-m", "launcher.train"]
     return shlex.join([*start, *flags])
-
-
-def _gpu_of_memory(memory_bytes: int) -> Gpu:
-    """The known GPU whose memory is nearest, of those that compute in bf16."""
-    modern = [gpu for gpu in GPUS if gpu.bf16_flops_per_s is not None]
-    return min(modern, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))

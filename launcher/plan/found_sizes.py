@@ -29,7 +29,7 @@ WITHOUT_EFFECT: Final = frozenset(
         *("test_batches", "save_last", "sample_every", "sample_prompt"),
         *("save_minutes", "stop_after", "resume", "seed", "out", "collective_timeout_s"),
         *("max_skipped_steps", "lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
-        *("eps", "log_every", "log_level", "quiet", "schedule", "decay_steps"),
+        *("warmup_ratio", "eps", "log_every", "log_level", "quiet", "schedule", "decay_steps"),
     }
 )
 ASK_CUDA = """

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from launcher.errors import UserError
+from launcher.errors import UserError, naming
+from launcher.json_file import read_json
 from launcher.measure.hardware import gpu_named
 from launcher.plan.efficiency import (
     COLLECTIVE_START_S,
@@ -156,24 +157,17 @@ class Machine:
         Raises:
             UserError: missing, not JSON, of another version, or a value that cannot be; names it.
         """
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(
-                f"--profile {path}: there is no such file: measure one with shardscale profile"
-            ) from None
-        except OSError as error:
-            raise UserError(f"--profile {path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:  # neither UTF-8 nor JSON
-            raise UserError(
-                f"--profile {path}: not valid JSON ({error}): measure again with shardscale profile"
-            ) from None
+        with naming("--profile"):
+            content = read_json(path, what=_OF_PROFILE)
         try:
             return cls(**_checked(content))
         except _Fault as fault:
             raise UserError(
                 f"--profile {path}: {fault}: correct it or measure again with shardscale profile"
             ) from None
+
+
+_OF_PROFILE = "a file that shardscale profile has written"
 
 
 class _Fault(Exception):

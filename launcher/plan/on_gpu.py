@@ -7,7 +7,6 @@ from launcher.measure.hardware import Gpu
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.plan.efficiency import (
-    BACKEND_ATTENTION,
     COMPILED_ELEMENTWISE,
     COMPILED_OPERATORS,
     FP8_CAST_BYTES,
@@ -15,6 +14,8 @@ from launcher.plan.efficiency import (
     FP8_GAIN,
     KERNEL_S,
     KERNELS_PER_OPERATOR,
+    RING_ATTENTION,
+    backend_rate,
     busy_share,
     gpu_of,
 )
@@ -35,8 +36,8 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
     model = resolved.own_model
     score_rate = product_rate
     if fuses_scores(model):
-        backend = BACKEND_ATTENTION.get(model.sdpa_backend, 1.0)
-        score_rate = backend * machine.attention_flops_per_s[type_]
+        backend = backend_rate(model.sdpa_backend, gpu_of(machine.name))
+        score_rate = backend * machine.attention_flops_per_s[type_] / ring_slowdown(resolved)
     moving_rate = machine.elementwise_bytes_per_s * (COMPILED_ELEMENTWISE if compiled else 1)
     known = gpu_of(machine.name) is not None
     kernels = KERNELS_PER_OPERATOR * dispatched(work, resolved) if known else 0
@@ -47,6 +48,16 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
         + work.copied_bytes / machine.copy_bytes_per_s
         + kernels * KERNEL_S
     )
+
+
+def ring_slowdown(resolved: Resolved) -> float:
+    """Seconds of ring attention over those of whole sequences: of what each of n ranks scores, the
+    keys of n - 1 have come from others."""
+    sharding = resolved.config.sharding
+    ranks = sharding.sequence_parallel
+    if ranks == 1 or sharding.sequence_method != "ring":
+        return 1.0
+    return (1 + (ranks - 1) / RING_ATTENTION) / ranks
 
 
 def dispatched(work: Work, resolved: Resolved) -> float:

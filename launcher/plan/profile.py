@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from launcher.command import deaf_children
 from launcher.cores import usable_cores
 from launcher.errors import ExitCode, UserError, refusing
 from launcher.flags import MOST_RANKS, OptionParser, require_range
@@ -181,7 +182,8 @@ def _run_ranks(
                 who = (os.getpid(), rank, nproc)
                 arguments = (*who, device_type, model, effort, meeting, disk, theirs)
                 processes.append(context.Process(target=_rank, args=arguments, daemon=True))
-                processes[-1].start()
+                with deaf_children():
+                    processes[-1].start()
                 theirs.close()  # else the end of the process would go unnoticed
                 pipes.append(ours)
             return [_result(pipe, rank, say) for rank, pipe in enumerate(pipes)]

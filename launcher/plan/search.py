@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import math
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from launcher.command import deaf_children
 from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
-from launcher.errors import UserError
+from launcher.errors import Failure, UserError
 from launcher.model.sizes import NAMED
 from launcher.orphans import die_with
 from launcher.plan.answers import forget_oldest
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import CHECKPOINTING, PRECISIONS, Choice, choices
+from launcher.plan.failures import Failed, Outcome, all_failed
 from launcher.plan.machine import Machine
+from launcher.plan.order import VERDICTS, Simplicity, best_first, outdone, simplicity
 from launcher.plan.predict import states_bytes
 from launcher.plan.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
@@ -30,8 +34,7 @@ if TYPE_CHECKING:
 LARGEST_BATCH: Final = "largest-batch"
 LARGEST_MODEL: Final = "largest-model"
 HOST_BYTES: Final = 2 * 2**40
-"""Of a node: what a server with eight GPUs has at most as it is sold (a DGX H100). Offload would
-make any model fit otherwise."""
+"""Host memory of a DGX H100, the most per node: with unlimited offload every model would fit."""
 GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
 ADAPTER_RANK: Final = 8
 _BY_SPEED: Final = ("fastest", LARGEST_MODEL)
@@ -49,6 +52,7 @@ class Found:
     """How many there were, with those that were not assessed."""
     adapters: Assessment | None = None
     """Where nothing fits: what would, if adapters alone were trained."""
+    failed: Sequence[Failed] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +81,7 @@ def plan(
 
     Raises:
         UserError: no choice is valid.
+        Failure: not one could be assessed.
     """
     models = [config]
     if search.goal == LARGEST_MODEL:
@@ -89,14 +94,17 @@ def plan(
             least = [c for c in _leanest(candidates) if _states_fit(c, search.place)]
             if not least or not _any_fits(assess_all(least, search, progress), search.place):
                 continue
-        found = assess_all(candidates, search, progress)
-        if last or _any_fits(found, search.place):
+        outcome = assess_all(candidates, search, progress)
+        if last or _any_fits(outcome, search.place):
             break
-    fits = any(a.verdict != "does not fit" for a in found)
+    if not outcome.assessed:
+        raise Failure(all_failed(outcome.failed))
+    fits = any(a.verdict != "does not fit" for a in outcome.assessed)
     return Found(
-        best_first=ranked(found, search),
+        best_first=ranked(outcome.assessed, search),
         choices=len(candidates),
         adapters=None if fits else _with_adapters(candidate, fixed, search, progress),
+        failed=outcome.failed,
     )
 
 
@@ -110,9 +118,9 @@ def _with_adapters(
         changed = config.replace(lora_rank=ADAPTER_RANK, quantize_base=quantized)
         with contextlib.suppress(UserError):  # something else that is asked for is in the way
             candidates = _choices(changed, fixed | {"model", "quantize_base"}, search.place)
-            best = ranked(assess_all(_leanest(candidates), search, progress), search)[0]
-            if best.verdict != "does not fit":
-                return best
+            outcome = assess_all(_leanest(candidates), search, progress)
+            if any(a.verdict != VERDICTS[-1] for a in outcome.assessed):
+                return ranked(outcome.assessed, search)[0]
     return None
 
 
@@ -150,8 +158,8 @@ def _most_recomputed(candidates: Sequence[Choice]) -> str:
     return max(modes, key=(*CHECKPOINTING, *modes).index)
 
 
-def _any_fits(found: Sequence[Assessment], place: Place) -> bool:
-    return any(a.verdict == "fits" and not _crowds_host(a, place) for a in found)
+def _any_fits(outcome: Outcome, place: Place) -> bool:
+    return any(a.verdict == "fits" and not _crowds_host(a, place) for a in outcome.assessed)
 
 
 def _crowds_host(a: Assessment, place: Place) -> bool:
@@ -160,7 +168,7 @@ def _crowds_host(a: Assessment, place: Place) -> bool:
 
 def assess_all(
     candidates: Sequence[Choice], search: Search, progress: Callable[[int, int], None]
-) -> list[Assessment]:
+) -> Outcome:
     """All that count, on all cores; what has traces in common stays on one core.
 
     `progress` is told how many are done, of how many.
@@ -177,13 +185,15 @@ def assess_all(
     workers = min(len(groups), usable_cores())
     context = multiprocessing.get_context("fork")  # so that nothing is imported again
     done = context.Value("i", 0)
-    with context.Pool(workers, _start_worker, (done, os.getpid())) as pool:
+    with deaf_children():
+        started = context.Pool(workers, _start_worker, (done, os.getpid()))
+    with started as pool:
         result = pool.starmap_async(_assess_group, tasks, chunksize=1)
         while not result.ready():
             progress(done.value, len(candidates))
             result.wait(0.2)
     forget_oldest()
-    return [assessment for group in result.get() for assessment in group]
+    return Outcome.of_all(result.get())
 
 
 def _kind(choice: Choice, search: Search) -> tuple[object, ...]:
@@ -208,21 +218,26 @@ def _start_worker(done: "Synchronized[int]", parent: int) -> None:
     die_with(parent)
 
 
-def _assess_group(group: Sequence[Choice], search: Search) -> list[Assessment]:
+def _assess_group(group: Sequence[Choice], search: Search) -> Outcome:
     torch.set_num_threads(1)
     gc.disable()  # which would walk over millions of events again and again; this process is short
-    found: list[Assessment] = []
-    best: dict[str, float] = {}
+    found = Outcome(assessed=[], failed=[])
+    fitting: dict[str, list[tuple[float, Simplicity]]] = {}
     in_vain = _in_vain(group, search.place) if search.prunes else []
     for bound, choice in _fastest_first(group, search):
-        # Strictly: of two that are as fast the one that needs less is the better one.
-        if bound >= best.get(choice.label, 0.0) and choice not in in_vain:
-            a = assess(choice, search.place, largest=search.goal == LARGEST_BATCH)
-            if a.verdict == "fits" and search.prunes:
-                best[choice.label] = max(best.get(choice.label, 0.0), a.time.tokens_per_s)
-            # The events have served; they are long to send.
-            prediction = dataclasses.replace(a.prediction, events=(), streams={})
-            found.append(dataclasses.replace(a, prediction=prediction))
+        alike = fitting.setdefault(choice.label, [])
+        slow = search.prunes and outdone(bound, simplicity(choice.runs[0].config), alike)
+        if not slow and choice not in in_vain:
+            try:
+                a = assess(choice, search.place, largest=search.goal == LARGEST_BATCH)
+            except Exception as error:  # the other choices are still worth an answer
+                found.failed.append(Failed.by(error, choice))
+            else:
+                if a.verdict == "fits":
+                    alike.append((a.time.tokens_per_s, a.merit.simplicity))
+                # The events have served; they are long to send.
+                prediction = dataclasses.replace(a.prediction, events=(), streams={})
+                found.assessed.append(dataclasses.replace(a, prediction=prediction))
         with _done.get_lock():
             _done.value += 1
     return found
@@ -245,7 +260,10 @@ def _in_vain(group: Sequence[Choice], place: Place) -> list[Choice]:
 def _states_fit(choice: Choice, place: Place) -> bool:
     """Whether weights and the optimizer's states leave anything."""
     run, device_type = choice.runs[0], place.machine.device
-    size_bytes = states_bytes(run, world_size=place.world_size, device_type=device_type)
+    try:
+        size_bytes = states_bytes(run, world_size=place.world_size, device_type=device_type)
+    except Exception:  # as assessing it will, which keeps the reason
+        return True
     return place.fixed_bytes + size_bytes <= place.memory_bytes
 
 
@@ -253,26 +271,30 @@ def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float,
     """(tokens per second that a choice has at most, the choice)."""
     if not search.prunes:
         return [(0.0, choice) for choice in group]
-    place = search.place
-    bounds = [max(tokens_per_s(run, place) for run in choice.runs) for choice in group]
+    bounds = [_most_tokens_per_s(choice, search.place) for choice in group]
     return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
 
 
+def _most_tokens_per_s(choice: Choice, place: Place) -> float:
+    try:
+        return max(tokens_per_s(run, place) for run in choice.runs)
+    except Exception:  # as assessing it will, which keeps the reason
+        return math.inf
+
+
 def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment]:
-    """Best first: what fits, then what is tight, then the rest by how much is missing."""
-    order = {"fits": 0, "tight": 1, "does not fit": 2}
+    """Best first: by the goal, and where that says nothing as in `launcher.plan.order`."""
+    by_goal: dict[str, Callable[[Assessment], int]] = {
+        "least-memory": lambda a: a.used_bytes,
+        LARGEST_BATCH: lambda a: -(a.largest_micro_batch or 0),
+    }
+    wanted = by_goal.get(search.goal, lambda a: 0)
 
-    def key(a: Assessment) -> tuple[float, ...]:
-        if a.verdict == "does not fit":
-            mode = a.choice.checkpointing  # of those that need as much, what would save most
-            return (True, order[a.verdict], a.used_bytes, -(*CHECKPOINTING, mode).index(mode))
-        by_goal = {
-            "fastest": (-a.time.tokens_per_s, a.used_bytes),
-            "least-memory": (a.used_bytes, -a.time.tokens_per_s),
-            LARGEST_BATCH: (-(a.largest_micro_batch or 0), -a.time.tokens_per_s),
-            LARGEST_MODEL: (-a.time.tokens_per_s, a.used_bytes),
-        }
+    def key(a: Assessment) -> tuple[int, ...]:
+        if a.verdict == VERDICTS[-1]:
+            return (True, VERDICTS.index(a.verdict))
         crowded = search.goal == LARGEST_MODEL and _crowds_host(a, search.place)
-        return (crowded, order[a.verdict], *by_goal[search.goal])
+        return (crowded, VERDICTS.index(a.verdict), wanted(a))
 
-    return sorted(assessments, key=key)
+    numbers = best_first([a.merit for a in assessments])
+    return sorted((assessments[number] for number in numbers), key=key)

@@ -11,6 +11,8 @@ from launcher.parallel.mesh import across_nodes
 from launcher.plan.assess import Assessment, Place
 from launcher.plan.budget import said_of_budget
 from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
+from launcher.plan.failures import FAILED, Failed, failed_lines
+from launcher.plan.order import ties
 from launcher.plan.predict import by_category
 from launcher.plan.search import Found
 from launcher.plan.timing import StepTime
@@ -20,12 +22,13 @@ from launcher.tables import MUST, SHY, Column, print_table, say
 _NOT_ON_THE_PAGE = ("config", "ledger", "peaks_bytes")
 
 
-def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[str]:
+def opening_lines(shown: Sequence[Assessment], place: Place, notes: Sequence[str]) -> list[str]:
     """What is planned, and what had to be assumed."""
-    run, machine = best.run, place.machine
+    run, machine = shown[0].run, place.machine
+    batch = f"global batch {run.global_batch} x" if same_batch(shown) else "sequences of"
     lines = [
-        f"{run.config.model.label}: {run.model.parameter_count:,} parameters, global batch "
-        f"{run.global_batch} x {run.seq_len} tokens, on {place.world_size} x "
+        f"{run.config.model.label}: {run.model.parameter_count:,} parameters, {batch} "
+        f"{run.seq_len} tokens, on {place.world_size} x "
         f"{gib(place.memory_bytes)} ({machine.source})",
     ]
     lines += notes
@@ -38,6 +41,7 @@ def opening_lines(best: Assessment, place: Place, notes: Sequence[str]) -> list[
     return lines
 
 
+SECONDS = Column(title="s/step", rank=5, right=True)
 COLUMNS = (
     Column(title="sharding", rank=MUST),
     Column(title=f"micro{SHY}batch", rank=1, right=True),
@@ -46,8 +50,8 @@ COLUMNS = (
     Column(title="predicted", rank=MUST, right=True),
     Column(title="of memory", rank=6, right=True),
     Column(title="verdict", rank=MUST),
-    Column(title="s/step", rank=2, right=True),
-    Column(title="tokens/s", rank=5, right=True),
+    Column(title="tokens/s", rank=2, right=True),
+    SECONDS,
     Column(title="largest batch", rank=7, right=True),
 )
 PRICE = Column(title="per M tokens", rank=2, right=True)
@@ -56,15 +60,24 @@ TIED = "="
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 
-def table(shown: Sequence[Assessment], place: Place, *, price: float | None, choices: int) -> None:
-    """Print one row for each of the best of all `choices`."""
+def table(
+    shown: Sequence[Assessment],
+    failed: Sequence[Failed],
+    place: Place,
+    *,
+    price: float | None,
+    choices: int,
+) -> None:
+    """Print one row for each of the best of all `choices`, and for what failed."""
     columns = [*COLUMNS, *([] if price is None else [PRICE]), WHERE]
+    if not same_batch(shown):  # seconds of different batches cannot be compared
+        columns.remove(SECONDS)
     rows: list[list[str | Text]] = []
-    best = shown[0].time
+    best = max((a.time for a in shown if a.verdict == shown[0].verdict), key=_tokens_per_s)
     tied = 0
     for a in shown:
         fits = a.verdict != "does not fit"
-        tied += fits and a.time.ties(best)
+        tied += fits and ties(a.time.tokens_per_s, best.tokens_per_s)
         cost = []
         if price is not None:
             per_million = price * place.world_size * 1e6 / a.time.tokens_per_s / 3600
@@ -78,27 +91,64 @@ def table(shown: Sequence[Assessment], place: Place, *, price: float | None, cho
                 gib(a.used_bytes),
                 f"{a.used_bytes / a.memory_bytes:.0%}",
                 Text(a.verdict, _STYLES[a.verdict]),
-                seconds(a.time, best) if fits else "-",
-                f"{a.time.tokens_per_s:,.0f}" if fits else "-",
+                speed(a.time, best) if fits else "-",
+                *([seconds(a.time) if fits else "-"] if SECONDS in columns else []),
                 str(a.largest_micro_batch or "-"),
                 *cost,
                 a.why_not,
             ]
         )
+    rows += [_failed_row(each, columns) for each in failed]
     print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
     if tied > 1:
         say(
-            f"{TIED} as fast as the first, for all that can be told: four of five published runs "
-            f"took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of what is predicted"
+            f"{TIED} the range overlaps the fastest one's; of these the simplest is first (four of "
+            f"five published runs took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of the "
+            "predicted time)"
         )
-    if len(shown) < choices:
+    for line in failed_lines(failed):
+        say(line)
+    if len(shown) + len(failed) < choices:
         say(f"the best of each way of sharding; all {choices} choices with --all or --json")
 
 
-def seconds(time: StepTime, best: StepTime) -> str:
-    """Of a step, as a range, marked where it ties with the best."""
-    mark = TIED if time.ties(best) else " "
-    return f"{_two_digits(time.least_s)}-{_two_digits(time.most_s)}{mark}"
+def _failed_row(failed: Failed, columns: Sequence[Column]) -> list[str | Text]:
+    choice = failed.choice
+    cells: dict[str, str | Text] = {
+        "sharding": choice.label,
+        "precision": choice.precision,
+        "checkpointing": choice.checkpointing,
+        "verdict": Text(FAILED, "red"),
+    }
+    return [cells.get(column.name, "-") for column in columns]
+
+
+def _tokens_per_s(time: StepTime) -> float:
+    return time.tokens_per_s
+
+
+def same_batch(shown: Sequence[Assessment]) -> bool:
+    """Whether all rows take the same tokens per optimizer step."""
+    return len({a.run.global_batch for a in shown}) == 1
+
+
+def speed(time: StepTime, best: StepTime) -> str:
+    """Range of tokens per second on all GPUs, marked where it overlaps the best's."""
+    mark = TIED if ties(time.tokens_per_s, best.tokens_per_s) else " "
+    return f"{_rounded(time.least_tokens_per_s)}-{_rounded(time.most_tokens_per_s)}{mark}"
+
+
+def seconds(time: StepTime) -> str:
+    """Range of an optimizer step's seconds."""
+    return f"{_two_digits(time.least_s)}-{_two_digits(time.most_s)}"
+
+
+def _rounded(rate: float) -> str:
+    """Three digits at most: 870, 14.2k, 1.31M."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if rate >= 0.9995 * size:
+            return f"{rate / size:#.3g}".rstrip(".") + unit
+    return f"{rate:.3g}"
 
 
 def _two_digits(value: float) -> str:
@@ -129,7 +179,7 @@ def closing_lines(result: Found, place: Place) -> Iterable[str]:
 
 def _said_of_adapters(a: Assessment) -> str:
     model = a.run.config.model
-    flags = f"--lora-rank {model.lora_rank}"
+    flags = f"--init-from FOLDER --lora-rank {model.lora_rank}"
     if model.quantize_base != "none":
         flags += f" --quantize-base {model.quantize_base}"
     return (
@@ -213,7 +263,7 @@ def write_page(path: Path, found: Sequence[Assessment], place: Place, command: s
     data = {
         "model": run.config.model.label,
         "parameters": run.model.parameter_count,
-        "global_batch": run.global_batch,
+        "global_batch": run.global_batch if same_batch(found) else None,
         "seq_len": run.seq_len,
         "devices": place.world_size,
         "memory_bytes": place.memory_bytes,
@@ -235,6 +285,8 @@ def page_row(a: Assessment, place: Place) -> dict[str, Any]:
     beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)
     return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
         "share": a.used_bytes / a.memory_bytes,
+        "simplicity": a.merit.simplicity,
+        "tokens_per_step": a.time.tokens,
         "step_time_s": a.time.total_s if fits else None,
         "tokens_per_s": a.time.tokens_per_s if fits else None,
         "highest_in": a.why_not,

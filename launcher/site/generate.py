@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 
+from launcher.command import deaf_children, interruptible
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.cores import usable_cores
@@ -43,7 +44,9 @@ def main() -> int:
     found = structures()
     kinds: dict[str, dict[str, Any]] = {}
     print(f"{len(found)} structures", file=sys.stderr)
-    with multiprocessing.get_context("fork").Pool(usable_cores()) as pool:
+    with deaf_children():
+        workers = multiprocessing.get_context("fork").Pool(usable_cores())
+    with workers as pool:
         templates = pool.imap(_recorded, found.values(), chunksize=4)
         for (structure, (model, _)), template in zip(found.items(), templates, strict=True):
             of_kind = kinds.setdefault(
@@ -128,4 +131,5 @@ def _shapes(model: ModelConfig) -> list[tuple[str, list[tuple[Any, ...]]]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interruptible():
+        sys.exit(main())

@@ -1,10 +1,12 @@
 """Ranks stop and save at the same step, though they are asked at different times."""
 
+import math
 import time
 
 import pytest
 import torch
 
+from launcher.config.schema import LoopChoice
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
 
@@ -53,6 +55,19 @@ def test_only_the_main_rank_watches_the_clock(monkeypatch: pytest.MonkeyPatch) -
     clock.now_s += 25
     settle(ranks, 3)
     assert all(member.time_is_up and not member.save_is_due for member in ranks)
+
+
+@pytest.mark.parametrize(
+    ("choice", "after_s"),
+    [
+        (LoopChoice(), 600.0),
+        (LoopChoice(save_last=False), math.inf),  # which keeps no model
+        (LoopChoice(save_minutes=0), math.inf),
+        (LoopChoice(save_minutes=0.5, save_last=False), 30.0),
+    ],
+)
+def test_the_clock_saves_unless_it_is_told_not_to(choice: LoopChoice, after_s: float) -> None:
+    assert choice.saves_after_s == after_s
 
 
 @pytest.mark.parametrize(

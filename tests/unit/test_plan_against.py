@@ -57,7 +57,11 @@ def test_a_traced_run_ends_with_both_sides(tmp_path: Path) -> None:
     plan = summary["plan"]
     assert plan["period"] == "steady"
     assert abs(plan["off"]) < 0.05
-    assert total.endswith(f"({plan['off']:+.1%})")
+    assert f" ({plan['off']:+.1%}); peaks in MiB: " in total
+    assert {"first_step", "steady"} <= plan["periods"].keys()
+    for name in ("first_step", "steady"):
+        both = plan["periods"][name]
+        assert both["predicted"] == pytest.approx(both["measured"], rel=0.05), name
     for name in ("params", "optimizer", "activations"):
         assert plan["measured"][name] > 0
         assert plan["predicted"][name] == pytest.approx(plan["measured"][name], rel=0.05)
@@ -90,7 +94,7 @@ def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatc
         raise KeyError("no such storage")
 
     monkeypatch.setattr(against, "predict", broken)
-    outcome = against_run(run, WORLD, PEAK, [], resumed=False)
+    outcome = against_run(run, WORLD, PEAK, [], peaks={}, resumed=False)
     assert outcome == NotPredicted(reason="KeyError: 'no such storage'")
     assert outcome.lines() == ["predicted n/a (KeyError: 'no such storage')"]
     assert as_record(outcome) == {"reason": "KeyError: 'no such storage'"}
@@ -104,7 +108,7 @@ def test_the_first_step_is_compared_with_the_first_step() -> None:
         (first, False, "first_step"),
         (first, True, "steady"),
     ):
-        outcome = against_run(run, WORLD, peak, [], resumed=resumed)
+        outcome = against_run(run, WORLD, peak, [], peaks={}, resumed=resumed)
         assert isinstance(outcome, Against)
         assert outcome.period == period
         assert outcome.measured["peak"] == 12_000_000

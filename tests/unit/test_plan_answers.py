@@ -10,7 +10,8 @@ from launcher.config.arguments import parse_run_config
 from launcher.plan import answers
 from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import choices, given_fields
-from launcher.plan.cli import find_place, parse_options
+from launcher.plan.cli import parse_options
+from launcher.plan.place import find_place
 
 FLAGS = "--model nano --layers 2 --seq-len 64 --precision bf16 --global-batch 16"
 FLAGS += " --activation-checkpointing none"

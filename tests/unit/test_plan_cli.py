@@ -10,12 +10,14 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.errors import ExitCode
 from launcher.model.sizes import NAMED
 from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import Choice, choices, given_fields
-from launcher.plan.cli import Waiting, find_place, main, parse_options
+from launcher.plan.cli import Waiting, main, parse_options
 from launcher.plan.fit import Room, needed_bytes
 from launcher.plan.machine import Machine
+from launcher.plan.place import find_place
 from launcher.plan.search import Search, plan
 from launcher.sizes import MIB, gib
 from launcher.strategies import variant_of
@@ -76,10 +78,54 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
         assert main([*training, "--precision", "bf16", *adapters, *place]) == 0
         shown = capsys.readouterr().out
         command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
-        config = parse_run_config(split_command(shlex.split(command)[1:])[2])
+        flags = split_command(shlex.split(command)[1:])[2]
+        if adapters:  # beside weights that the planner has not seen
+            assert "MODEL_FOLDER: the folder with the weights of gpt2-medium" in shown
+            del flags[(at := flags.index("--init-from")) : at + 2]
+        config = parse_run_config(flags)
         assert config.model.lora_rank == (8 if adapters else None)
         fitting.append(config.model.model)
     assert fitting == ["gpt2", "gpt2-medium"]
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "weights"),
+    [
+        ("config.json", [], "FOLDER"),
+        ("other.json", ["--lora-rank=2"], "MODEL_FOLDER"),
+        ("config.json", ["--layers=2"], None),  # no weights have this shape
+        ("config.json", ["--layers=2", "--lora-rank=2"], "MODEL_FOLDER"),
+        ("config.json", ["--lora-rank=2", "--random-base"], None),
+    ],
+)
+def test_a_command_for_an_hf_config_begins_with_its_weights(
+    file: str,
+    more: list[str],
+    weights: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 512}
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape}
+    (tmp_path / file).write_text(json.dumps(config))
+    place = ["--gpu=A10", "--quiet", f"--hf-config={tmp_path / file}"]
+    place += [f"--apply={tmp_path / 'run.yaml'}"]
+    kind = ["--strategy=single", "--precision=bf16", "--activation-checkpointing=none"]
+    assert main([*kind, "--micro-batch=1", "--global-batch=1", *more, *place]) == 0
+    shown = capsys.readouterr().out
+    command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
+    flags = split_command(shlex.split(command)[1:])[2]
+    applied = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    if weights is None:
+        assert "--init-from" not in flags
+        assert "init_from" not in applied
+        assert flags[flags.index("--d-model") + 1] == "32"
+        return
+    folder = str(tmp_path) if weights == "FOLDER" else weights
+    assert flags[flags.index("--init-from") + 1] == applied["init_from"] == folder
+    assert "--d-model" not in flags
+    assert applied["lr"] == (2e-4 if "--lora-rank=2" in more else 2e-5)
+    assert (f"{weights}: the folder with the weights" in shown) is (weights == "MODEL_FOLDER")
 
 
 def test_given_flags_are_not_varied(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +153,7 @@ def test_what_is_asked_for_is_planned_though_no_search_would_try_it(
 
 def test_what_fits_nowhere_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "gpt2-xl", *NARROW[2:], "--gpus", "1", "--gpu-memory", "2GiB"]
-    assert main([*flags, "--micro-batch", "1", "--global-batch", "1"]) == 0
+    assert main([*flags, "--micro-batch", "1", "--global-batch", "1"]) == ExitCode.NOTHING_FITS
     shown = capsys.readouterr().out
     assert "nothing fits: the smallest" in shown
     assert "torchrun" not in shown
@@ -123,10 +169,10 @@ def test_where_nothing_fits_adapters_that_would_are_named(
 ) -> None:
     asked = "--model gpt2-xl --seq-len 256 --global-batch 1 --activation-checkpointing full"
     options = f"{asked} --precision bf16 --strategy single --gpus 1 --gpu-memory {memory}"
-    assert main(options.split()) == 0
+    assert main(options.split()) == ExitCode.NOTHING_FITS
     shown = " ".join(capsys.readouterr().out.split())
     assert "nothing fits: the smallest, single" in shown
-    assert f"fits, to fine-tune weights that you have: {flags} trains adapters" in shown
+    assert f"fits, to fine-tune weights that you have: --init-from FOLDER {flags} trains" in shown
 
 
 def assessed(memory_bytes: int) -> Assessment:
@@ -253,18 +299,57 @@ def test_reducing_each_micro_batch_is_tried_where_some_are_accumulated() -> None
     assert not tried("--global-batch=16", "--strategy=fsdp", "--reduce-each-micro-batch")
 
 
-def test_seconds_are_a_range_in_which_ties_are_marked(
+def test_speeds_are_a_range_in_which_ties_are_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
     assert main([*NARROW, *PLACE, "--zero", "1", "--quiet", "--json", str(path)]) == 0
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if line.startswith("zero1 "))
-    ((least, most),) = re.findall(r" ([\d.]+)-([\d.]+)= ", row)
+    ((slow, fast),) = re.findall(r" ([\d.]+k?)-([\d.]+k?)= ", row)
     (record, *_) = json.loads(path.read_text())
-    assert record["least_total_s"] == pytest.approx(float(least), rel=0.06)
-    assert record["most_total_s"] == pytest.approx(float(most), rel=0.06)
-    assert "= as fast as the first, for all that can be told" in shown
+    tokens = record["tokens_per_s"] * (
+        record["forward_s"] + record["backward_s"] + record["step_s"]
+    )
+    for text, key in ((slow, "most_total_s"), (fast, "least_total_s")):
+        rate = float(text.removesuffix("k")) * (1000 if text.endswith("k") else 1)
+        assert rate == pytest.approx(tokens / record[key], rel=0.06)
+    assert "= the range overlaps the fastest one's; of these the simplest is first" in shown
+
+
+def test_seconds_of_different_batches_are_not_side_by_side(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    narrow = ["--model", "nano", "--precision", "bf16", "--gpus", "2", "--gpu", "A100", "--quiet"]
+    assert main([*narrow, "--strategy", "ddp", "--all", "--gpu-memory", "2GiB"]) == 0
+    several = capsys.readouterr().out
+    assert main([*narrow, "--strategy", "ddp", "--all", "--global-batch", "8"]) == 0
+    one = capsys.readouterr().out
+    assert ("s/step" in one, "global batch 8 x" in one) == (True, True)
+    batches = {row.split()[1] for row in several.splitlines() if row.startswith("ddp ")}
+    assert ("s/step" in several, "global batch" in several) == (len(batches) == 1,) * 2
+
+
+@pytest.mark.parametrize("option", ["--json", "--apply", "--page"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.plan.cli.plan", lambda *_, **__: pytest.fail("searched"))
+    for path in (tmp_path / "nope" / "x", Path("/proc/x")):
+        assert main([*NARROW, *PLACE, option, str(path)]) == 2
+        said = capsys.readouterr().err
+        assert f"{path}: cannot be written" in said
+        assert len(said.splitlines()) == 1
+
+
+def test_gpus_that_do_not_fill_their_nodes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*NARROW, "--gpu", "A100", "--gpus", "8", "--gpus-per-node", "3"]) == 2
+    assert "--gpus 8 is no multiple of 3 GPUs per node" in capsys.readouterr().err
+
+
+def test_one_gpu_is_not_told_to_offload_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "gpt2", "--gpus", "1", "--gpu", "A100", "--quiet"]) == 0
+    assert "--strategy single" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("gpu", ["V100-32GB", "T4"])

@@ -17,6 +17,7 @@ from launcher.memory.trace_events import Born, Compute, Tuned
 from launcher.memory.workspaces import TUNING_BYTES
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, Sequences
+from launcher.model.lora_config import Lora
 from launcher.strategies.compiled import compile_blocks
 
 CPU = Compute(compiled=True)
@@ -71,6 +72,13 @@ def test_what_is_kept_is_what_compiled_code_keeps(
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_put_together_as_traced_whole(checkpointing: ActivationCheckpointing) -> None:
     model = model_of(checkpointing)
+    assembled = trace_micro_batch(model, GPU, micro_batch=3, seq_len=SEQ_LEN)
+    assert levels(assembled) == levels(whole_trace(model, GPU, 3))
+
+
+def test_adapters_beside_full_checkpointing_are_traced() -> None:
+    """Recomputed fused attention saves the state of a generator, whose size no graph knows."""
+    model = model_of("full", lora=Lora(rank=2, alpha=4, targets=("qkv", "proj")))
     assembled = trace_micro_batch(model, GPU, micro_batch=3, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, GPU, 3))
 

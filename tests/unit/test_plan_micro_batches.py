@@ -83,3 +83,14 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
         assert block_input in {life.size_bytes for life in trace.lives}
     assert len(recorded) == 1
+
+
+def test_a_long_sequence_is_as_recorded() -> None:
+    model = model_of(context=131_072, loss_chunk=None)
+    where = (model, GPU, 3, 131_072, None, None)
+    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+    found, expected = (
+        levels(_deepened(trace, range(model.layers)))
+        for trace in (trace_of(*where), record_trace(*where, sums))
+    )
+    assert found == expected

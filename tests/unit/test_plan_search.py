@@ -7,12 +7,14 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.errors import ExitCode
 from launcher.memory.stretches import Stretch
 from launcher.memory.timeline import Events
 from launcher.plan.assess import Assessment, Place, assess
 from launcher.plan.candidates import Choice, choices, given_fields
-from launcher.plan.cli import find_place, main, parse_options
+from launcher.plan.cli import main, parse_options
 from launcher.plan.fit import replayed
+from launcher.plan.place import find_place
 from launcher.plan.predict import predict, states_bytes
 from launcher.plan.search import Found, Search, plan
 from launcher.plan.table import best_of_each
@@ -208,3 +210,37 @@ def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
     found = searched([*flags, "--strategy", "ddp"], place, "fastest", every=False)
     assert found.choices == 6
     assert {a.choice.checkpointing for a in found.best_first} == {"full"}
+
+
+def test_a_choice_that_fails_is_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_on_ddp(choice: Choice, place: Place, *, largest: bool) -> Assessment:
+        if choice.label == "ddp":
+            raise AssertionError("no such size")
+        return assess(choice, place, largest=largest)
+
+    monkeypatch.setattr("launcher.plan.search.assess", fail_on_ddp)
+    flags = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
+    few = ["--layers", "2", "--seq-len", "256", "--precision", "bf16"]
+    assert main([*flags, *few, "--activation-checkpointing", "none"]) == 0
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "failed" in rows["ddp"]
+    assert "fits" in rows["fsdp"]
+    assert "ddp in bf16 with checkpointing none: AssertionError: no such size (search.py" in shown
+
+
+def test_a_planner_that_fails_on_everything_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(choice: Choice, place: Place, *, largest: bool) -> Assessment:
+        raise AssertionError(choice.label)
+
+    monkeypatch.setattr("launcher.plan.search.assess", fail)
+    flags = ["--gpus", "1", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
+    assert main([*flags, "--strategy", "single"]) == ExitCode.FAILED
+    error = capsys.readouterr().err
+    assert "failed on all" in error
+    assert "AssertionError: single" in error
+    assert len(error.splitlines()) == 1

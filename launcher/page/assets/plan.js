@@ -16,7 +16,9 @@ const COLUMNS = [
   ["step_time_s", "s/step", "seconds", `Predicted time of an optimizer step; four of five published runs took ${data.range[0]} to ${data.range[1]} of it`],
   ["tokens_per_s", "tokens/s", "rate", "Predicted, all GPUs"],
   ["highest_in", "highest in", "text", "The moment that takes most, and what most of it is"],
-].map(([key, title, kind, help]) => ({ key, title, kind, help }));
+].map(([key, title, kind, help]) => ({ key, title, kind, help }))
+  // Seconds of different batches cannot be compared.
+  .filter(({ key }) => key !== "step_time_s" || data.global_batch !== null);
 const FIRST_ON_A_PHONE = ["sharding", "used_bytes", "verdict", "tokens_per_s"];
 const FILTERS = [
   ["sharding", "sharding"], ["precision", "precision"],
@@ -43,7 +45,7 @@ function header() {
     (row.tokens_per_s === null ? "" : `, ${shown(row.tokens_per_s, "rate")} tokens/s`);
   const all = [["least memory", nameOf(least), told(least)]];
   if (fitting.length) all.unshift(["best", nameOf(best), `${told(best)}, micro-batch ${best.micro_batch}`]);
-  const lede = `${grouped(data.parameters)} parameters, global batch ${data.global_batch} x ${data.seq_len} tokens. ` +
+  const lede = `${grouped(data.parameters)} parameters, ${data.global_batch === null ? "sequences of" : `global batch ${data.global_batch} x`} ${data.seq_len} tokens. ` +
     `${fitting.length} of ${counted(rows.length, "choice")} fit into ${memory} of each GPU; speeds are of ${data.machine} (${data.source}).`;
   return html("header", {}, html("p", { className: "kicker", text: "shardscale plan" }),
     html("h1", { text: `${data.model} on ${data.devices} x ${memory}` }),

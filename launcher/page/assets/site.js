@@ -3,14 +3,13 @@
 const VERDICTS = { fits: "fits", tight: "tight", "does not fit": "none" };
 const ORDER = ["fits", "tight", "does not fit"];
 const COLUMNS = [
-  ["rank", "#", "count", "Best first: what fits, then what is tight, by speed"],
+  ["rank", "#", "count", "Best first: what fits, then what is tight, by speed; the simplest of those that tie"],
   ["sharding", "sharding", "text", "Sharding and offload"],
   ["precision", "precision", "text", "Precision of the computation"],
   ["activation_checkpointing", "checkpointing", "text", "What is computed again in the backward"],
   ["micro_batch", "micro-batch", "count", "Sequences per GPU and forward: the fastest that fits"],
   ["used_bytes", "predicted", "bytes", "What a GPU uses at the highest moment"],
   ["verdict", "verdict", "text", "Tight is more than 95% of the memory"],
-  ["step_time_s", "s/step", "seconds", "Predicted time of an optimizer step"],
   ["tokens_per_s", "tokens/s", "rate", "Predicted, all GPUs"],
 ].map(([key, title, kind, help]) => ({ key, title, kind, help }));
 
@@ -28,8 +27,28 @@ glance.addEventListener("click", () => result.scrollIntoView({ block: "start" })
 const nameOf = (row) => [row.sharding, row.precision,
   row.activation_checkpointing === "none" ? "" : `${row.activation_checkpointing} checkpointing`,
   `micro-batch ${row.micro_batch}`].filter(Boolean).join(" \u00b7 ");
-const better = (a, b) => ORDER.indexOf(a.verdict) - ORDER.indexOf(b.verdict) ||
-  (a.verdict === "does not fit" ? 0 : b.tokens_per_s - a.tokens_per_s) || a.used_bytes - b.used_bytes;
+// As launcher/plan/order.py ranks: among speeds that nobody can tell apart, the simplest first.
+const ties = (a, b) => a.least_total_s / a.tokens_per_step <= b.most_total_s / b.tokens_per_step &&
+  b.least_total_s / b.tokens_per_step <= a.most_total_s / a.tokens_per_step;
+const simpler = (a, b) => {
+  const at = a.simplicity.findIndex((place, i) => place !== b.simplicity[i]);
+  return at < 0 ? 0 : a.simplicity[at] - b.simplicity[at];
+};
+
+function bestFirst(all) {
+  const found = [];
+  for (const verdict of ORDER.slice(0, -1)) {
+    let left = all.filter((row) => row.verdict === verdict)
+      .sort((a, b) => b.tokens_per_s - a.tokens_per_s || a.used_bytes - b.used_bytes);
+    while (left.length) {
+      const tied = left.filter((row) => ties(row, left[0]));
+      left = left.filter((row) => !tied.includes(row));
+      found.push(...tied.sort(simpler));
+    }
+  }
+  const rest = all.filter((row) => row.verdict === ORDER.at(-1));
+  return [...found, ...rest.sort((a, b) => a.used_bytes - b.used_bytes)];
+}
 
 // What a link says of the row whose bars and command are shown, where it is not the best.
 const pickOf = (row) => [row.sharding, row.precision, row.activation_checkpointing].join(" ");
@@ -85,7 +104,8 @@ async function plan() {
         fastest[row.sharding] = Math.max(fastest[row.sharding] ?? 0, row.tokens_per_s);
       }
       rows.push(row);
-      rows.sort(better).forEach((each, i) => { each.rank = i + 1; });
+      rows = bestFirst(rows);
+      rows.forEach((each, i) => { each.rank = i + 1; });
       told();
       draw();
     }));
@@ -114,8 +134,6 @@ function secondsOf(row) {
   if (row.step_time_s === null) return "n/a";
   return `${threeDigits(row.least_total_s)} to ${threeDigits(row.most_total_s)} s`;
 }
-
-const ties = (a, b) => a.least_total_s <= b.most_total_s && b.least_total_s <= a.most_total_s;
 
 function summary(row) {
   const [verdict, memory] = verdictOf(row);

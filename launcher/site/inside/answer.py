@@ -7,8 +7,10 @@ from launcher.config.arguments import parse_run_config
 from launcher.errors import UserError
 from launcher.plan.assess import Assessment, Place, assess, tokens_per_s
 from launcher.plan.candidates import PRECISIONS, Choice, choices, given_fields
-from launcher.plan.cli import command_of, find_place, parse_options
+from launcher.plan.cli import command_of, parse_options
+from launcher.plan.place import find_place
 from launcher.plan.table import page_row
+from launcher.plan.weights import with_weights
 
 UNCUT = frozenset({"sequence_parallel", "tensor_parallel"})
 """Left at 1: traces of parts of sequences and matrices are not stored."""
@@ -57,7 +59,7 @@ def assessed(argv: tuple[str, ...], number: int) -> dict[str, Any]:
 def _asked(argv: tuple[str, ...]) -> tuple[Place, list[Choice], list[str]]:
     options, training = parse_options([*argv, "--no-calibration"])
     place, _ = find_place(options)
-    config = parse_run_config(training, place.world_size)
+    config = with_weights(parse_run_config(training, place.world_size), options)
     found = choices(
         config,
         given_fields(training, config) | {"model"} | UNCUT,
