@@ -15,6 +15,7 @@ from launcher.doctor import gpu, host, software, storage
 from launcher.doctor.finding import Check, Finding, run_checks
 from launcher.errors import ExitCode, refusing
 from launcher.flags import OptionParser
+from launcher.packages import INSTALL_FLASH_ATTENTION, how_to_install
 
 SCHEMA_VERSION = 1
 WITHIN_S = 14.0
@@ -24,11 +25,8 @@ HUGGING_FACE = {
     "datasets": "no --data hf:NAME",
     "pyarrow": "no parquet files",
 }
-GPU_PACKAGES = {
-    "flash-attn": "torch's own flash kernels are used",
-    "torchao": "no fp8",
-    "bitsandbytes": "no 8-bit optimizer",
-}
+GPU_PACKAGES = {"torchao": "no fp8"}
+FLASH_ATTENTION = {"flash-attn": "torch's own flash kernels are used"}
 
 
 def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
@@ -42,8 +40,9 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
             "compilers": software.compilers,
             "async I/O": software.async_io,
             "build locks": software.stale_locks,
-            "Hugging Face": partial(software.extras, HUGGING_FACE, "hf"),
-            "GPU packages": partial(software.extras, GPU_PACKAGES, "gpu"),
+            "Hugging Face": partial(software.extras, HUGGING_FACE, how_to_install("hf")),
+            "GPU packages": partial(software.extras, GPU_PACKAGES, how_to_install("gpu")),
+            "FlashAttention": partial(software.extras, FLASH_ATTENTION, INSTALL_FLASH_ATTENTION),
         },
         "Accelerators": {
             "GPUs": gpu.gpus,

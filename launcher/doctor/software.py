@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.orphans import for_children
-from launcher.packages import SOURCE, how_to_install, version_of
+from launcher.packages import SOURCE, version_of
 from launcher.strategies.zero import nvme_build
 
 OURS = "launcher.torchrun"
@@ -147,8 +147,8 @@ def stale_locks() -> Finding:
     return ok(f"none stale in {root}" + (f", {len(locks)} being built" if locks else ""))
 
 
-def extras(packages: Mapping[str, str], extra: str) -> Finding:
-    """Optional packages: name -> what needs it."""
+def extras(packages: Mapping[str, str], fix: str) -> Finding:
+    """Report optional packages: name -> what needs it; `fix` is the command that installs them."""
     versions = {name: version_of(name) for name in packages}
     there = [f"{name} {version}" for name, version in versions.items() if version]
     absent = [name for name, version in versions.items() if version is None]
@@ -156,7 +156,7 @@ def extras(packages: Mapping[str, str], extra: str) -> Finding:
     if not absent:
         return ok(found)
     needs = "; ".join(f"without {name}: {packages[name]}" for name in absent)
-    return Finding("ok" if there else "n/a", found, needs, how_to_install(extra))
+    return Finding("ok" if there else "n/a", found, needs, fix)
 
 
 def _is_ours(script: Path) -> bool:

@@ -84,7 +84,7 @@ def test_text_is_readable_without_a_terminal(tmp_path: Path) -> None:
     for heading in ("Software", "Accelerators", "Machine"):
         assert heading in lines
     rows = [line for line in lines if line[:6].strip() in STATES]
-    assert len(rows) == 22
+    assert len(rows) == 23
     assert len({line.index(line.split(maxsplit=1)[1]) for line in rows}) == 1  # aligned
 
 

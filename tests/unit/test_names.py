@@ -1,14 +1,20 @@
 """Names that others have, too: a folder `model` where the user works, the package index."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.exchange import import_
 from launcher.packages import how_to_install
+from launcher.run.preflight import default_run_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,9 +51,28 @@ def test_the_old_script_name_still_works_and_says_the_new_one() -> None:
     assert "memscale is its old name" in done.stderr
 
 
+WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+
+
+def test_a_checkout_without_links_builds_no_wheel(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("launcher", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, symlinks=True)
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    (tree / "launcher/model").unlink()
+    (tree / "launcher/model").write_text("../model")
+    done = subprocess.run([*WHEEL, "-w", tmp_path, tree], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "launcher/model" in done.stderr
+    assert "git config core.symlinks true" in done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
 def test_the_wheel_has_what_it_needs_under_one_top_level_name(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", tmp_path, ROOT], check=True, timeout=120)
+    subprocess.run([*WHEEL, "-w", tmp_path, ROOT], check=True, timeout=120)
     names = zipfile.ZipFile(next(tmp_path.glob("shardscale-*.whl"))).namelist()
     for carried in ("model/attention/flex.py", "submit/scripts/train.sbatch", "py.typed"):
         assert f"launcher/{carried}" in names
@@ -56,3 +81,20 @@ def test_the_wheel_has_what_it_needs_under_one_top_level_name(tmp_path: Path) ->
         "launcher",
         "shardscale",
     }
+
+
+def test_a_name_that_is_too_long_for_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert import_.main([str(tmp_path / ("x" * 300)), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "is too long: give a shorter one" in error
+
+
+def test_a_run_folder_is_named_after_the_longest_model(tmp_path: Path) -> None:
+    resolved = resolve(parse_run_config([]), world_size=1, device_type="cpu")
+    config = resolved.config.replace(model="custom", init_from=tmp_path / ("\u00e9" * 127))
+    name = default_run_folder(replace(resolved, config=config)).name
+    assert len(name.encode()) <= 255
+    assert "\u00e9" * 75 in name
