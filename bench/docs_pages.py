@@ -212,10 +212,12 @@ def exit_codes(_: Sequence[str]) -> str:
     """From their enum."""
     words = {
         ExitCode.DONE: "done",
+        ExitCode.NOTHING_FITS: "of `plan`: nothing fits",
         ExitCode.REFUSED: "refused: bad input, nothing was started",
         ExitCode.OUT_OF_MEMORY: "out of memory",
         ExitCode.FAILED: "failed",
         ExitCode.PREEMPTED: "preempted, and saved",
+        ExitCode.INTERRUPTED: "ended by Ctrl-C; a run in training is saved",
     }
     rows = [(str(int(code)), words[code]) for code in ExitCode]
     return markdown(("code", "means"), rows).replace("---:", "---")

@@ -138,8 +138,8 @@ TECHNIQUES = {
     ),
 }
 # Adapters beside frozen weights: a row of the others, and what is trained.
-_LORA = ("--lora-rank=8",)
-_EVERYWHERE = ("--lora-rank=4", "--lora-targets=all")
+_LORA = ("--lora-rank=8", "--random-base")
+_EVERYWHERE = ("--lora-rank=4", "--lora-targets=all", "--random-base")
 LORA_ROWS: tuple[tuple[tuple[str, str, int, str], tuple[str, ...]], ...] = (
     (("fp32", "none", 1, "even"), _LORA),
     (("bf16", "selective", 2, "llama"), _EVERYWHERE),

@@ -1,5 +1,8 @@
 """Training one decoder under every sharding strategy, with the same loop and the same records."""
 
+from launcher.command import begin
 from launcher.orphans import die_with_parent
 
-die_with_parent()  # here, before anything else is imported: a parent may be killed meanwhile
+# Here, before anything else is imported: Ctrl-C may come, or a parent be killed, meanwhile.
+begin()
+die_with_parent()

@@ -2,8 +2,11 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.command import interruptible
+from launcher.errors import ExitCode
 from launcher.startup import importing, reader_may_leave
 
 VERBS = {
@@ -38,22 +41,30 @@ def main() -> None:
     if Path(sys.argv[0]).name == "memscale":
         print("shardscale: memscale is its old name, which goes with 0.3", file=sys.stderr)
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
+    with reader_may_leave():
+        code = _run(verb, arguments)
+    if code:
+        sys.exit(code)
+
+
+def _run(verb: str, arguments: Sequence[str]) -> int:
+    """An exit code."""
     if verb in ("-h", "--help"):
         print(usage())
-        return
+        return ExitCode.DONE
     if verb in ("-V", "--version"):
         print(importlib.import_module("launcher.packages").version_line())
-        return
+        return ExitCode.DONE
     if verb not in VERBS:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
-        sys.exit(2)
+        return ExitCode.REFUSED
     if verb == "train":
         importlib.import_module("launcher.config.arguments").print_help_if_asked(arguments)
-    with reader_may_leave():
-        with importing():
-            module = importlib.import_module(VERBS[verb][0])
-        code = module.main(arguments)
-    sys.exit(code)
+    with importing():
+        module = importlib.import_module(VERBS[verb][0])
+    with interruptible():
+        code: int = module.main(arguments)
+    return code
 
 
 def usage() -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import errno
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ class ExitCode(enum.IntEnum):
     """Process exit codes (torchrun turns every failure into 1; our own torchrun does not)."""
 
     DONE = 0
+    NOTHING_FITS = 1
     REFUSED = 2
     OUT_OF_MEMORY = 3
     FAILED = 4
     PREEMPTED = 5
+    INTERRUPTED = 130
+    """By Ctrl-C, as shells count it; a run that was training is saved."""
 
 
 class UserError(Exception):
@@ -49,6 +53,12 @@ def refusing(main: Callable[P, int]) -> Callable[P, int]:
             return main(*args, **kwargs)
         except UserError as error:
             print(f"shardscale: {error}", file=sys.stderr)
+            return ExitCode.REFUSED
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            name = one_line(str(error.filename or "a name"), most=120)
+            print(f"shardscale: {name} is too long: give a shorter one", file=sys.stderr)
             return ExitCode.REFUSED
 
     return verb

@@ -129,18 +129,30 @@ def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES)
     Raises:
         UserError: nothing that can be read at once and whole.
     """
+    require_regular_file(path, what=what)
     try:
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file, check the path")
-        if path.is_dir():
-            raise UserError(f"{path}: Is a directory, give {what}")
-        if not path.is_file():  # a pipe would be waited for, and could be read only once
-            raise UserError(f"{path}: is a pipe or a device, give {what}")
         if path.stat().st_size > most_bytes:
             raise UserError(f"{path}: is larger than {most_bytes:,} bytes, give {what}")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error}), save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
+
+
+def require_regular_file(path: Path, *, what: str) -> None:
+    """Refuse what has no end, or can be read only once.
+
+    Raises:
+        UserError: missing, a folder, a pipe or a device.
+    """
+    try:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file, check the path")
+        if path.is_dir():
+            raise UserError(f"{path}: Is a directory, give {what}")
+        if not path.is_file():
+            raise UserError(f"{path}: is a pipe or a device, give {what}")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
 

@@ -36,6 +36,11 @@ class FolderLock:
         self._file = file  # closing it would give the lock back
         return True
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has taken it."""
+        return self._file is not None
+
     def holder(self) -> str | None:
         """The living run that has the folder; None when nobody has."""
         try:

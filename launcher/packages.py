@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 DISTRIBUTION = "shardscale"
+INSTALL_FLASH_ATTENTION = "pip install flash-attn --no-build-isolation"
+"""No extra: it compiles against the installed torch, which an isolated build does not see."""
 SOURCE = Path(__file__).resolve().parents[1]
 
 

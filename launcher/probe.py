@@ -57,7 +57,7 @@ def short(prepared: Prepared, out: Path) -> Prepared:
     config = prepared.resolved.config.replace(
         **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
         **{"sample_every": None, "sample_prompt": None},
-        **{"eval_every": None, "save_every": None, "save_minutes": None, "save_last": False},
+        **{"eval_every": None, "save_every": None, "save_minutes": 0.0, "save_last": False},
     )
     return dataclasses.replace(
         prepared,

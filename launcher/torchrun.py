@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.command import hears, interruptible
 from launcher.cores import usable_cores
 from launcher.errors import ExitCode, UserError, refusing
-from launcher.startup import importing, outlive_readers, require_own_package
+from launcher.startup import importing, outlive_readers, reader_may_leave, require_own_package
 
 with importing():
     from launcher.measure.host_memory import Kills
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Any = importlib.import_module("torch.distributed.run")
     own, program, program_args = split_command(argv)
     if {"-h", "--help"} & set(own):
-        _print_help(run)
+        with reader_may_leave():
+            _print_help(run)
         return ExitCode.DONE
     if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
         own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
@@ -62,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if ranks_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks_per_node))
     if ours:
-        return _run_training(run, args, ranks_per_node)
+        with interruptible():
+            return _run_training(run, args, ranks_per_node)
+    if hears(signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(run.run)(args)
@@ -228,7 +233,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
     # A killed rank is the cause whoever ends first: the others notice and can still report.
-    asked = ASKS if stop.asked else ()  # which ends a rank that does not listen yet
+    asked = ASKS if stop.asked_by else ()  # which ends a rank that does not listen yet
     killed = [
         (rank, failure)
         for rank, failure in error.failures.items()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from launcher.command import interruptible
 from launcher.config.arguments import print_help_if_asked
 from launcher.startup import importing, outlive_readers
 
@@ -49,6 +50,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     # NCCL ends a collective that takes too long by aborting: then every thread's stack is said.
     faulthandler.enable()
     argv = sys.argv[1:] if argv is None else argv
+    with interruptible():
+        prepared, world = _begin(argv)
+    with (
+        ending(world) as run_ending,
+        Session(prepared, world, run_ending.takes) as session,
+    ):
+        run_ending.watches(session)
+        train(prepared, world, session)
+    leave(session.exit_code, together=True)
+
+
+def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
+    """Refuse what can be refused, then join the other ranks."""
     try:
         world_size, ranks_per_node = ranks_from_environment()
     except UserError as error:
@@ -71,10 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except UserError as error:
         refuse(error, by_all=True)
-    with ending(world) as run_ending, Session(prepared, world) as session:
-        run_ending.watches(session)
-        train(prepared, world, session)
-    leave(session.exit_code, together=True)
+    return prepared, world
 
 
 def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:

@@ -1,6 +1,7 @@
 """Shared by all tests: a corpus cache of the session's own, and one thread per process."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch
 def pytest_configure(config: pytest.Config) -> None:
     # Ranks that share two cores with each other only get slower by more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Ignored in what a script starts with `&`, and in its children: they could not be sent one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

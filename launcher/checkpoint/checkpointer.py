@@ -82,8 +82,17 @@ class Checkpointer:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Saved] | None = None
 
-    def save(self, step: int, engine: Engine, extra: Mapping[str, Any]) -> Saved | None:
+    def save(
+        self,
+        step: int,
+        engine: Engine,
+        extra: Mapping[str, Any],
+        *,
+        replaces: int | None = None,
+    ) -> Saved | None:
         """Save the state after optimizer step `step`; `extra` (of the main rank) is JSON.
+
+        When it is on disk, the checkpoint of step `replaces` goes.
 
         An asynchronous save returns None, and `poll` or `wait` tells how it went; `wait` must
         have been called before the next.
@@ -113,6 +122,7 @@ class Checkpointer:
             self.folder,
             self._ranks,
             keep=self._keep,
+            replaces=replaces,
             started_s=started_s,
         )
         if not self._asynchronous:

@@ -58,6 +58,8 @@ class Extra(TypedDict, total=False):
     """Length of the schedule."""
     skipped_steps: Count
     loss_scale: LossScale | None
+    by_clock: bool
+    """Of --save-minutes: the next checkpoint replaces it."""
 
 
 def saved_model(extra: Extra) -> ModelConfig | None:

@@ -24,7 +24,7 @@ from launcher.checkpoint.extra import Extra, saved_model
 from launcher.checkpoint.rng import is_state
 from launcher.errors import UserError
 from launcher.optim.choice import OptimChoice
-from launcher.optim.registry import OPTIMIZERS, checkpointed
+from launcher.optim.registry import OPTIMIZERS, checkpointed, states_of
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.places import Places
 
@@ -190,16 +190,11 @@ class Checkpoint(Contents):
         if config.get("optimizer") not in OPTIMIZERS:
             return None
         choice = OptimChoice(optimizer=config["optimizer"], momentum=config.get("momentum", 0))
-        states, counters = checkpointed(choice)
-        elementwise = OPTIMIZERS[choice.optimizer].elementwise
-        for name in self.shapes:
-            found = {kind for kind in self.kinds if name in self.own_shapes.get(kind, self.shapes)}
-            missing = [kind for kind in (PARAM, *states) if kind not in found]
-            # Of Adafactor's factors a parameter has those that fit its shape.
-            factored = not elementwise and PARAM not in missing and len(missing) < len(states)
-            if missing and not factored:
-                return f"has no {missing[0]} of {name}"
-        for counter in counters:
+        for name, shape in self.shapes.items():
+            for kind in (PARAM, *states_of(choice, name, shape)):
+                if kind not in self.kinds or name not in self.own_shapes.get(kind, self.shapes):
+                    return f"has no {kind} of {name}"
+        for counter in checkpointed(choice, self.shapes)[1]:
             if counter not in self.counters:
                 return f"has no counter {counter} of the optimizer"
         return None

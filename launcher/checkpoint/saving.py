@@ -89,6 +89,7 @@ def write_checkpoint(
     ranks: Ranks,
     *,
     keep: int | None,
+    replaces: int | None,
     started_s: float,
 ) -> Saved:
     """Write every rank's file, then the index, then give the folder its name. Collective.
@@ -105,8 +106,8 @@ def write_checkpoint(
     part = _write_part(contents.step, shards, temporary, ranks.rank)
     parts = ranks.gather((part, contents.rng[0]))
     saved = ranks.on_main(lambda: _publish(contents, temporary, folder, parts, started_s))
-    if keep is not None:
-        ranks.on_main(lambda: _prune(saved, folder, keep))
+    if keep is not None or replaces is not None:
+        ranks.on_main(lambda: _prune(saved, folder, keep, replaces))
     return saved
 
 
@@ -165,9 +166,12 @@ def _publish(
     return Saved(step=step, path=path, size_bytes=checkpoint.size_bytes, duration_s=duration_s)
 
 
-def _prune(saved: Saved, folder: CheckpointFolder, keep: int) -> None:
+def _prune(saved: Saved, folder: CheckpointFolder, keep: int | None, replaces: int | None) -> None:
     try:
-        folder.prune(keep, step=saved.step)
+        if replaces is not None:
+            folder.remove(replaces)
+        if keep is not None:
+            folder.prune(keep, step=saved.step)
     except OSError as error:
         raise SaveError(
             f"{saved.path} is saved, but older ones cannot be removed: {error}"

@@ -82,6 +82,11 @@ class CheckpointFolder:
         for old in past[:-keep]:
             self._remove(old)
 
+    def remove(self, step: int) -> None:
+        """Remove a step's checkpoint, if it is there."""
+        if (path := self.path / _step_name(step)).exists():
+            self._remove(path)
+
     def _remove(self, path: Path) -> None:
         # Renamed first, so that an interrupted removal leaves nothing that looks complete.
         doomed = path.with_name(f".deleting-{path.name}-{secrets.token_hex(4)}")

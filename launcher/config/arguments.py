@@ -22,6 +22,8 @@ SUPERSEDES = {
     "deepspeed": ("zero", "strategy"),
     "steps": ("epochs",),
     "epochs": ("steps",),
+    "warmup_steps": ("warmup_ratio",),
+    "warmup_ratio": ("warmup_steps",),
 }
 HELP = ("-h", "--help")
 MICRO_BATCH = "--micro-batch"

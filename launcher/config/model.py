@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from launcher.errors import UserError
-from launcher.flags import as_flags, flag, require_range
+from launcher.flags import as_flags, flag, require_at_most, require_range
 from launcher.model import config as decoder
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
@@ -15,8 +15,9 @@ from launcher.sizes import even_part
 
 CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 """The fields that change what adapters compute."""
-LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora")
+LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora", "random_base")
 """The fields that choose adapters."""
+MOST_ALPHA = 1e6  # usual are 8 to 256; larger than this only overflows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +100,8 @@ class ModelChoice:
     """Projections with adapters: some of qkv, proj and mlp with commas between them, or all."""
     rslora: bool = False
     """Divide --lora-alpha by the root of the rank instead (rank-stabilised LoRA)."""
+    random_base: bool = False
+    """Allow adapters beside random weights, without --init-from: to measure memory and speed."""
     quantize_base: decoder.Quantization = "none"
     """The frozen projections that adapters are beside: nf4 (4 bits, QLoRA's) or int8, both with
     quantised scales."""
@@ -156,6 +159,7 @@ class ModelChoice:
                     raise UserError(f"{given} belongs to --lora-rank: give one, 8 is usual")
             return None
         require_range("--lora-rank", self.lora_rank, 1, MOST_RANK)
+        require_at_most(self, "lora_alpha", most=MOST_ALPHA)
         names = tuple(name.strip() for name in self.lora_targets.split(","))
         return Lora(
             rank=self.lora_rank,

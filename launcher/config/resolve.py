@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from launcher.config.model import part_of
+from launcher.config.recipes import fill, recipe_of, task_of
 from launcher.config.rules import (
     Setting,
     adapters,
@@ -174,6 +175,7 @@ def _filled(
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     segments = config.loop.expandable_segments
+    config = fill(config, recipe_of(task_of(config), config.optim))
     return config.replace(
         strategy=strategy,
         seq_len=config.data.seq_len or default_seq_len(model),

@@ -6,6 +6,7 @@ Every field has one name, used everywhere: `micro_batch` in the file and in a sw
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any, Literal, Self, get_type_hints
 from launcher.config.model import ModelChoice
 from launcher.config.sharding import OffloadChoice, ShardingChoice
 from launcher.errors import UserError
-from launcher.flags import MOST_ITEMS, MOST_STEPS, YEAR_S, require_at_most, require_positive
+from launcher.flags import (
+    MOST_ITEMS,
+    MOST_STEPS,
+    YEAR_S,
+    require_at_most,
+    require_positive,
+    require_range,
+)
 from launcher.optim.choice import OptimChoice as OptimChoice
 from launcher.sizes import parse_bytes
 
@@ -22,6 +30,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
 SHORTEST_TIMEOUT_S = 0.1
+SAVE_MINUTES = 10.0
 MOST_OFTEN_S = 0.001
 
 
@@ -104,9 +113,10 @@ class LoopChoice:
     save_last: bool = True
     """Write a checkpoint of the last step, before the test split is read."""
     save_minutes: float | None = None
-    """Write a checkpoint this long after the last one."""
+    """Write a checkpoint this long after the last one (10 minutes when not given, with
+    --no-save-last never); 0: never. The next checkpoint replaces it, unless --keep is given."""
     keep: int | None = None
-    """How many checkpoints stay (all when not given)."""
+    """How many checkpoints stay (all when not given, but for those of --save-minutes)."""
     stop_after: int | None = None
     """End after this step; --steps stays the schedule's length."""
     resume: Path | None = None
@@ -141,11 +151,20 @@ class LoopChoice:
         """From which level on something is said."""
         return "warning" if self.quiet and self.log_level != "error" else self.log_level
 
+    @property
+    def saves_after_s(self) -> float:
+        """Seconds from a checkpoint to the next by the clock; infinite where there is none."""
+        minutes = self.save_minutes
+        if minutes is None:
+            minutes = SAVE_MINUTES if self.save_last else 0
+        return 60 * minutes or math.inf
+
     def __post_init__(self) -> None:
         require_positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
         require_positive(self, "sample_every", most=MOST_STEPS)
         require_positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
-        require_positive(self, "max_minutes", "save_minutes", most=YEAR_S // 60)
+        require_positive(self, "max_minutes", most=YEAR_S // 60)
+        require_range("--save-minutes", self.save_minutes, 0, YEAR_S // 60)
         require_positive(self, "collective_timeout_s", most=YEAR_S)
         if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
             raise UserError(

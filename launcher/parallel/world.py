@@ -50,6 +50,14 @@ class World(Place):
             dist.broadcast_object_list(message, src=0)
         return message[0]
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank (all call this)."""
+        values = [value]
+        if self.size > 1:
+            values *= self.size
+            dist.all_gather_object(values, value)
+        return values
+
 
 def place_from_environment() -> Place:
     """As torchrun, or whoever starts ranks, has set it; the only process without.
@@ -61,7 +69,7 @@ def place_from_environment() -> Place:
     size = number_of(environment, "WORLD_SIZE", least=1, default=1)
     rank = number_of(environment, "RANK", default=0, most=size - 1)
     local_size = number_of(environment, "LOCAL_WORLD_SIZE", least=1, default=size, most=size)
-    local_rank = number_of(environment, "LOCAL_RANK", default=0, most=local_size - 1)
+    local_rank = number_of(environment, "LOCAL_RANK", default=0, most=min(rank, local_size - 1))
     number_of(environment, "MASTER_PORT", default=0, most=2**16 - 1)
     number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
     return Place(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
@@ -92,6 +100,17 @@ def number_of(
     return int(text)
 
 
+def _has_own_gpu(environment: Mapping[str, str]) -> bool:
+    """Whether Slurm gives each task of a step one GPU and hides the others (`srun
+    --gpus-per-task=1`), so that it is device 0 of each."""
+    if "RANK" not in environment or "TORCHELASTIC_RUN_ID" in environment:
+        return False  # ranks of torchrun share what its task sees
+    per_task = environment.get("SLURM_TRES_PER_TASK", "").replace("=", ":").split(",")
+    return environment.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2] == "1" or any(
+        "gpu" in part and part.endswith(":1") for part in per_task
+    )
+
+
 def choose_device(wanted: str, ranks_per_node: int) -> str:
     """`auto`, `cpu` or `cuda` -> the device type that `ranks_per_node` ranks will use.
 
@@ -103,7 +122,7 @@ def choose_device(wanted: str, ranks_per_node: int) -> str:
     gpus = torch.cuda.device_count()
     if wanted == "auto" and gpus == 0:
         return "cpu"
-    if gpus < ranks_per_node:
+    if gpus < ranks_per_node and not (gpus == 1 and _has_own_gpu(os.environ)):
         few = f"this machine has {gpus} GPU" + ("" if gpus == 1 else "s")
         start = f"start {gpus} with --nproc {gpus}, or " if gpus else ""
         raise UserError(
@@ -135,7 +154,8 @@ def start(
                 )
     device = torch.device(device_type)
     if device_type == "cuda":
-        device = torch.device("cuda", place.local_rank)
+        own = torch.cuda.device_count() == 1 and _has_own_gpu(os.environ)
+        device = torch.device("cuda", 0 if own else place.local_rank)
         if expandable_segments:
             expand_segments()
         torch.cuda.set_device(device)

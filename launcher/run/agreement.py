@@ -46,6 +46,8 @@ class Agreement:
         self._next = 0
         self.stop_requested = False
         """This rank's own request to save and end, set by a signal."""
+        self.asked_by: int | None = None
+        """The first such signal."""
         self.time_is_up = False
         self.preempted = False
         self.save_is_due = False

@@ -40,7 +40,7 @@ def check_beginning(resolved: Resolved) -> None:
 
     Raises:
         UserError: they are not, or lack masks that are asked for, or there are adapters among them
-            that the run does not have, or no tokenizer.
+            that the run does not have, or no tokenizer; or adapters have no weights beside them.
     """
     folder, masks = resolved.config.model.init_from, resolved.model.masks
     if folder is None:
@@ -48,6 +48,13 @@ def check_beginning(resolved: Resolved) -> None:
             raise UserError(
                 "--masks holds what shardscale prune has removed: give --init-from a run that it "
                 "has made, or leave --masks out"
+            )
+        lora = resolved.model.lora
+        if lora is not None and not resolved.config.model.random_base:
+            raise UserError(
+                f"--lora-rank {lora.rank} without --init-from trains adapters beside random "
+                "weights: give --init-from FOLDER with the weights, or --random-base to measure "
+                "memory and speed"
             )
         return
     with naming("--init-from"), open_stored(folder) as weights:

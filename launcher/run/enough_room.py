@@ -5,6 +5,7 @@ a run in its first steps. What fits by this may still not fit: `shardscale plan`
 """
 
 import contextlib
+import math
 import resource
 import shutil
 import sys
@@ -18,7 +19,7 @@ from launcher.errors import UserError
 from launcher.flags import as_flags
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
-from launcher.memory.parameters import frozen_bytes
+from launcher.memory.parameters import frozen_bytes, trained_shapes
 from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, checkpointed
 from launcher.sizes import MIB, gib, parse_bytes
@@ -192,9 +193,9 @@ def _ranks(ranks: int) -> str:
 def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     """A new run's disk has room for one checkpoint, where it is going to write any."""
     loop, optim = resolved.config.loop, resolved.config.optim
-    if not (loop.save_last or loop.save_every or loop.save_minutes):
+    if not (loop.save_last or loop.save_every or loop.saves_after_s < math.inf):
         return
-    states, _ = checkpointed(optim)
+    states, _ = checkpointed(optim, trained_shapes(resolved.model))
     if not OPTIMIZERS[optim.optimizer].elementwise:
         states = ()  # not one for every element
     needed_bytes = 4 * resolved.model.trained_parameter_count * (1 + len(states))

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from launcher.files import replace_text
 from launcher.folder_lock import FolderLock
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.packages import version_of
+from launcher.run import launch
 
 
 class RunFolder:
@@ -29,12 +31,15 @@ class RunFolder:
         self._lock = FolderLock(path)
         self._failure = path / "failure.json"
 
-    def begin(self, config: dict[str, Any], *, reopens: bool) -> None:
+    def begin(self, config: dict[str, Any], *, reopens: bool, agents: Sequence[str] = ()) -> None:
         """Write what is known at the start (main rank only), in a folder of one's own, or in that
         of a run that ended early.
 
         What tells of an earlier end stays under another name, and so does a config that has
         changed.
+
+        Args:
+            agents: of the launch that has the folder from now on.
 
         Raises:
             FileExistsError: somebody else's run is where a new one is to be.
@@ -50,8 +55,10 @@ class RunFolder:
             _set_aside(config_file)
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
+        # Before the config: a run without one is nobody's yet.
+        known = {**environment(), launch.KEY: launch.record(list(agents))}
+        replace_text(self.path / "environment.json", json.dumps(known, indent=2) + "\n")
         replace_text(config_file, text)
-        replace_text(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         self.write_status(Status(state="running", phase="start"))
 
     def write_status(self, status: Status) -> None:
@@ -119,7 +126,14 @@ class RunFolder:
             return True
         return True
 
-    def settle(self, seen: str, rank: int | None, *, certain: bool = False) -> dict[str, Any]:
+    def settle(
+        self,
+        seen: str,
+        rank: int | None,
+        *,
+        certain: bool = False,
+        code: ExitCode = ExitCode.FAILED,
+    ) -> dict[str, Any]:
         """The final status, for the agent, when all ranks have gone.
 
         A main rank that had not noticed yet may have written "running" over another rank's
@@ -129,7 +143,7 @@ class RunFolder:
         status = self.read_status()
         if certain or not status or status["state"] == "running":
             found = {"phase": status.get("phase", "start"), "reason": seen, "rank": rank}
-            found |= {"state": "failed", "exit_code": int(ExitCode.FAILED)}
+            found |= {"state": "failed", "exit_code": int(code)}
             if not certain:
                 found |= _read(self._failure)
             found.pop("traceback", None)
@@ -138,9 +152,15 @@ class RunFolder:
         return status
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this process has begun a run, or goes on with one, in it."""
+        return self._lock.is_held
+
+    @property
     def is_anothers(self) -> bool:
-        """For the agent, whose ranks have gone: whether another run of this machine has it now."""
-        return (self._lock.holder() or "").endswith(f" on {socket.gethostname()}")
+        """For the agent, whose ranks have gone: whether another launch has begun the run in it."""
+        agents = launch.read(self.path).get("agents")
+        return isinstance(agents, list) and launch.agent() not in agents
 
 
 def in_use(path: Path, holder: str) -> str:

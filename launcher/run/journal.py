@@ -20,7 +20,7 @@ from launcher.measure import boards as tags
 from launcher.measure.boards import Boards
 from launcher.measure.hardware import peak_flops_per_s
 from launcher.measure.memory import capacity_bytes, read_memory
-from launcher.measure.phases import PhaseClock, PhaseTimes
+from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import (
     WARMUP_STEPS,
     EvalRecord,
@@ -79,7 +79,7 @@ class Journal:
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self._sample: GpuRecord | None = None
-        self.phase_times: list[PhaseTimes] = []
+        self.times = StepTimes(WARMUP_STEPS)
         self.write(run)
 
     def step(self, ended: EndedStep) -> None:
@@ -87,7 +87,7 @@ class Journal:
         self._clock.end_step()
         self._pending.append(ended)
         step = ended.step
-        if not self.phase_times or step % self._agreement.log_every == 0 or step == self._run.steps:
+        if not self.times.count or step % self._agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
             self._agreement.between_logged_steps(step)
@@ -117,9 +117,10 @@ class Journal:
                     **asdict(spent),
                 )
             )
-        self.phase_times += times
+        for spent in times:
+            self.times.add(spent)
         self._write_samples()
-        slow = straggler(alone_by_rank_s) if len(self.phase_times) > WARMUP_STEPS else None
+        slow = straggler(alone_by_rank_s) if self.times.steady else None
         if slow is not None:
             slower = f"{slow[1]:.2f} x the median of data + forward"
             self.event("straggler", self._pending[-1].step, rank=slow[0], slower=slower)
@@ -183,10 +184,9 @@ class Journal:
 
     def tokens_per_s(self) -> float | None:
         """Mean global rate after the warm-up steps, None when there are no others."""
-        steady = self.phase_times[WARMUP_STEPS:]
-        if not steady:
+        if not self.times.steady:
             return None
-        return self._tokens_per_step * len(steady) / sum(times.duration_s for times in steady)
+        return self._tokens_per_step * self.times.steady / self.times.steady_s["duration_s"]
 
     @property
     def _tokens_per_step(self) -> int:
@@ -249,7 +249,7 @@ class Journal:
         if slow_rank is not None:
             line["slow"] = f"rank {slow_rank}"
         line["elapsed"] = duration(time.monotonic() - self._started_s)
-        if len(self.phase_times) > WARMUP_STEPS and last.step < self._last_step:
+        if self.times.steady and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
         self._console.figures(line)
         scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}

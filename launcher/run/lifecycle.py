@@ -17,13 +17,19 @@ from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
 from launcher.measure.records import Status
 from launcher.parallel.world import OWN_AGENT, World, leave
 from launcher.run.advice import advise, room_there_was
+from launcher.run.folder import RunFolder
 from launcher.run.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.run.session import Session
+from launcher.run.stopping import ASKS, heard, stopped_code
 from launcher.sizes import gib
 
 
 class Interrupted(BaseException):
     """A signal says: end now. Not an Exception: nothing on the way may swallow it."""
+
+    def __init__(self, number: int, when: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}{when}")
+        self.number = number
 
 
 class NothingToSave(Interrupted):
@@ -33,14 +39,21 @@ class NothingToSave(Interrupted):
 class Ending:
     """Where a failure is reported, once the run has a folder, and where signals arrive.
 
-    SIGTERM and SIGUSR1 ask to finish the step, save and end; before the first step, to end
-    at once. Schedulers send them more than once, so the next ones change nothing: who cannot wait
-    sends SIGINT, which ends at once. So does SIGTERM after another rank has failed.
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask to finish the step, save and end; before the first step,
+    to end at once. Schedulers ask more than once, so the next ones change nothing, but for SIGINT:
+    a user who cannot wait presses Ctrl-C again, which ends the run at once. So does a signal after
+    another rank has failed.
     """
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self.folder: RunFolder | None = None
+        """The run's, from before this process makes or reopens it."""
         self.stack: StackOnRequest | None = None
+
+    def takes(self, folder: RunFolder) -> None:
+        """This process is about to make or reopen the folder."""
+        self.folder = folder
 
     def watches(self, session: Session) -> None:
         """From now on failures are recorded in the session's folder."""
@@ -52,17 +65,24 @@ class Ending:
 
     def receives_signals(self) -> None:
         """Handle signals from now on."""
-        signal.signal(signal.SIGINT, _interrupt)
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in heard():
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.session is not None and self.session.folder.has_failed:
-            if number == signal.SIGTERM:
-                _interrupt(number, frame)
+            if number != signal.SIGUSR1:
+                raise Interrupted(number)
         elif self.session is None or not self.session.begun:
-            raise NothingToSave(f"stopped by {signal.Signals(number).name} before its first step")
+            raise NothingToSave(number, " before its first step")
+        # Of our own agent each second one tells again what the first has told.
+        elif (
+            self.session.agreement.asked_by
+            and number == signal.SIGINT
+            and OWN_AGENT not in os.environ
+        ):
+            raise Interrupted(number)
         else:
+            self.session.agreement.asked_by = self.session.agreement.asked_by or number
             self.session.agreement.stop_requested = True  # all ranks end at the same step, soon
 
 
@@ -83,31 +103,26 @@ def ending(world: World) -> Iterator[Ending]:
         if end.stack is not None:
             end.stack.close()
     except (Exception, Interrupted, KeyboardInterrupt) as error:
-        _fail(error, end.session, world)
+        _fail(error, end, world)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(f"stopped by {signal.Signals(number).name}")
-
-
-def _fail(error: BaseException, session: Session | None, world: World) -> NoReturn:
-    # A second signal must not cut the report short.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
+    # A further signal must not cut the report short.
+    for number in ASKS:
         signal.signal(number, signal.SIG_IGN)
-    if isinstance(error, UserError) and session is None:
-        refuse(error)
+    session = end.session
     # In its first step a rank may have lost others, which were asked before theirs and have ended.
     asked = session is not None and session.agreement.stop_requested and session.begun == 1
-    if isinstance(error, NothingToSave) or asked:
-        _end_with_nothing(session)
+    if isinstance(error, NothingToSave) or (asked and not isinstance(error, Interrupted)):
+        _end_with_nothing(end, error)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
     if isinstance(error, UserError):
         code = ExitCode.REFUSED  # a damaged checkpoint shows only when it is read
+    elif isinstance(error, Interrupted) and error.number == signal.SIGINT:
+        code = ExitCode.INTERRUPTED
     if session is None:
-        # Nobody to agree with about who was first.
-        traceback.print_exception(error)
-        leave(code, together=False)
+        _fail_at_start(error, end, code)
     lift_limit(world.device)
     folder, where = session.folder, session.where
     if folder.claim_failure(error, rank=world.rank, phase=where, code=code):
@@ -149,14 +164,35 @@ def _fail(error: BaseException, session: Session | None, world: World) -> NoRetu
     leave(code, together=False)
 
 
-def _end_with_nothing(session: Session | None) -> NoReturn:
+def _fail_at_start(error: BaseException, end: Ending, code: ExitCode) -> NoReturn:
+    """Nobody to agree with about who was first."""
+    if end.folder is not None and end.folder.is_ours:
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        end.folder.write_status(
+            Status(state="failed", phase="start", reason=reason, exit_code=code)
+        )
+    if isinstance(error, UserError):
+        refuse(error)
+    traceback.print_exception(error)
+    leave(code, together=False)
+
+
+def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
     if OWN_AGENT in os.environ:  # it knows whether somebody asked, or another rank has failed
         leave(ExitCode.DONE, together=False)
-    if session is None:
-        leave(ExitCode.PREEMPTED, together=False)
-    session.agreement.preempted = True
-    session.finish_preempted()
-    leave(session.exit_code, together=False)
+    number = error.number if isinstance(error, Interrupted) else None
+    session, code = end.session, stopped_code(number)
+    if session is not None:
+        session.agreement.asked_by = session.agreement.asked_by or number
+        session.agreement.preempted = True
+        session.finish_preempted()
+        leave(session.exit_code, together=False)
+    if end.folder is not None and end.folder.is_ours:
+        state = Status(state="preempted", phase="start", reason=str(error), exit_code=code)
+        end.folder.write_status(state)
+    if os.environ.get("RANK", "0") == "0":
+        _say(f"{error}: there was nothing to save")
+    leave(code, together=False)
 
 
 def _memory_details(memory: MemoryMeter, *, where: str, step: int) -> dict[str, Any]:

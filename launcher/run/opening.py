@@ -1,14 +1,18 @@
 """How a session begins: one folder for all ranks, new or reopened, and the record of the run."""
 
+import math
+import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from launcher.config.deepspeed_file import opening_lines
 from launcher.config.resolve import Resolved
+from launcher.config.schema import LoopChoice
 from launcher.errors import UserError
 from launcher.exchange.companions import carry_beside
 from launcher.measure.records import RunRecord
@@ -16,16 +20,22 @@ from launcher.model.cost import flops_per_token
 from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.plan.budget import said_of_budget
+from launcher.run import launch
 from launcher.run.folder import RunFolder
-from launcher.run.origin import Origin
+from launcher.run.origin import AUTO, Origin, check_launch
 from launcher.run.preflight import Prepared, default_run_folder
 from launcher.strategies import variant_of
 
+Announce = Callable[[RunFolder], None]
 
-def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
+
+def open_folder(
+    prepared: Prepared, world: World, announce: Announce = lambda folder: None
+) -> tuple[RunFolder, Origin]:
     """Make the run folder or go on in it, as the main rank sees it; all ranks call this.
 
-    Other nodes may see a shared file system a little later, so they take its word.
+    Other nodes may see a shared file system a little later, so they take its word. `announce` is
+    called before anything is written.
 
     Raises:
         UserError: on all ranks, when the folder is another run's, or cannot be written to.
@@ -33,15 +43,24 @@ def open_folder(prepared: Prepared, world: World) -> tuple[RunFolder, Origin]:
     out = prepared.resolved.config.loop.out or default_run_folder(prepared.resolved)
     path, origin = world.agreed((out, prepared.origin))
     folder = RunFolder(path)
-    refusal = world.agreed(_begin(folder, origin, prepared) if world.is_main else None)
+    announce(folder)
+    agents = world.gathered(launch.agent())
+    begun = _begin(folder, origin, prepared, agents) if world.is_main else None
+    refusal = world.agreed(begun)
     if refusal is not None:
         raise refusal
     return folder, origin
 
 
-def _begin(folder: RunFolder, origin: Origin, prepared: Prepared) -> UserError | None:
+def _begin(
+    folder: RunFolder, origin: Origin, prepared: Prepared, agents: list[str]
+) -> UserError | None:
     try:
-        folder.begin(prepared.resolved.config.flat(), reopens=origin.reopens)
+        asked = prepared.resolved.config.loop.resume == AUTO
+        if origin.reopens and not asked and launch.is_restarted(os.environ):
+            check_launch(folder.path, agents, os.environ)
+        config = prepared.resolved.config.flat()
+        folder.begin(config, reopens=origin.reopens, agents=agents)
         deepspeed = prepared.resolved.config.sharding.deepspeed
         if deepspeed is not None:
             # What config.yaml has no field for, such as bucket sizes, stands only there.
@@ -94,11 +113,23 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         *said_of_budget(prepared.resolved),
         *across_nodes(sharding, world.local_size),
         *opening_lines(sharding.deepspeed),
+        prepared.recipe,
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
         f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
         f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
+        _said_of_saves(prepared.resolved.config.loop),
     ]
+
+
+def _said_of_saves(loop: LoopChoice) -> str:
+    minutes = loop.saves_after_s / 60
+    when = [
+        *([] if loop.save_every is None else [f"every {loop.save_every} steps"]),
+        *([] if minutes == math.inf else [f"every {minutes:g} minutes (--save-minutes)"]),
+        *(["at the end"] if loop.save_last else []),
+    ]
+    return f"saves {', '.join(when)}" if when else "saves only where a signal stops it"
 
 
 def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:

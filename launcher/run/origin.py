@@ -15,6 +15,7 @@ from launcher.config.schema import LoopChoice
 from launcher.errors import ExitCode, UserError
 from launcher.folder_lock import FolderLock
 from launcher.parallel.world import number_of
+from launcher.run import launch
 from launcher.run.folder import RunFolder, in_use
 
 AUTO = Path("auto")
@@ -40,11 +41,18 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
     if resume == AUTO and out is None:
         raise UserError("--resume auto goes on in a run folder: name it with --out")
     elsewhere = None if resume == AUTO else resume
-    if out is None or not out.exists() or not (resume == AUTO or restarts(environment)):
+    refused = out is not None and _was_refused(out)
+    restarted = launch.is_restarted(environment)
+    goes_on = resume == AUTO or restarted or refused
+    if out is None or not out.exists() or not goes_on:
         if elsewhere is not None:
             candidates(elsewhere)  # raises where there is none
         return Origin(source=elsewhere, reopens=False)
     _check_run(out)
+    if restarted and resume != AUTO and _has_one_agent(environment):
+        check_launch(out, [launch.agent()], environment)
+    if refused:
+        return Origin(source=elsewhere, reopens=True)
     try:
         saved = CheckpointFolder(out / "checkpoints").list()
     except OSError as error:
@@ -56,18 +64,40 @@ def find_origin(loop: LoopChoice, environment: Mapping[str, str]) -> Origin:
     )
 
 
-def restarts(environment: Mapping[str, str]) -> int:
-    """How often torchrun has restarted these ranks."""
-    return number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
+def check_launch(out: Path, agents: list[str], environment: Mapping[str, str]) -> None:
+    """Refuse to restart what another launch has begun.
+
+    Raises:
+        UserError: these agents and this job have not begun the run in the folder.
+    """
+    if not launch.continues(out, agents, environment):
+        raise UserError(
+            f"--out {out}: another start took this folder first, and restarts go on only with what "
+            "their own has begun: choose another one, or add --resume auto to go on with that run"
+        )
+
+
+def _has_one_agent(environment: Mapping[str, str]) -> bool:
+    """Whether this process knows all: of several nodes, ranks tell each other first."""
+    size = number_of(environment, "WORLD_SIZE", default=1)
+    return number_of(environment, "LOCAL_WORLD_SIZE", default=size) == size
 
 
 def ended_out_of_memory(out: Path | None, environment: Mapping[str, str]) -> bool:
     """Whether torchrun has restarted a run that would only run out of memory again."""
     return (
-        restarts(environment) > 0
+        launch.restarts(environment) > 0
         and out is not None
         and RunFolder(out).read_status().get("exit_code") == ExitCode.OUT_OF_MEMORY
     )
+
+
+def _was_refused(out: Path) -> bool:
+    """Whether a run has begun there and was refused before it saved anything, as weights with NaN
+    are: the next try needs no other folder."""
+    if RunFolder(out).read_status().get("exit_code") != ExitCode.REFUSED:
+        return False
+    return not (out / "checkpoints").exists()
 
 
 def _first_source(out: Path) -> Path | None:

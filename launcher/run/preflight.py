@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
@@ -29,13 +31,15 @@ from launcher.plan.budget import within_budget
 from launcher.run.base import check_beginning, same_base
 from launcher.run.enough_room import check_checkpoint_room, check_offload, refuse_what_cannot_fit
 from launcher.run.origin import Origin, find_origin
-from launcher.run.provenance import check_model, check_tokenizer
+from launcher.run.provenance import check_model, check_tokenizer, with_recipe
 from launcher.run.samples import Samples
 from launcher.startup import libraries_say
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import missing_library
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.flat_shards import MASK, PARAM
+
+LONGEST_LABEL = 150  # bytes of a name that can have 255; a model is called as its folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +49,8 @@ class Prepared:
     resolved: Resolved
     corpus: Corpus
     origin: Origin
+    recipe: str
+    """What the learning rate and its like are, and where they come from."""
 
 
 def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Prepared:
@@ -55,6 +61,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     """
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.says)
+    origin = find_origin(config.loop, os.environ)
+    config, recipe = with_recipe(config, origin.source)
     resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
     config = resolved.config
     refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
@@ -62,7 +70,6 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     if config.loop.compile:
         require_compilers(config.loop.device)
     require_boards(config.measure.boards)
-    origin = find_origin(config.loop, os.environ)
     if not origin.reopens:
         out = config.loop.out or default_run_folder(resolved)
         check_run_folder(out)
@@ -99,7 +106,10 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
         steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
         config = config.replace(steps=steps, epochs=None)
     return Prepared(
-        resolved=dataclasses.replace(resolved, config=config), corpus=corpus, origin=origin
+        resolved=dataclasses.replace(resolved, config=config),
+        corpus=corpus,
+        origin=origin,
+        recipe=recipe,
     )
 
 
@@ -120,7 +130,8 @@ def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -
 
 def _segments_may_expand() -> bool:
     """Whether torch can let the allocator's segments grow on this process's GPU."""
-    if names_gpu(int(os.environ.get("LOCAL_RANK", "0"))):
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if names_gpu(local_rank if local_rank < torch.cuda.device_count() else 0):
         return True
     if os.environ.get("RANK", "0") == "0" and OWN_AGENT not in os.environ:
         logging.getLogger("shardscale").warning(
@@ -153,9 +164,10 @@ def _check_checkpoint(origin: Origin, resolved: Resolved, *, reads_all: bool) ->
     assert source is not None
     checkpoint = _newest_intact(source, reads_all=reads_all)
     check_model(checkpoint, resolved.model)
-    states, counters = checkpointed(resolved.config.optim)
+    shapes = trained_shapes(resolved.model)
+    states, counters = checkpointed(resolved.config.optim, shapes)
     kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
-    checkpoint.check_model(trained_shapes(resolved.model), kinds, counters)
+    checkpoint.check_model(shapes, kinds, counters)
     if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
         raise problem
     steps = resolved.config.loop.steps
@@ -192,7 +204,8 @@ def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
 def default_run_folder(resolved: Resolved) -> Path:
     """A folder name nobody has used: runs/TIME-MODEL-STRATEGY."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    stem = f"{time}-{resolved.config.model.label}-{variant_of(resolved.config).label}"
+    label = resolved.config.model.label.encode()[:LONGEST_LABEL].decode(errors="ignore")
+    stem = f"{time}-{label}-{variant_of(resolved.config).label}"
     folder = Path("runs") / stem
     attempt = 2
     while folder.exists():

@@ -8,16 +8,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint import Checkpoint
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.extra import Extra, saved_model
+from launcher.checkpoint.store import candidates
 from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
+from launcher.config.recipes import (
+    described,
+    fill,
+    fill_as_saved,
+    recipe_line,
+    recipe_of,
+    task_of,
+)
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.errors import UserError
-from launcher.flags import as_flags
+from launcher.flags import as_flags, flag
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
@@ -31,7 +40,7 @@ SAID_OF_THE_RUN = (
     *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
     "apollo_rank",
     "lora_dropout",
-    *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
+    *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps", "warmup_ratio"),
     *("weight_decay", "betas", "eps", "momentum", "clip"),
 )
 
@@ -47,6 +56,32 @@ def meaning(resolved: Resolved, corpus: Corpus) -> Extra:
     if corpus.tokenizer_path is not None:
         found["tokenizer"] = tokenizer_fingerprint(corpus.tokenizer_path)
     return found
+
+
+def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]:
+    """Return the config with its recipe filled in, and a line that says where it comes from.
+
+    Args:
+        source: what the run is resumed from, if anything. A trained run keeps its own recipe.
+    """
+    task = task_of(config)
+    saved = None if source is None else _newest_extra(source)
+    if saved is not None and "steps" in saved:
+        config = fill_as_saved(config, saved.get("config", {}))
+        return config, f"recipe as in the run that is resumed: {described(config.optim)}"
+    if saved is not None and task == "training from scratch":  # imported weights
+        task = "full fine-tuning"
+    config = fill(config, recipe_of(task, config.optim))
+    return config, recipe_line(config, task)
+
+
+def _newest_extra(source: Path) -> Extra | None:
+    for path in candidates(source):
+        try:
+            return Checkpoint.open(path).extra
+        except DamagedCheckpoint:
+            continue  # loading says so
+    return None
 
 
 def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
@@ -76,6 +111,7 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     if changed:
         there, here = (
             as_flags({name: one[name] for name in changed if one[name] is not None})
+            or f"no {flag(changed[0])}"
             for one in (before, after)
         )
         raise UserError(
@@ -118,7 +154,8 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     if "steps" not in saved:  # imported: no run has trained it
         return found
     # What an older version does not name was then what it is by default now.
-    before = RunConfig().flat() | _plain(saved.get("config", {}))
+    config = saved.get("config", {})
+    before = fill_as_saved(RunConfig(), config).flat() | _plain(config)
     after = _plain(resolved.config.flat())
     unknown = corpus.tokenizer_path is None or _tokenizer_of(checkpoint) is None
     found += [

@@ -57,6 +57,9 @@ class Saves:
         self._asynchronous = world.device.type == "cuda" and not on_disk
         self._checkpointer: Checkpointer | None = None
         self._saved_step: int | None = None
+        # By the clock: what the save that is under way is, and the last one, which goes for it.
+        self._by_clock = False
+        self._clock_step: int | None = None
         self.failure: SaveError | None = None
         """Why what the run ends with is not on disk."""
 
@@ -89,6 +92,7 @@ class Saves:
         )
         if checkpoint.path.parent == self._folder:
             self._saved_step = checkpoint.step
+            self._clock_step = checkpoint.step if checkpoint.extra.get("by_clock") else None
         return checkpoint.step
 
     def _fill_base(self, checkpoint: Checkpoint, engine: Engine) -> None:
@@ -111,11 +115,13 @@ class Saves:
         if self._checkpointer is not None:
             self._report(self._checkpointer.poll)
         every = self._loop.save_every
-        if not self._agreement.save_is_due and (every is None or step % every):
+        planned = every is not None and step % every == 0
+        # What is saved at the end anyway is not the clock's.
+        if not planned and (not self._agreement.save_is_due or step == self._resolved.steps):
             return False
         self._journal.secure()
         if self._skipped.lost_since is None:
-            self._save(step, engine)
+            self._save(step, engine, by_clock=not planned)
         else:
             # The checkpoint before must not go for weights that are lost.
             self._console.line(f"not saved: diverged since step {self._skipped.lost_since}")
@@ -137,19 +143,22 @@ class Saves:
         if preempted and self.failure is not None:
             raise self.failure
 
-    def _save(self, step: int, engine: Engine) -> None:
+    def _save(self, step: int, engine: Engine, *, by_clock: bool = False) -> None:
         """Save now; on a GPU writing goes on in the background."""
         self.finish()
+        self._by_clock = by_clock
         self.failure = None
         extra: Extra = {
             **meaning(self._resolved, self._corpus),
             "loss_scale": engine.loss_scale(),
             "skipped_steps": self._skipped.total,
+            "by_clock": by_clock,
         }
+        replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
         with self._memory.checkpointing("save"):
-            self._report(lambda: self._opened().save(step, engine, extra))
+            self._report(lambda: self._opened().save(step, engine, extra, replaces=replaces))
 
     @cached_property
     def _base(self) -> Base | None:
@@ -179,6 +188,7 @@ class Saves:
             return
         if saved is not None:
             self._saved_step = saved.step
+            self._clock_step = saved.step if self._by_clock else None
             self._console.line(
                 f"saved {saved.path} ({gib(saved.size_bytes)} in {saved.duration_s:.1f} s)"
             )

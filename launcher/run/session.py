@@ -16,7 +16,6 @@ from launcher.measure.boards import Boards
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.limit import limit_memory
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
-from launcher.measure.nvml import resolve_uuid
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
 from launcher.measure.sampler import Sampler, mean_power_w
@@ -28,11 +27,12 @@ from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
 from launcher.run.figures import EndedStep
 from launcher.run.journal import Journal
-from launcher.run.opening import introduction, open_folder, run_record
+from launcher.run.opening import Announce, introduction, open_folder, run_record
 from launcher.run.preflight import Prepared
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.saves import Saves
 from launcher.run.skips import SkippedSteps
+from launcher.run.stopping import stopped_by, stopped_code
 from launcher.run.summary import closing_lines, phase_records, summarize
 from launcher.strategies.engine import Engine, StepResult
 
@@ -40,7 +40,9 @@ from launcher.strategies.engine import Engine, StepResult
 class Session:
     """One rank's measurements of one run, from an empty folder to the summary."""
 
-    def __init__(self, prepared: Prepared, world: World) -> None:
+    def __init__(
+        self, prepared: Prepared, world: World, announce: Announce = lambda folder: None
+    ) -> None:
         self._prepared = prepared
         self.resolved = prepared.resolved
         self._world = world
@@ -50,16 +52,18 @@ class Session:
         self.begun = 0  # steps, in this attempt
         self.step = 0
         self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
-        self.folder, self._origin = open_folder(prepared, world)
+        self.folder, self._origin = open_folder(prepared, world, announce)
         self.clock = PhaseClock(world.device)
         loop, measure = self._config.loop, self._config.measure
-        self.memory = memory_meter(world.device, trace=measure.memory_trace)
+        self.memory = memory_meter(
+            world.device, trace=measure.memory_trace, history=measure.memory_snapshot
+        )
         self.record = run_record(prepared, world, self.folder.path.name)
         self.agreement = Agreement(
             world,
             log_every=measure.log_every,
             max_seconds=60 * (loop.max_minutes or math.inf),
-            save_seconds=60 * (loop.save_minutes or math.inf),
+            save_seconds=loop.saves_after_s,
         )
         self.skipped = SkippedSteps(most_in_a_row=loop.max_skipped_steps)
         self.journal = Journal(
@@ -76,12 +80,8 @@ class Session:
         )
         self.sampler = None
         if measure.sample_every_s:
-            self.sampler = Sampler(
-                uuid=resolve_uuid(world.device),
-                emit=self.journal.from_sampler,
-                memory_every_s=min(0.1, measure.sample_every_s),
-                rest_every_s=max(1.0, measure.sample_every_s),
-                line_every_s=measure.sample_every_s,
+            self.sampler = Sampler.every(
+                measure.sample_every_s, world.device, self.journal.from_sampler
             )
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
@@ -215,7 +215,7 @@ class Session:
         """What this rank's process ends with when nothing has failed."""
         # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
         if self.agreement.preempted and OWN_AGENT not in os.environ:
-            return ExitCode.PREEMPTED
+            return stopped_code(self.agreement.asked_by)
         return ExitCode.DONE
 
     def finish_preempted(self) -> None:
@@ -226,8 +226,8 @@ class Session:
             status = Status(
                 state="preempted",
                 phase=f"step {self.step}",
-                reason="asked to stop by a signal",
-                exit_code=ExitCode.PREEMPTED,
+                reason=stopped_by(self.agreement.asked_by),
+                exit_code=stopped_code(self.agreement.asked_by),
             )
             self.folder.write_status(status)
             self.console.line(
@@ -247,7 +247,7 @@ class Session:
         self.journal.secure()
         if self._config.measure.memory_snapshot:
             dump_snapshot(self.folder.path, self._world)
-        for record in phase_records(self.journal.phase_times, self.memory.peaks()):
+        for record in phase_records(self.journal.times, self.memory.peaks()):
             self.journal.write(record)
         known = Summary(
             resumed_step=self.resumed_step,
@@ -282,8 +282,10 @@ class Session:
 
     def _tell_plan(self, summary: Summary, peak: Ledger) -> None:
         """What was predicted for the run, beside what it has measured."""
-        times, resumed = self.journal.phase_times, self.resumed_step > 0
-        plan = against_run(self.resolved, self._world, peak, times, resumed=resumed)
+        times, resumed = self.journal.times.durations_s, self.resumed_step > 0
+        plan = against_run(
+            self.resolved, self._world, peak, times, peaks=self.memory.peaks(), resumed=resumed
+        )
         if isinstance(plan, Against):
             self.journal.write(plan.ledger)
         with contextlib.suppress(OSError):

@@ -2,38 +2,60 @@
 
 import contextlib
 import os
+import select
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
+from launcher.command import hears
 from launcher.errors import ExitCode
-from launcher.folder_lock import FolderLock
 from launcher.measure.records import Status
 from launcher.run.folder import RunFolder
 
-ASKS: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGUSR1)
-LEFT_TO_TORCH = "SIGINT,SIGHUP,SIGQUIT"
+ASKS: tuple[signal.Signals, ...] = (
+    *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end
+    *(signal.SIGTERM, signal.SIGUSR1),  # of schedulers
+)
+LEFT_TO_TORCH = "SIGQUIT"
 AGAIN_AFTER_S = 1.0
 GRACE_S = 30.0  # for this agent to end when its ranks have: those of other nodes may hang
-NOTHING_YET = "asked to stop by a signal before its first step"
+NOTHING_YET = "before its first step"
+
+
+def heard() -> list[signal.Signals]:
+    """Those of `ASKS` to listen to: not what `&` in a script, or nohup, has this process ignore."""
+    return [number for number in ASKS if number not in ASKS[:2] or hears(number)]
+
+
+def stopped_by(number: int | None) -> str:
+    """How a run that was asked to stop has ended; None: another rank was asked."""
+    who = "a signal to another rank" if number is None else signal.Signals(number).name
+    return f"stopped by {who}"
+
+
+def stopped_code(number: int | None) -> ExitCode:
+    """Its exit code."""
+    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
 
 
 class StopRequests:
-    """SIGTERM or SIGUSR1 to the agent asks that the ranks finish their step, save and end.
+    """A signal to the agent asks that the ranks finish their step, save and end.
 
     As long as a rank cannot hear it - it is still importing - nothing has been trained, and all
-    end at once. Schedulers ask more than once, so only the first counts; SIGINT ends at
-    once. A thread of its own acts on it: the main one may be waiting for other nodes.
+    end at once. Schedulers ask more than once, so only the first counts, but for SIGINT: the second
+    Ctrl-C of a user ends all at once. A thread of its own acts on it: the main one may be waiting
+    for other nodes.
     """
 
     def __init__(self, folder: Path | None, scratch: Path) -> None:
-        self.asked = False
+        self.asked_by: int | None = None
         self._scratch = scratch
         self._folder = None if folder is None else RunFolder(folder)
         self._before = self._status()
@@ -43,7 +65,7 @@ class StopRequests:
         readable, writable = os.pipe()
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-        for number in ASKS:
+        for number in heard():
             signal.signal(number, _heard)
         threading.Thread(target=self._listen, args=(readable,), daemon=True).start()
 
@@ -55,26 +77,33 @@ class StopRequests:
     def settle(self) -> int | None:
         """The exit code, where the run was stopped before it could say so itself; else None."""
         status = self._status()
-        if not self.asked or (status != self._before and status.get("state") != "running"):
+        if self.asked_by is None or (status != self._before and status.get("state") != "running"):
             return None
-        if self._folder is not None and self._has_run(self._folder.path):
+        code, reason = stopped_code(self.asked_by), f"{stopped_by(self.asked_by)} {NOTHING_YET}"
+        if self._folder is not None and self._has_run(self._folder):
             stopped = Status(
                 state="preempted",
                 phase=status.get("phase", "start"),
-                reason=NOTHING_YET,
-                exit_code=ExitCode.PREEMPTED,
+                reason=reason,
+                exit_code=code,
             )
             self._folder.write_status(stopped)
-        print(f"shardscale: {NOTHING_YET}: there was nothing to save", flush=True)
-        return ExitCode.PREEMPTED
+        print(f"shardscale: {reason}: there was nothing to save", file=sys.stderr, flush=True)
+        return code
 
     def _listen(self, readable: int) -> None:
-        while not set(os.read(readable, 64)) & set(ASKS):
-            pass
-        self.asked = True
+        numbers: list[int] = []
+        while not numbers:
+            numbers = [number for number in os.read(readable, 64) if number in ASKS]
+        self.asked_by = numbers.pop(0)
+        # Which of the two decides the run's exit code. A rank that has a handler for the other has
+        # one for this: they are set in the order of `ASKS`.
+        tell = signal.SIGINT if self.asked_by == signal.SIGINT else signal.SIGUSR1
         had_ranks = False
         while True:
             ranks = _ranks()
+            if signal.SIGINT in numbers:
+                self._end_at_once(ranks)
             had_ranks |= bool(ranks)
             if not had_ranks or any(_is_deaf(rank) for rank in ranks):
                 self._end(ranks)
@@ -84,25 +113,43 @@ class StopRequests:
             # Again and again: nothing says that a rank has heard it.
             for rank in ranks:
                 with contextlib.suppress(psutil.Error):
-                    rank.send_signal(signal.SIGUSR1)
-            time.sleep(AGAIN_AFTER_S)
+                    rank.send_signal(tell)
+            numbers = []
+            if select.select([readable], [], [], AGAIN_AFTER_S)[0]:
+                numbers = list(os.read(readable, 64))
+
+    def _end_at_once(self, ranks: list[psutil.Process]) -> NoReturn:
+        """What was not saved by now is lost."""
+        _kill(ranks)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        seen = f"{stopped_by(signal.SIGINT)} twice, before it was saved"
+        status: dict[str, Any] = {"reason": seen}
+        if self._folder is not None and self._has_run(self._folder):
+            status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
+        if status["reason"] == seen:  # else it had just ended by itself
+            print(f"shardscale: {seen}", file=sys.stderr, flush=True)
+        os._exit(ExitCode.INTERRUPTED)
 
     def _end(self, ranks: list[psutil.Process]) -> None:
-        for rank in ranks:
-            with contextlib.suppress(psutil.Error):
-                rank.kill()
-        psutil.wait_procs(ranks, timeout=GRACE_S)
+        _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
         os._exit(int(self._status().get("exit_code") or 0) if code is None else code)
 
     @staticmethod
-    def _has_run(folder: Path) -> bool:
-        """One that has ended: another's, which has just taken the folder, is none of ours."""
-        return (folder / "config.yaml").exists() and FolderLock(folder).holder() is None
+    def _has_run(folder: RunFolder) -> bool:
+        """Of this launch: another's, which has taken the folder first, is none of ours."""
+        return (folder.path / "config.yaml").exists() and not folder.is_anothers
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status()
+
+
+def _kill(ranks: list[psutil.Process]) -> None:
+    for rank in ranks:
+        with contextlib.suppress(psutil.Error):
+            rank.kill()
+    psutil.wait_procs(ranks, timeout=GRACE_S)
 
 
 def _heard(number: int, frame: FrameType | None) -> None:

@@ -8,9 +8,8 @@ import torch.distributed as dist
 
 from launcher.errors import Failure
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
-from launcher.measure.phases import PHASES, PhaseTimes
+from launcher.measure.phases import PHASES, StepTimes
 from launcher.measure.records import (
-    WARMUP_STEPS,
     EvalRecord,
     PhaseRecord,
     RankSummary,
@@ -90,12 +89,12 @@ def summarize(
         strategy=run.strategy,
         model=run.model,
         world_size=run.world_size,
-        steps=len(journal.phase_times),
+        steps=journal.times.count,
         test_loss=None if test is None else test.loss,
         perplexity=None if test is None else test.perplexity,
         test_tokens=0 if test is None else test.tokens,
         tokens_per_s=tokens_per_s,
-        first_step_s=next((t.duration_s for t in journal.phase_times), None),
+        first_step_s=(journal.times.first_s or {}).get("duration_s"),
         peak_bytes=worst.peak_bytes,
         peak_kind="allocated on the GPU" if on_gpu else "resident set of the process",
         peak_rank=worst.rank,
@@ -105,21 +104,20 @@ def summarize(
     return summary, Failure(f"{troubles[0]}: records are missing there") if troubles else None
 
 
-def phase_records(
-    times: list[PhaseTimes], peaks: Mapping[tuple[str, str], int]
-) -> Iterable[PhaseRecord]:
+def phase_records(times: StepTimes, peaks: Mapping[tuple[str, str], int]) -> Iterable[PhaseRecord]:
     """Mean seconds and highest bytes of each phase, for each period that has any."""
-    periods = {"first_step": times[:1], "steady": times[WARMUP_STEPS:]}
+    first_s = times.first_s
+    periods = {"first_step": (int(first_s is not None), first_s)}
+    periods["steady"] = (times.steady, times.steady_s)
     for period in ("init", "resume", "first_step", "steady", "save", "evaluation"):
-        spent = periods.get(period, [])
-        phases = PHASES if spent else [phase for p, phase in peaks if p == period]
+        steps, sums_s = periods.get(period, (0, None))
+        phases = PHASES if steps else [phase for p, phase in peaks if p == period]
         for phase in phases:
-            seconds = [getattr(step, f"{phase}_s") for step in spent]
             yield PhaseRecord(
                 period=period,
                 phase=phase,
-                steps=len(spent),
-                mean_s=sum(seconds) / len(seconds) if seconds else None,
+                steps=steps,
+                mean_s=sums_s[f"{phase}_s"] / steps if steps and sums_s else None,
                 peak_bytes=peaks.get((period, phase)),
             )
 

@@ -11,6 +11,7 @@ from launcher.errors import ExitCode, UserError, refusing
 from launcher.exchange.export import (
     DTYPES,
     ExportOptions,
+    check_options,
     export,
     write_settings,
     write_weights_alone,
@@ -18,7 +19,7 @@ from launcher.exchange.export import (
 from launcher.exchange.stored import Merged, Stored
 from launcher.families import family_for
 from launcher.files import sync
-from launcher.flags import one_sentence
+from launcher.flags import fields_of, one_sentence
 from launcher.generate.loading import build
 from launcher.packages import how_to_install, version_of
 from launcher.serve import engine
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Export one checkpoint; 0 when it is there, 2 when refused."""
     with one_sentence():
         options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
+    check_options(options, fields_of(argv))
     writes = {"onnx": write_onnx, "tensorrt": write_tensorrt}
     print(export(options, writes.get(options.format, write_weights_alone)))
     return ExitCode.DONE

@@ -1,6 +1,7 @@
 """The command line of `shardscale submit`."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from launcher.config.resolve import check_run_folder, resolve
 from launcher.data import sources
 from launcher.errors import ExitCode, UserError, refusing
 from launcher.flags import MOST_RANKS, OptionParser, require_range
-from launcher.submit.job import Job, fill, sbatch
+from launcher.run.base import check_beginning
+from launcher.run.origin import find_origin
+from launcher.run.provenance import with_recipe
+from launcher.submit.job import Job, NotQueued, fill, sbatch
 
 OUTPUT = "slurm-%j.out"
 # What the scripts themselves decide from the number of nodes and of ranks on each.
@@ -21,6 +25,11 @@ DECIDED = (
 DECIDED_LETTERS = "nGaNo"
 # Ours: sbatch would take them again, shortened, and the later one wins.
 OWN = ("--nodes", "--gpus-per-node", "--output")
+# sbatch takes these before the lines of the script.
+DECIDING_VARIABLES = (
+    *("SBATCH_ARRAY_INX", "SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK"),
+    *("SBATCH_GRES", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
+)
 LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # of sbatch, which takes -Hn4 for -H -n 4
 
 
@@ -28,12 +37,15 @@ LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # of sbatch, which takes -Hn4 for -H -n 4
 def main(argv: Sequence[str]) -> int:
     """Submit a training or a sweep, or print its scripts; 0 when that is done, 2 when refused."""
     options, job = _parse(argv)
-    if options.sweep:
-        from launcher.submit.sweep import submit_sweep  # takes a second
+    try:
+        if options.sweep:
+            from launcher.submit.sweep import submit_sweep  # takes a second
 
-        submit_sweep(job, dry_run=options.dry_run)
-    else:
-        submit_training(job, dry_run=options.dry_run)
+            submit_sweep(job, dry_run=options.dry_run)
+        else:
+            submit_training(job, dry_run=options.dry_run)
+    except NotQueued as only_tested:
+        print(f"not submitted, only tested: {only_tested}")
     return ExitCode.DONE
 
 
@@ -74,6 +86,12 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
         )
     for token in more:
         _check(token)
+    for name in DECIDING_VARIABLES:
+        if name in os.environ:
+            raise UserError(
+                f"the environment has {name}={os.environ[name]!r}, which sbatch would take instead "
+                "of what the batch script says: unset it"
+            )
     return options, Job(
         nodes=options.nodes,
         gpus_per_node=options.gpus_per_node,
@@ -137,9 +155,14 @@ def _check_training(job: Job) -> Path | None:
     config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
     job.check_device(config.loop.device)
     device_type = "cuda" if job.gpus_per_node else "cpu"
-    resolve(config, world_size=job.world_size, device_type=device_type)
+    origin = find_origin(config.loop, {})
+    config, _ = with_recipe(config, origin.source)
+    resolved = resolve(config, world_size=job.world_size, device_type=device_type)
+    if origin.source is None:
+        check_beginning(resolved)
     sources.resolve(config.data.data, config.data.data_field, config.data.stream_bytes)
     assert config.loop.out is not None
-    check_run_folder(config.loop.out)
+    if not origin.reopens:
+        check_run_folder(config.loop.out)
     job.check_output()
     return None if config.loop.out == unnamed else config.loop.out

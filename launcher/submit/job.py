@@ -14,6 +14,10 @@ from launcher.errors import UserError
 SCRIPTS = Path(__file__).parent / "scripts"  # a link to slurm/, which the wheel carries as files
 
 
+class NotQueued(Exception):
+    """sbatch has tested a script (`--test-only`) and queued nothing; the message is its own."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """What to ask Slurm for, and the arguments of what runs on it."""
@@ -92,6 +96,7 @@ def sbatch(script: str) -> str:
 
     Raises:
         UserError: there is no sbatch, or it refuses.
+        NotQueued: it only tested the script.
     """
     if shutil.which("sbatch") is None:
         raise UserError(
@@ -101,7 +106,10 @@ def sbatch(script: str) -> str:
     done = subprocess.run(
         ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False
     )
+    said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines()]
     if done.returncode:
-        said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines()]
         raise UserError("sbatch refused the job: " + "; ".join(said).replace("error: ", ""))
-    return done.stdout.strip().partition(";")[0]  # NUMBER;CLUSTER where there are several
+    job_id = done.stdout.strip().partition(";")[0]  # NUMBER;CLUSTER where there are several
+    if not job_id:
+        raise NotQueued("; ".join(said) or "sbatch says nothing of a job")
+    return job_id

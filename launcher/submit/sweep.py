@@ -8,7 +8,7 @@ from launcher.compare.sweep.grid_source import flags_of
 from launcher.config.arguments import parse_run_config
 from launcher.errors import UserError
 from launcher.measure.records import Sweep
-from launcher.submit.job import Job, fill, sbatch
+from launcher.submit.job import Job, NotQueued, fill, sbatch
 
 
 def submit_sweep(job: Job, *, dry_run: bool) -> None:
@@ -43,7 +43,7 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
     folder.write(sweep)
     try:
         array_id = sbatch(array)
-    except UserError:
+    except (UserError, NotQueued):
         shutil.rmtree(out)  # just made, and nothing has run
         raise
     try:

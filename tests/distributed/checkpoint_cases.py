@@ -43,6 +43,7 @@ class Case:
             f"--micro-batch={GLOBAL_BATCH // self.ranks}",
             f"--global-batch={GLOBAL_BATCH}",
             "--lr=3e-3",
+            *("--schedule=cosine", "--min-lr-ratio=0.1", "--weight-decay=0.1"),
             "--clip=0.5",
             "--seed=7",
         ]
@@ -75,7 +76,7 @@ ROPE = (
     *("--attention-bias=False", "--qkv-bias=True", "--mlp-bias=False"),
 )
 
-LORA = (*ROPE, "--lora-rank=3", "--lora-targets=all", "--lora-alpha=60")
+LORA = (*ROPE, "--lora-rank=3", "--random-base", "--lora-targets=all", "--lora-alpha=60")
 
 CASES: list[Case] = [
     *_cases("fp32", ranks=1, single=("--strategy=single",), zero2=ZERO2),
@@ -146,4 +147,19 @@ CASES: list[Case] = [
     *_cases("lora", ranks=4, more=LORA, hybrid=(*FSDP, "--replicate=2"), zero3=ZERO3),
 ]
 BY_NAME = {case.name: case for case in CASES}
-PAIRS = [(a, b) for a in CASES for b in CASES if a.family == b.family]
+
+
+def _pairs() -> list[tuple[Case, Case]]:
+    """Savers and loaders: each case with itself, with the next of its family, and with one half a
+    family away, which has another strategy or number of ranks. One format lies between them, so
+    what a saver writes wrongly shows under any other loader, and the reverse."""
+    families = {case.family: [c for c in CASES if c.family == case.family] for case in CASES}
+    return [
+        (saver, members[(number + step) % len(members)])
+        for members in families.values()
+        for number, saver in enumerate(members)
+        for step in sorted({0, 1, len(members) // 2})
+    ]
+
+
+PAIRS = _pairs()

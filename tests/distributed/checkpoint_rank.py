@@ -3,7 +3,7 @@
     torchrun --nproc 2 checkpoint_rank.py save|load|both|die TEXT FOLDER CASE...
 
 `save` trains each case, saving on the way, into FOLDER/CASE; `load` lets each case continue from
-every checkpoint of its family; `both` does one after the other; `die` saves
+the checkpoints that it is paired with; `both` does one after the other; `die` saves
 and then loses its last rank in the middle of the next save. Rank 0 appends a JSON line for
 each to FOLDER/results.jsonl.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoint_cases import AFTER, BEFORE, BY_NAME, CASES, Case
+from checkpoint_cases import AFTER, BEFORE, BY_NAME, PAIRS, Case
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
@@ -66,17 +66,16 @@ def load(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
     """Into a fresh engine first, then into the same engine again, whatever it has become."""
     with built(case, text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / "unused")
-        for other in CASES:
-            if other.family == case.family and (folder / other.name).exists():
-                loaded = checkpointer.load(folder / other.name, engine)
-                assert loaded is not None
-                assert loaded.passed_over == ()
-                first = loaded.checkpoint.step + 1
-                yield {
-                    "from": dict(loaded.checkpoint.extra)["strategy"],
-                    "after": figures(prepared, world, engine, range(first, first + AFTER)),
-                    "rng_restored": loaded.rng_restored,
-                }
+        for saver in (saver for saver, loader in PAIRS if loader == case):
+            loaded = checkpointer.load(folder / saver.name, engine)
+            assert loaded is not None
+            assert loaded.passed_over == ()
+            first = loaded.checkpoint.step + 1
+            yield {
+                "from": dict(loaded.checkpoint.extra)["strategy"],
+                "after": figures(prepared, world, engine, range(first, first + AFTER)),
+                "rng_restored": loaded.rng_restored,
+            }
 
 
 def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:

@@ -40,13 +40,27 @@ FAMILIES = {
 ADAPTERS = {
     "lora-qwen3": (
         *FAMILIES["qwen3"],
-        *("--lora-rank=4", "--lora-targets=all", "--lora-alpha=64", "--lora-dropout=0"),
+        *(
+            "--lora-rank=4",
+            "--random-base",
+            "--lora-targets=all",
+            "--lora-alpha=64",
+            "--lora-dropout=0",
+        ),
     ),
     "lora-nf4": (
-        *(*_ROPE, *_NO_BIASES, "--d-model=64", "--d-ff=128", "--lora-rank=4", "--lora-targets=all"),
+        *(
+            *_ROPE,
+            *_NO_BIASES,
+            "--d-model=64",
+            "--d-ff=128",
+            "--lora-rank=4",
+            "--random-base",
+            "--lora-targets=all",
+        ),
         *("--lora-alpha=64", "--quantize-base=nf4"),
     ),
-    "lora-gpt2": ("--lora-rank=8", "--lora-alpha=64", "--rslora"),
+    "lora-gpt2": ("--lora-rank=8", "--random-base", "--lora-alpha=64", "--rslora"),
 }
 
 
@@ -72,6 +86,7 @@ class Case:
             f"--steps={STEPS}",
             f"--global-batch={GLOBAL_BATCH}",
             "--lr=3e-3",
+            *("--schedule=cosine", "--min-lr-ratio=0.1", "--weight-decay=0.1"),
             "--seed=7",
         ]
 

@@ -14,11 +14,20 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import HERE, MODEL_FLAGS, TORCHRUN, environment, torchrun, write_text
+from harness import (
+    HERE,
+    MODEL_FLAGS,
+    TIMEOUT_S,
+    TORCHRUN,
+    environment,
+    python,
+    torchrun,
+    write_text,
+)
 from harness import run as run_command
 
 ENDS_WITHIN_S = 60.0  # on a busy machine; a run that does not notice would take an hour
-REFUSED, OUT_OF_MEMORY, FAILED, PREEMPTED = 2, 3, 4, 5
+REFUSED, OUT_OF_MEMORY, FAILED, PREEMPTED, INTERRUPTED = 2, 3, 4, 5, 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +100,25 @@ def _has_stepped(out: Path) -> bool:
     return path.exists() and '"kind": "step"' in path.read_text(encoding="utf-8")
 
 
+def records_of(out: Path) -> str:
+    """What rank 0 has recorded; nothing yet."""
+    path = out / "rank0.jsonl"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def steps_of(out: Path, rank: int = 0) -> list[int]:
     """The steps that a rank has recorded, in the order of its file."""
     lines = (out / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()
     return [record["step"] for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def saved_steps(out: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (out / "checkpoints").glob("step-*"))
+
+
+def own_lines(errors: str) -> list[str]:
+    """Without what is said of a corpus that is not in the cache yet."""
+    return [line for line in errors.splitlines() if not line.startswith("data: ")]
 
 
 def status_of(out: Path) -> dict[str, Any]:
@@ -212,6 +236,61 @@ def test_a_killed_rank_is_restarted_and_no_step_counts_twice(text: Path, tmp_pat
     assert steps_of(out) == list(range(1, len(steps_of(out)) + 1))
 
 
+def test_restarts_do_not_take_over_the_run_that_took_the_folder(text: Path, tmp_path: Path) -> None:
+    """Its ranks come too late: the first time, and each time that they are started again."""
+    out, until = tmp_path / "run", tmp_path / "until"
+    short = [*flags(text, out), "--test-batches=0"]
+    slow = subprocess.Popen(
+        [TORCHRUN, "--max-restarts=3", "-m", "launcher.train", *short, "--steps=9", "--seed=1"],
+        env=environment(
+            PYTHONPATH=os.pathsep.join([str(HERE / "faults"), *filter(None, sys.path)]),
+            FAULT_RANK="0",
+            FAULT_UNTIL=str(until),
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not any("RANK" in c.environ() for c in psutil.Process(slow.pid).children()):
+            assert slow.poll() is None, slow.communicate()
+            time.sleep(0.05)
+        first = torchrun(1, "-m", "launcher.train", *short, "--steps=3")
+        assert first.returncode == 0, first.stderr
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        until.touch()
+        said, errors = slow.communicate(timeout=ENDS_WITHIN_S)
+    finally:
+        slow.kill()
+        slow.communicate()
+    assert slow.returncode == REFUSED
+    refused = [line for line in own_lines(errors) if line.startswith("shardscale: --out ")]
+    assert len(refused) == 4, errors
+    assert sum("another start took this folder first" in line for line in refused) == 3
+    assert "resumed" not in said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_of_two_starts_in_a_race_one_trains(text: Path, tmp_path: Path) -> None:
+    def start(out: Path, seed: int) -> "subprocess.Popen[str]":
+        more = ["--steps=3", "--test-batches=0", f"--seed={seed}"]
+        return subprocess.Popen(
+            [TORCHRUN, "--max-restarts=3", "-m", "launcher.train", *flags(text, out), *more],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    pairs = {out: [start(out, 1), start(out, 2)] for out in (tmp_path / "a", tmp_path / "b")}
+    for out, both in pairs.items():
+        ends = [(*run.communicate(timeout=TIMEOUT_S), run.returncode) for run in both]
+        assert sorted(code for *_, code in ends) == [0, REFUSED], ends
+        assert steps_of(out) == [1, 2, 3]
+        (errors,) = (errors for _, errors, code in ends if code == REFUSED)
+        assert "Traceback" not in errors
+
+
 def test_running_out_of_memory_is_not_tried_again(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     big = ["--d-model=2048", "--memory-limit=1GiB", f"--out={out}"]
@@ -237,16 +316,127 @@ def test_a_loss_that_stays_nan_ends_the_run(text: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_reaches_the_workers_too(text: Path, tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the whole process group, not to the agent alone."""
+    """Whoever sends it to all of them, and not to the agent alone, loses nothing either."""
     with running(text, tmp_path / "run") as run:
         for process in run.workers:
             process.send_signal(signal.SIGINT)
         run.agent.send_signal(signal.SIGINT)
         errors = ended(run)
-    assert run.agent.returncode == FAILED
+    assert run.agent.returncode == INTERRUPTED
     status = status_of(run.out)
-    assert status["state"] == "failed"
-    assert "stopped by SIG" in status["reason"]
+    assert (status["state"], status["exit_code"]) == ("preempted", INTERRUPTED)
+    assert status["reason"] == "stopped by SIGINT"
+    assert saved_steps(run.out) == [steps_of(run.out)[-1]]
+    assert not own_lines(errors)
+
+
+def test_a_second_ctrl_c_ends_a_run_that_cannot_save(text: Path, tmp_path: Path) -> None:
+    with running(text, tmp_path / "run") as run:
+        run.workers[0].suspend()
+        while run.agent.poll() is None:  # of two at the same time the kernel keeps one
+            run.agent.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        errors = ended(run)
+    assert run.agent.returncode == INTERRUPTED
+    status = status_of(run.out)
+    assert (status["state"], status["exit_code"]) == ("failed", INTERRUPTED)
+    assert own_lines(errors) == ["shardscale: stopped by SIGINT twice, before it was saved"]
+    assert saved_steps(run.out) == []
+
+
+@contextmanager
+def alone(text: Path, out: Path, *more: str) -> Iterator["subprocess.Popen[str]"]:
+    """A run of one process, without an agent."""
+
+    def hear() -> None:  # though the tests may run under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.train", *flags(text, out), *more],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_that_is_killed_loses_what_came_after_the_clock(text: Path, tmp_path: Path) -> None:
+    """Of its checkpoints by the clock the last one stays, until there is another one."""
+    out = tmp_path / "run"
+    with alone(text, out, "--save-minutes=0.002") as run:
+        while '"name": "saved"' not in records_of(out):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.01)
+        run.kill()
+        run.communicate()
+    reached = max(saved_steps(out))
+    steps = 10 * (reached // 10 + 3)
+    more = ["--resume=auto", "--save-minutes=0.002", f"--save-every={steps - 10}"]
+    more += [f"--stop-after={steps}", "--test-batches=0"]
+    done = python("-m", "launcher.train", *flags(text, out), *more)
+    assert done.returncode == 0, done.stderr
+    assert f"after step {reached}" in done.stdout
+    assert f"saves every {steps - 10} steps, every 0.002 minutes (--save-minutes), at the end" in (
+        done.stdout
+    )
+    assert saved_steps(out) == [steps - 10, steps]
+    assert records_of(out).count('"name": "saved"') >= 3
+    assert steps_of(out) == list(range(1, steps + 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminal_ends_a_run_of_one_process(
+    number: signal.Signals, text: Path, tmp_path: Path
+) -> None:
+    with alone(text, tmp_path / "run") as run:
+        while not _has_stepped(tmp_path / "run"):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        run.send_signal(number)
+        said, errors = run.communicate(timeout=ENDS_WITHIN_S)
+    code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
+    assert run.returncode == code
+    assert not own_lines(errors)
+    status = status_of(tmp_path / "run")
+    assert (status["state"], status["exit_code"]) == ("preempted", code)
+    assert status["reason"] == f"stopped by {number.name}"
+    reached = steps_of(tmp_path / "run")[-1]
+    assert saved_steps(tmp_path / "run") == [reached]
+    assert said.splitlines()[-1].startswith(f"preempted after step {reached}: go on with")
+
+
+def test_a_second_signal_ends_a_run_of_one_process_at_once(text: Path, tmp_path: Path) -> None:
+    with alone(text, tmp_path / "run") as run:
+        while not _has_stepped(tmp_path / "run"):
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.05)
+        # Both are there when it goes on, and Python takes them in the order of their numbers.
+        for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
+            run.send_signal(number)
+        _, errors = run.communicate(timeout=ENDS_WITHIN_S)
+    assert run.returncode == INTERRUPTED
+    status = status_of(tmp_path / "run")
+    assert (status["state"], status["exit_code"]) == ("failed", INTERRUPTED)
+    last = errors.splitlines()[-1]
+    assert last.startswith("shardscale: stopped by SIGINT while in ")
+    assert "Traceback" not in errors
+    assert saved_steps(tmp_path / "run") == []
+
+
+def test_a_run_that_has_just_its_folder_does_not_stay_running(text: Path, tmp_path: Path) -> None:
+    with alone(text, tmp_path / "run") as run:
+        while not (tmp_path / "run" / "status.json").exists():
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.001)
+        run.send_signal(signal.SIGHUP)
+        said, errors = run.communicate(timeout=ENDS_WITHIN_S)
+    assert (run.returncode, status_of(tmp_path / "run")["state"]) == (PREEMPTED, "preempted"), said
     assert "Traceback" not in errors
 
 

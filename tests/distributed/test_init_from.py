@@ -135,6 +135,7 @@ def test_what_cannot_be_begun_with_is_refused(text: Path, llama: Path, tmp_path:
     for file in llama.glob("*.safetensors"):
         (bare / file.name).symlink_to(file)
     (bare / "tokenizer.json").unlink(missing_ok=True)
+    gone = tmp_path / "step-00000001"
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "config.yaml").write_text("layers: many\n")
@@ -144,7 +145,7 @@ def test_what_cannot_be_begun_with_is_refused(text: Path, llama: Path, tmp_path:
         ((f"--init-from={tmp_path / 'none'}",), "is no folder"),
         ((f"--init-from={llama}", "--heads=3"), "--heads 3 differs from --init-from"),
         ((f"--init-from={llama}", "--norm=layer"), "which has --norm rms: leave it out"),
-        ((f"--init-from={llama}", f"--resume={empty}"), "both say where weights come from"),
+        ((f"--init-from={llama}", f"--resume={gone}"), "both say where weights come from"),
         ((f"--init-from={bare}",), "has no tokenizer.json: give --tokenizer FILE"),
         ((f"--init-from={llama}", "--seq-len=65"), "longer than the model's context of 64"),
     ):

@@ -96,7 +96,7 @@ def test_every_checkpoint_is_whole(variant: Variant, schedule: str, results: Res
         assert found == [step for step in range(1, STEPS + 1) if step % every == 0 or step == STEPS]
     for checkpoint in checkpoints:
         config, skipped = checkpoint.extra["config"], checkpoint.extra["skipped_steps"]
-        states, _ = checkpointed(OptimChoice(optimizer=config["optimizer"]))
+        states, _ = checkpointed(OptimChoice(optimizer=config["optimizer"]), checkpoint.shapes)
         assert sorted(checkpoint.kinds) == sorted((PARAM, *states))
         assert checkpoint.own_shapes == {}
         assert checkpoint.counters == {"step": checkpoint.step - skipped}

@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) ->
         output, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
-    assert process.returncode == 5
+    assert process.returncode == 130
     assert processes_of(out) == []
     assert states(out) == {"endless": "interrupted"}
     assert f"continue with: python -m launcher sweep --out {out}" in output

@@ -23,8 +23,8 @@ from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
 from launcher.config.resolve import resolve
 from launcher.exchange.export import ExportOptions
 from launcher.generate.cli import GenerateOptions
-from launcher.plan.cli import find_place
 from launcher.plan.cli import parse_options as parse_plan
+from launcher.plan.place import find_place
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
 

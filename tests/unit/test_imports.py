@@ -22,11 +22,17 @@ MOST_LINES_PER_FUNCTION = 60
 ROOMS = (
     (
         "launcher",
-        *("launcher.cores", "launcher.errors", "launcher.files", "launcher.folder_lock"),
+        *(
+            "launcher.command",
+            "launcher.cores",
+            "launcher.errors",
+            "launcher.files",
+            "launcher.folder_lock",
+        ),
         *("launcher.orphans", "launcher.packages", "launcher.page", "launcher.record"),
         "launcher.startup",
     ),
-    ("launcher.flags", "launcher.sizes", "launcher.tables"),
+    ("launcher.flags", "launcher.json_file", "launcher.sizes", "launcher.tables"),
     ("launcher.model",),
     ("launcher.families",),
     ("launcher.optim",),

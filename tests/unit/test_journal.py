@@ -19,7 +19,7 @@ import yaml
 from launcher.config.schema import RunConfig
 from launcher.errors import Failure, UserError
 from launcher.measure.boards import Boards
-from launcher.measure.phases import PHASES, PhaseClock
+from launcher.measure.phases import PHASES, PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file
@@ -466,3 +466,16 @@ def test_a_reopened_folder_keeps_what_the_first_life_left(tmp_path: Path) -> Non
     assert json.loads((path / "summary-1.json").read_text())["steps"] == 1
     assert yaml.safe_load((path / "config-1.yaml").read_text()) == {"steps": 1}
     assert yaml.safe_load((path / "config.yaml").read_text()) == {"steps": 2}
+
+
+def test_times_of_steps_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.measure.phases.LATEST_STEPS", 4)
+    times = StepTimes(warmup=2)
+    for step in range(1, 11):
+        times.add(PhaseTimes(data_s=1, forward_s=2, backward_s=3, step_s=4, duration_s=step))
+    assert (times.count, times.steady) == (10, 8)
+    assert times.first_s is not None
+    assert (times.first_s["step_s"], times.first_s["duration_s"]) == (4, 1)
+    assert times.steady_s["forward_s"] == 16
+    assert times.steady_s["duration_s"] == sum(range(3, 11))
+    assert list(times.durations_s) == [7, 8, 9, 10]

@@ -8,17 +8,29 @@ import pytest
 from launcher.config.schema import LoopChoice
 from launcher.errors import UserError
 from launcher.measure.records import Status
+from launcher.parallel.world import choose_device
+from launcher.run import launch
 from launcher.run.folder import RunFolder
-from launcher.run.origin import AUTO, Origin, ended_out_of_memory, find_origin
+from launcher.run.origin import (
+    AUTO,
+    Origin,
+    check_launch,
+    ended_out_of_memory,
+    find_origin,
+)
 
 RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
+REQUEUED = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """The folder of a run that nobody runs any more, without a checkpoint."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that nobody runs any more, without a checkpoint: begun by this process
+    in job 7."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     path = tmp_path / "run"
-    RunFolder(path).begin({"steps": 10}, reopens=False)
+    RunFolder(path).begin({"steps": 10}, reopens=False, agents=[launch.agent(), "node2 5 9"])
+    monkeypatch.delenv("SLURM_JOB_ID")
     return path
 
 
@@ -48,6 +60,48 @@ def test_restarted_ranks_go_on_unasked(run: Path, tmp_path: Path) -> None:
     assert find_origin(loop, RESTARTED) == Origin(source=other, reopens=True)
     save(run)
     assert find_origin(loop, RESTARTED) == Origin(source=run, reopens=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "goes_on"),
+    [
+        (RESTARTED, True),
+        (REQUEUED, True),
+        (REQUEUED | RESTARTED, True),  # killed before it could say that it goes on
+        (REQUEUED | {"SLURM_JOB_ID": "8"}, False),
+        ({"SLURM_RESTART_COUNT": "1"}, False),
+        (RESTARTED | {"SLURM_JOB_ID": "7"}, True),
+    ],
+)
+def test_a_restart_goes_on_with_what_its_launch_began(
+    environment: dict[str, str], goes_on: bool, run: Path
+) -> None:
+    save(run)
+    loop = LoopChoice(out=run)
+    if goes_on:
+        assert find_origin(loop, environment) == Origin(source=run, reopens=True)
+    else:
+        with pytest.raises(UserError, match="another start took this folder first"):
+            find_origin(loop, environment)
+    assert find_origin(LoopChoice(out=run, resume=AUTO), environment).reopens
+
+
+def test_of_several_nodes_one_agent_that_stays_is_enough(run: Path) -> None:
+    many = RESTARTED | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    loop = LoopChoice(out=run)
+    assert find_origin(loop, many).reopens  # the others' agents are not known yet
+    check_launch(run, ["node2 5 9", "node3 1 1"], many)
+    for strangers in (["node3 1 1"], ["node2 5 10"], []):
+        with pytest.raises(UserError, match="another start took this folder first"):
+            check_launch(run, strangers, many)
+
+
+@pytest.mark.parametrize("kept", [None, "", "{}", '{"launch": 3}', '{"launch": {"agents": "a"}}'])
+def test_a_launch_that_is_not_known_is_anothers(kept: str | None, run: Path) -> None:
+    path = run / "environment.json"
+    path.unlink() if kept is None else path.write_text(kept)
+    with pytest.raises(UserError, match="another start took this folder first"):
+        find_origin(LoopChoice(out=run), RESTARTED)
 
 
 def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Path) -> None:
@@ -100,3 +154,37 @@ def test_a_name_too_long_is_refused(tmp_path: Path) -> None:
     loop = LoopChoice(out=tmp_path / "new", resume=tmp_path / ("x" * 300))
     with pytest.raises(UserError, match="cannot be read"):
         find_origin(loop, {})
+
+
+def test_a_run_that_was_refused_before_it_saved_leaves_its_folder_to_the_next(run: Path) -> None:
+    RunFolder(run).write_status(Status(state="failed", phase="build", exit_code=2))
+    loop = LoopChoice(out=run)
+    assert find_origin(loop, {}) == Origin(source=None, reopens=True)
+    save(run)
+    assert find_origin(loop, {}) == Origin(source=None, reopens=False)  # refused, as any other is
+
+
+@pytest.mark.parametrize(
+    ("environment", "own"),
+    [
+        ({"RANK": "1", "SLURM_GPUS_PER_TASK": "1"}, True),
+        ({"RANK": "1", "SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, True),
+        ({"RANK": "1", "SLURM_GPUS_PER_TASK": "a100:1"}, True),
+        ({"RANK": "1"}, False),
+        ({"SLURM_GPUS_PER_TASK": "1"}, False),  # torchrun's agent
+        ({"RANK": "1", "SLURM_GPUS_PER_TASK": "1", "TORCHELASTIC_RUN_ID": "a"}, False),
+    ],
+)
+def test_a_task_of_slurm_that_sees_its_own_gpu_only(
+    environment: dict[str, str], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    if own:
+        assert choose_device("auto", 4) == "cuda"
+    else:
+        with pytest.raises(UserError, match="4 ranks need 4 GPUs"):
+            choose_device("auto", 4)

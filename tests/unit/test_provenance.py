@@ -42,7 +42,7 @@ SAYS_NOTHING = (
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
     "expandable_segments",
     *("sample_every", "sample_prompt", "sequence_parallel", "sequence_method"),
-    "tensor_parallel",
+    *("tensor_parallel", "random_base"),
 )
 FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]
@@ -157,6 +157,11 @@ def test_another_function_is_refused_by_name_and_value(
     said = str(caught.value)
     assert f"holds a model of {there}, and this run's is of {here}: give" in said
     assert not (tmp_path / "out").exists()
+
+
+def test_adapters_that_a_checkpoint_lacks_are_refused_by_name(run: Path, text: Path) -> None:
+    with pytest.raises(UserError, match="holds a model of no --lora-rank, and this run's is of"):
+        prepared(text, *BYTE, "--lora-rank=2", f"--resume={run}")
 
 
 def test_another_tokenizer_is_refused(run: Path, text: Path, tmp_path: Path) -> None:

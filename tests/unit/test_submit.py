@@ -147,6 +147,18 @@ def test_without_sbatch_nothing_is_submitted(
     assert "there is no sbatch on PATH" in capsys.readouterr().err
 
 
+def test_a_script_that_is_only_tested_is_no_job(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "sbatch: Job 7 to start at 2026-11-24T02:00:00 using 1 processors"
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\ncat > /dev/null\necho '{said}' >&2\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert main(("--test-only", "--", *SMALL)) == 0
+    shown = capsys.readouterr().out
+    assert shown == f"not submitted, only tested: {said.removeprefix('sbatch: ')}\n"
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in SCRIPTS.iterdir()))
 def test_a_script_started_by_hand_says_what_it_is(name: str) -> None:
     done = subprocess.run(
@@ -158,3 +170,12 @@ def test_a_script_started_by_hand_says_what_it_is(name: str) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "shardscale: this is a batch script: start it with sbatch\n"
+
+
+@pytest.mark.parametrize("name", ["SBATCH_GPUS_PER_NODE", "SBATCH_GRES", "SBATCH_SIGNAL"])
+def test_variables_that_sbatch_prefers_to_the_script_are_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "2")
+    assert main(["--gpus-per-node=4", "--dry-run", "--", *SMALL]) == 2
+    assert f"the environment has {name}='2', which sbatch would take" in capsys.readouterr().err

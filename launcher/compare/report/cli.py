@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from launcher.command import deaf_children
 from launcher.compare.report.build import Report
 from launcher.compare.report.find import FoundRun, find_runs
 from launcher.compare.report.output import (
@@ -23,8 +24,8 @@ from launcher.compare.report.output import (
 from launcher.compare.report.runs import Run, load_run, unreadable_run
 from launcher.cores import usable_cores
 from launcher.errors import ExitCode, UserError, refusing
-from launcher.files import read_json
 from launcher.flags import one_sentence
+from launcher.json_file import read_json
 from launcher.orphans import die_with
 from launcher.serve.outputs import FOLDER, RESULT_FILE
 from launcher.sizes import parse_bytes
@@ -103,7 +104,7 @@ def _write_files(report: Report, out: Path) -> list[str]:
 def _inference_beside(out: Path) -> dict[str, Any] | None:
     """What `infer-bench` has written beside the runs, None where it has written nothing."""
     path = out / FOLDER / RESULT_FILE
-    return read_json(path) if path.is_file() else None
+    return read_json(path, what="what infer-bench has written") if path.is_file() else None
 
 
 def load_runs(found: dict[str, FoundRun]) -> list[Run]:
@@ -116,7 +117,9 @@ def load_runs(found: dict[str, FoundRun]) -> list[Run]:
     with concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
     ) as pool:
-        return list(pool.map(_load, found, found.values(), chunksize=4))
+        with deaf_children():  # the pool starts its processes with its first tasks
+            runs = pool.map(_load, found, found.values(), chunksize=4)
+        return list(runs)
 
 
 def _load(name: str, found: FoundRun) -> Run:

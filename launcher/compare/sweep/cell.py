@@ -23,10 +23,11 @@ from launcher.measure.records import Summary, SweepRow
 from launcher.orphans import for_children
 from launcher.run.folder import RunFolder
 from launcher.run.lifecycle import Interrupted
+from launcher.run.stopping import ASKS, heard
 
 # What a cell is that neither ended nor failed by itself; "running" where all died at once.
 STOPPED = ("running", "preempted", "interrupted", "timeout")
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+STOPPED_CODES = (None, ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 FIGURES = (
     *("strategy", "model", "world_size", "steps", "test_loss", "perplexity"),
     *("tokens_per_s", "peak_bytes", "peak_kind"),
@@ -83,16 +84,15 @@ def catch_up(row: SweepRow, folder: SweepFolder) -> None:
 
 def stop_in_order() -> None:
     """From now on a signal ends the cell that runs, and raises Interrupted."""
-    for number in STOPPING:
+    for number in heard():
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # A second signal must not cut the stopping of the cell short.
-    for other in STOPPING:
+    for other in ASKS:
         signal.signal(other, signal.SIG_IGN)
-    kind = TimeIsNearlyUp if number == signal.SIGUSR1 else Interrupted
-    raise kind(f"stopped by {signal.Signals(number).name}")
+    raise TimeIsNearlyUp(number) if number == signal.SIGUSR1 else Interrupted(number)
 
 
 def _settle(
@@ -116,7 +116,7 @@ def _settle(
             f"stopped after {duration_s / 60:.1f} minutes while in {phase}: "
             "give more with --timeout-minutes"
         )
-    elif state == "failed" or (state == "preempted" and code in (None, ExitCode.PREEMPTED)):
+    elif state == "failed" or (state == "preempted" and code in STOPPED_CODES):
         row.state = state
     elif duration_s is not None:
         # Before it could say so: what `status` says is of an earlier attempt.

@@ -9,9 +9,7 @@ python -m launcher sweep --out sweeps/first --cell 1
 """
 
 import argparse
-import contextlib
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -29,6 +27,7 @@ from launcher.data import sources
 from launcher.errors import ExitCode, UserError, refusing
 from launcher.measure.records import Sweep, SweepRow
 from launcher.run.lifecycle import Interrupted
+from launcher.run.stopping import stopped_code
 from launcher.startup import require_own_package
 
 
@@ -36,18 +35,14 @@ from launcher.startup import require_own_package
 def main(argv: Sequence[str]) -> int:
     """Run or continue a sweep; 0 when every cell has a row, whatever the row says.
 
-    Exit codes: 2 refused, 5 interrupted (the same command continues it).
+    Exit codes: 2 refused, 5 stopped, 130 by Ctrl-C (the same command continues it).
     """
-    try:
-        options, training = parse_options(argv)
-        if options.prepare:
-            return _prepare(argv)
-        if options.cell is not None:
-            return _run_task(options, argv)
-        return _sweep(options, training, argv)
-    except KeyboardInterrupt:  # before the first cell, with nothing to save
-        print("shardscale: stopped before the first cell", file=sys.stderr)
-        return ExitCode.PREEMPTED
+    options, training = parse_options(argv)
+    if options.prepare:
+        return _prepare(argv)
+    if options.cell is not None:
+        return _run_task(options, argv)
+    return _sweep(options, training, argv)
 
 
 def prepare(argv: Sequence[str]) -> tuple[SweepFolder, Sweep]:
@@ -104,7 +99,8 @@ def _prepare(argv: Sequence[str]) -> int:
 
 
 def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Run the cell that `--cell` numbers; 0 when it is done, 4 when not, 5 when it was stopped.
+    """Run the cell that `--cell` numbers; 0 when it is done, 4 when not, 5 when it was stopped
+    (130: by Ctrl-C).
 
     Raises:
         UserError: there is no such cell, or more than --out is asked for.
@@ -122,12 +118,15 @@ def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
     as_prepared, _ = parse_options(sweep.arguments)
     print(f"{where}: started; it logs to {folder.log(row.name)}", flush=True)
     stop_in_order()
-    with contextlib.suppress(Interrupted):
+    number = None
+    try:
         timeout_s = 60 * as_prepared.timeout_minutes
         run_cell(row, folder, nproc=sweep.nproc, timeout_s=timeout_s)
+    except Interrupted as stopped:
+        number = stopped.number
     print(f"{where}: {outcome(row)}", flush=True)
     if row.state in ("preempted", "interrupted"):
-        return ExitCode.PREEMPTED
+        return stopped_code(number)
     return ExitCode.DONE if row.done else ExitCode.FAILED
 
 
@@ -194,7 +193,7 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
             f"shardscale: {stopped}; what is done is kept, continue with: "
             f"python -m launcher sweep --out {folder.path}"
         )
-        return ExitCode.PREEMPTED
+        return stopped_code(stopped.number)
     for row in sweep.cells:
         if row.state in ("failed", "timeout"):
             display.line(f"{row.name}: {outcome(row)} (see {folder.log(row.name)})")

@@ -17,6 +17,7 @@ from launcher.errors import UserError
 from launcher.flags import fields_of, flag, is_number
 from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
+from launcher.run.base import check_beginning
 from launcher.run.preflight import prepare
 from launcher.strategies import VARIANTS
 
@@ -80,7 +81,7 @@ def cells_of(
 
 def training_flags(row: SweepRow) -> list[str]:
     """The flags of a cell's training: a comparison keeps no model, unless it asks for saves."""
-    saves = bool({"save_every", "save_minutes"} & row.flags.keys())
+    saves = any(row.flags.get(name) for name in ("save_every", "save_minutes"))
     return flags_of({"save_last": saves, **row.flags})
 
 
@@ -186,7 +187,9 @@ def _cell(
         flags |= meant
         config = parse_run_config(flags_of(flags), world_size=nproc)
         device_type = choose_device(config.loop.device, nproc)
-        resolve(config, world_size=nproc, device_type=device_type)
+        resolved = resolve(config, world_size=nproc, device_type=device_type)
+        if config.loop.resume is None:
+            check_beginning(resolved)
         if variant and variant.replicates and config.sharding.replicate == nproc:
             raise UserError(
                 f"{variant.label} with --replicate {nproc} on {nproc} processes leaves one process "

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.config.sharding import ShardingChoice
 from launcher.model.lora_config import BLOCK
 
 
@@ -31,7 +32,7 @@ def elsewhere(setting: Setting) -> Iterator[str]:
     if config.sharding.tensor_parallel > 1:
         yield (
             f"{flag} with --tensor-parallel {config.sharding.tensor_parallel}: adapters are not "
-            "cut: use --strategy fsdp or --zero 3, which shard frozen weights, too"
+            f"cut: leave --tensor-parallel out{_sharding_instead(config.sharding)}"
         )
     if config.optim.precision == "fp8":
         yield f"{flag} with --precision fp8, whose Linears have no adapters: use --precision bf16"
@@ -61,6 +62,12 @@ def quantized(setting: Setting) -> Iterator[str]:
                 f"{flag} has one scale for each {BLOCK} elements of a row, and the rows of {name} "
                 f"have {inner[0]}: leave it out for this model"
             )
+
+
+def _sharding_instead(sharding: ShardingChoice) -> str:
+    if sharding.strategy == "fsdp" or sharding.zero == 3:
+        return ", the run shards frozen weights already"
+    return ", and use --strategy fsdp or --zero 3, which shard frozen weights, too"
 
 
 RULES: Final[tuple[Rule, ...]] = (rank, elsewhere, quantized)

@@ -195,8 +195,8 @@ def warmup(setting: Setting) -> Iterator[str]:
     if optim.warmup_steps is not None and steps is not None and optim.warmup_steps > steps:
         yield (
             f"--warmup-steps {optim.warmup_steps} is more than the {steps} steps of the schedule, "
-            f"so the learning rate would never reach --lr {optim.lr:g}: use at most {steps}, or "
-            "more --steps"
+            f"so the learning rate would never reach --lr {optim.recipe().lr:g}: use at most "
+            f"{steps}, or more --steps"
         )
 
 

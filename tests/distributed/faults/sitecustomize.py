@@ -1,13 +1,19 @@
-"""On PYTHONPATH, breaks the optimizer of rank FAULT_RANK when it is called for the third time.
+"""On PYTHONPATH, breaks the optimizer of rank FAULT_RANK when it is called for the third time, or
+has the rank wait for a file, FAULT_UNTIL, where its agent starts it first.
 
 The interpreter imports this by itself, so the command that is tested stays the real one.
 """
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
-if os.environ.get("RANK") == os.environ["FAULT_RANK"]:  # the torchrun agent has no RANK
+ours = os.environ.get("RANK") == os.environ["FAULT_RANK"]
+if ours and (until := os.environ.get("FAULT_UNTIL")):
+    while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and not Path(until).exists():
+        time.sleep(0.05)
+elif ours:  # the torchrun agent has no RANK
     import torch
 
     class BrokenAdamW(torch.optim.AdamW):
