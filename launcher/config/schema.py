@@ -114,9 +114,10 @@ class LoopChoice:
     """Write a checkpoint of the last step, before the test split is read."""
     save_minutes: float | None = None
     """Write a checkpoint this long after the last one (10 minutes when not given, with
-    --no-save-last never); 0: never. The next checkpoint replaces it, unless --keep is given."""
+    --no-save-last never); 0: never. The next checkpoint replaces it."""
     keep: int | None = None
-    """How many checkpoints stay (all when not given, but for those of --save-minutes)."""
+    """How many checkpoints stay, those of --save-minutes among them (when not given all, but for
+    those of --save-minutes)."""
     stop_after: int | None = None
     """End after this step; --steps stays the schedule's length."""
     resume: Path | None = None

@@ -6,7 +6,7 @@ from test_imports import MODULES
 
 # Where the wall clock is right: time stamps that people or other files' time stamps are set beside.
 WALL_CLOCK = ("time.time(", "datetime.now(", "utcnow(")
-STAMPS = ("unix_s", "unix_ms", "st_mtime", "newest", "strftime")
+STAMPS = ("unix_s", "unix_ms", "mtime", "newest", "strftime")
 
 
 def test_the_wall_clock_is_read_for_time_stamps_only() -> None:

@@ -45,7 +45,12 @@ def theirs_of(family: str) -> Any:
     if family == "gpt2":
         sizes = {"n_embd": config.d_model, "n_layer": config.layers, "n_head": config.heads}
         settings = transformers.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=CONTEXT, initializer_range=0.3, **sizes
+            vocab_size=VOCABULARY,
+            n_positions=CONTEXT,
+            initializer_range=0.3,
+            bos_token_id=None,
+            eos_token_id=None,  # 50256 by default, which this vocabulary does not have
+            **sizes,
         )
         return transformers.GPT2LMHeadModel(settings).eval()
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}

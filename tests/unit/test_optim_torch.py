@@ -113,6 +113,7 @@ def resolved_of(case: Case, decay: float, given: Path, adapters: bool) -> Resolv
             "clip": CLIP,
         },
         **{"lr": case.lr, "warmup_steps": WARM_UP, "weight_decay": decay, "steps": STEPS},
+        **{"schedule": "cosine", "min_lr_ratio": 0.1},  # what --init-from chooses is another
         **{"micro_batch": 4, "global_batch": 8, "tokenizer": "byte"},
         **case.flags,
     )
