@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -42,6 +43,30 @@ def check_new_file(path: Path) -> None:
         raise UserError(
             f"{path}: cannot be written ({error.strerror or error}): choose another"
         ) from None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work, an output folder that cannot be made or written; leaves nothing.
+
+    Raises:
+        UserError: nothing can be made in the nearest folder of `path` that exists.
+    """
+    parent = nearest_existing(path)
+    if not parent.is_dir():
+        raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
+    try:
+        # Only trying tells: root passes every permission check, even on a read-only file system.
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder:
+            Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
+    except OSError as error:
+        raise UserError(
+            f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
+        ) from None
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return `path`, or the closest of its parents that is there (and in no closed folder)."""
+    return next(p for p in (path.absolute(), *path.absolute().parents) if os.path.exists(p))
 
 
 def sync(path: Path) -> None:

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launcher.config.resolve import check_writable
 from launcher.errors import UserError, naming
+from launcher.files import check_writable
 from launcher.flags import MOST_RANKS, usable_path
 
 LONGEST_INTERVAL_S = 3600

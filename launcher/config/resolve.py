@@ -5,7 +5,7 @@ Everything here happens before a process group, a download or an allocation.
 
 import dataclasses
 import math
-import tempfile
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from launcher.config.rules import (
 from launcher.config.rules.sequence import sequence_method
 from launcher.config.schema import RunConfig
 from launcher.errors import NotInstalled, UserError, naming
+from launcher.files import check_writable
 from launcher.model import attention as kernels
 from launcher.model.attention import Choice
 from launcher.model.config import AttentionKind, ModelConfig
@@ -126,36 +127,12 @@ def check_run_folder(out: Path) -> None:
     Raises:
         UserError: `out` exists, or nothing can be made in its nearest existing parent.
     """
-    if out.exists() or out.is_symlink():
+    if os.path.lexists(out):
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )
     with naming("--out"):
         check_writable(out)
-
-
-def nearest_existing(path: Path) -> Path:
-    """`path`, or the closest of its parents that is there."""
-    return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-
-
-def check_writable(path: Path) -> None:
-    """Leaves nothing behind.
-
-    Raises:
-        UserError: nothing can be made in the nearest folder of `path` that exists.
-    """
-    parent = nearest_existing(path)
-    if not parent.is_dir():
-        raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
-    try:
-        # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder:
-            Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
-    except OSError as error:
-        raise UserError(
-            f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
-        ) from None
 
 
 def _filled(

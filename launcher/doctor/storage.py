@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.config.resolve import nearest_existing
 from launcher.data.cache import default_cache_dir
 from launcher.doctor.finding import Finding, fail, not_applicable, ok, warn
+from launcher.files import nearest_existing
 from launcher.sizes import GIB, MIB, gib
 from launcher.strategies.zero.nvme_folder import file_system
 

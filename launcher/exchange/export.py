@@ -15,6 +15,7 @@ from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder, DamagedCheckpoint
 from launcher.config.beginning import HF_CONFIG
+from launcher.config.resolve import check_run_folder
 from launcher.errors import UserError
 from launcher.exchange.companions import (
     GENERATION_FILE,
@@ -80,6 +81,7 @@ def export(options: ExportOptions, write: Write) -> str:
     Raises:
         UserError: nothing to export, damaged, or not expressible in the format.
     """
+    check_run_folder(options.out)
     while True:
         with open_stored(options.run) as stored:
             try:

@@ -20,6 +20,7 @@ from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import RankFile
 from launcher.config.beginning import ADAPTER_CONFIG, in_words
+from launcher.config.resolve import check_run_folder
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_fingerprint
 from launcher.errors import ExitCode, refusing
@@ -67,6 +68,7 @@ def import_model(folder: Path, out: Path) -> str:
     Raises:
         UserError: the model is not one that ours computes, or files are missing or damaged.
     """
+    check_run_folder(out)
     if (folder / ADAPTER_CONFIG).is_file():
         return _import_adapter(folder, out)
     with Source(folder) as source, new_folder(out) as run:

@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from launcher.command import deaf_children
 from launcher.cores import usable_cores
-from launcher.errors import ExitCode, UserError, refusing
+from launcher.errors import ExitCode, UserError, naming, refusing
+from launcher.files import check_new_file
 from launcher.flags import MOST_RANKS, OptionParser, require_range
 from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
 from launcher.measure.host_memory import host_bytes
@@ -49,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
         device_type = choose_device(options.device, options.nproc or 1)
         on_gpu = device_type == "cuda"
         nproc = options.nproc or (torch.cuda.device_count() if on_gpu else min(2, usable_cores()))
-        _check_out(options.out)
+        with naming("--out"):
+            check_new_file(options.out)
         if on_gpu:
             _check_computes()
         machine = measure(
@@ -143,23 +145,6 @@ def _check_computes() -> None:
             f"{found:g}, not {expected:g}: what computes nothing has no speed; measure on a GPU "
             "that does, or with --device cpu"
         )
-
-
-def _check_out(out: Path) -> None:
-    """Refuse, before anything is measured, what could not be written."""
-    if out.exists() or out.is_symlink():
-        raise UserError(
-            f"--out {out}: already exists, and nothing is overwritten: choose another file"
-        )
-    folder = out.absolute().parent
-    try:
-        # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: {folder} cannot be written to ({error.strerror}); choose another place"
-        ) from None
 
 
 def _run_ranks(

@@ -89,6 +89,7 @@ def main(argv: Sequence[str]) -> int:
     with one_sentence():
         options = tyro.cli(InferBenchOptions, args=list(argv), prog="shardscale infer-bench")
     out = options.out or options.runs[0].absolute().parent / FOLDER
+    check_run_folder(out)
     runs = [asked(run) for run in options.runs]
     for run in runs:
         if (wanted := options.prompt_tokens + options.new_tokens) > run.model.context:
@@ -97,7 +98,6 @@ def main(argv: Sequence[str]) -> int:
                 f"{options.prompt_tokens} with --new-tokens {options.new_tokens} are {wanted}: "
                 "give fewer"
             )
-    check_run_folder(out)
     bench = text_of(
         runs,
         prompts=options.prompts,

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import ExitCode, UserError, refusing
-from launcher.files import replace_text
+from launcher.errors import ExitCode, UserError, naming, refusing
+from launcher.files import check_writable, replace_text
 from launcher.flags import OptionParser
 from launcher.sizes import gib
 
@@ -44,12 +44,12 @@ def _parser() -> OptionParser:
 
 
 def _check_folder(out: Path) -> None:
-    """That nothing would be overwritten.
+    """Refuse a folder that cannot be written, or holds what would be overwritten.
 
     Raises:
-        UserError: it is no folder, or something is in it.
+        UserError: nothing can be made there, or something is in it.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"OUT {out} is a file, not a folder: choose another name")
+    with naming("OUT"):
+        check_writable(out)
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"OUT {out} is not empty, and nothing is overwritten: choose another")

@@ -130,7 +130,7 @@ def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         (["--out", "here.json"], "--out here.json: already exists, and nothing is overwritten"),
-        (["--out", "no/where.json"], "no cannot be written to (No such file or directory)"),
+        (["--out", "no/where.json"], "no/where.json: cannot be written (No such file"),
         (["--model", "huge"], "--model: model 'huge' is unknown; choose one of nano, "),
         (["--nproc", "0"], "--nproc 0 must be 1 or more"),
         (["--nproc", "two"], "--nproc: invalid int value: 'two'"),

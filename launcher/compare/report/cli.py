@@ -23,7 +23,8 @@ from launcher.compare.report.output import (
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
 from launcher.cores import usable_cores
-from launcher.errors import ExitCode, UserError, refusing
+from launcher.errors import ExitCode, UserError, naming, refusing
+from launcher.files import check_writable
 from launcher.flags import one_sentence
 from launcher.json_file import read_json
 from launcher.orphans import die_with
@@ -55,10 +56,12 @@ def main(argv: Sequence[str]) -> int:
     if not options.runs:
         raise UserError("report needs runs: give run folders, for example: report runs/*")
     budget_bytes = parse_bytes(options.memory_budget, "--memory-budget")
-    runs = load_runs(find_runs(options.runs))
-    report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
     alone = len(options.runs) == 1 and os.path.isdir(options.runs[0])
     out = options.out or Path(options.runs[0] if alone else "report")
+    with naming("--out"):
+        check_writable(out)
+    runs = load_runs(find_runs(options.runs))
+    report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
     names = _write_files(report, out)
     print_report(report.data, str(out / "report.csv"))
     print(f"written to {out}: {', '.join(names)}")

@@ -55,6 +55,7 @@ def prepare(argv: Sequence[str]) -> tuple[SweepFolder, Sweep]:
     """
     options, training = parse_options(argv)
     folder = SweepFolder(options.out)
+    folder.check()
     if folder.read() is not None:
         raise UserError(f"--out {folder.path} holds a sweep already: choose another folder")
     if options.nproc is None:
@@ -133,6 +134,7 @@ def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
 def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]) -> int:
     require_own_package()
     folder = SweepFolder(options.out)
+    folder.check()
     earlier = folder.read()
     timeout_s = 60 * options.timeout_minutes
     if earlier is not None and not options.grid and not options.grid_file:

@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.checkpoint.document import strictly
 from launcher.compare.report.find import ROWS, SWEEP_FILE, read_sweep
-from launcher.errors import UserError
-from launcher.files import replace_text
+from launcher.errors import UserError, naming
+from launcher.files import check_writable, replace_text
 from launcher.measure.records import Sweep, SweepRow
 
 
@@ -75,6 +75,15 @@ class SweepFolder:
         except (OSError, ValueError) as error:
             raise UserError(f"{self.path / SWEEP_FILE} cannot be read: {error}") from None
         return row, sweep
+
+    def check(self) -> None:
+        """Refuse, before any work, a folder in which no sweep can be written.
+
+        Raises:
+            UserError: nothing can be made there.
+        """
+        with naming("--out"):
+            check_writable(self.path)
 
     def create(self) -> None:
         """Make the folders.

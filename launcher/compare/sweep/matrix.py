@@ -17,7 +17,7 @@ from launcher import tables
 from launcher.compare.sweep.grid import expand_strategy
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode, NotInstalled, UserError, refusing
+from launcher.errors import ExitCode, NotInstalled, UserError, naming, refusing
 from launcher.flags import OptionParser
 from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS, strategy_of
@@ -124,7 +124,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     width = tables.terminal_width()
     if options.file is not None:
-        options.file.write_text(with_matrix(_read(options.file)), encoding="utf-8")
+        with naming(f"shardscale matrix {options.file}:"):
+            text = with_matrix(_read(options.file))
+        options.file.write_text(text, encoding="utf-8")
     elif options.markdown or width is None:
         print(markdown(), end="")
     else:
@@ -141,9 +143,7 @@ def with_matrix(text: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise UserError(
-            f"shardscale matrix: the file needs the lines {BEGIN.strip()} {END.strip()}"
-        )
+        raise UserError(f"needs the lines {BEGIN.strip()} {END.strip()}")
     return before + begin + markdown() + end + after
 
 
@@ -253,9 +253,13 @@ def _named(names: Iterable[str]) -> list[str]:
 
 
 def _read(file: Path) -> str:
+    """Read a file that is to be replaced.
+
+    Raises:
+        UserError: it is no text, or cannot be written.
+    """
     try:
-        return file.read_text(encoding="utf-8")
+        with file.open("r+", encoding="utf-8") as opened:
+            return opened.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"shardscale matrix {file}: cannot be read ({error}); give a text file"
-        ) from None
+        raise UserError(f"cannot be read and written ({error}): give a text file") from None
