@@ -18,7 +18,7 @@ from launcher.run.origin import Origin
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.session import Session
 from launcher.strategies import strategy_of
-from launcher.train import take_steps
+from launcher.train import load_forecast, take_steps
 
 STEPS = 2  # the optimizer's states are born in the first, and stay in the second
 
@@ -28,9 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, *flags = sys.argv[1:] if argv is None else argv
     try:
         world_size, ranks_per_node = ranks_from_environment()
-        prepared = short(
-            prepare(flags, world_size=world_size, ranks_per_node=ranks_per_node), Path(folder)
+        prepared = prepare(
+            flags,
+            world_size=world_size,
+            ranks_per_node=ranks_per_node,
+            load_forecast=load_forecast,
         )
+        prepared = short(prepared, Path(folder))
         config = prepared.resolved.config
         world = start(
             config.loop.device,

@@ -11,6 +11,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,15 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     from launcher.config.schema import AutoMicroBatch
     from launcher.plan.micro_batch import find_micro_batch
     from launcher.run.preflight import default_run_folder, prepare
+    from launcher.train import load_forecast
 
-    sizes = {"world_size": nodes * ranks_per_node, "ranks_per_node": ranks_per_node}
-    prepared = prepare(args.training_script_args, **sizes)
+    check = partial(
+        prepare,
+        world_size=nodes * ranks_per_node,
+        ranks_per_node=ranks_per_node,
+        load_forecast=load_forecast,
+    )
+    prepared = check(args.training_script_args)
     if isinstance(prepared.resolved.config.data.micro_batch, AutoMicroBatch):
         if nodes > 1:
             raise UserError(
@@ -155,7 +162,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
         args.training_script_args = find_micro_batch(
             args.training_script_args, prepared.resolved, ranks=ranks_per_node
         )
-        prepared = prepare(args.training_script_args, **sizes)
+        prepared = check(args.training_script_args)
     folder: Path | None = prepared.resolved.config.loop.out
     if folder is None and nodes > 1 and args.max_restarts > 0:
         raise UserError(

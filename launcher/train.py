@@ -31,9 +31,8 @@ with importing():
     from launcher.parallel.sequence import neighbours
     from launcher.parallel.tensor import peers
     from launcher.parallel.world import World, leave, ranks_from_environment, start
-    from launcher.plan.micro_batch import find_micro_batch
-    from launcher.plan.trials import Stopped
     from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
+    from launcher.run.forecast import Forecast
     from launcher.run.lifecycle import ending, refuse
     from launcher.run.origin import ended_out_of_memory
     from launcher.run.preflight import Prepared, prepare
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with interruptible():
         prepared, world = _begin(argv)
     with (
-        ending(world) as run_ending,
+        ending(world, load_forecast) as run_ending,
         Session(prepared, world, run_ending.takes) as session,
     ):
         run_ending.watches(session)
@@ -68,12 +67,17 @@ def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
     except UserError as error:
         refuse(error, by_all=True)  # nobody knows who is rank 0
     try:
-        prepared = prepare(argv, world_size=world_size, ranks_per_node=ranks_per_node)
+        prepared = prepare(
+            argv,
+            world_size=world_size,
+            ranks_per_node=ranks_per_node,
+            load_forecast=load_forecast,
+        )
     except UserError as error:
         refuse(error)
     config = prepared.resolved.config
     if isinstance(config.data.micro_batch, AutoMicroBatch):
-        _begin_again(argv, prepared)
+        _exec_with_micro_batch(argv, prepared)
     if ended_out_of_memory(config.loop.out, os.environ):
         leave(ExitCode.OUT_OF_MEMORY, together=False)  # and would again
     try:
@@ -88,8 +92,12 @@ def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
     return prepared, world
 
 
-def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
-    """With the micro-batch that `auto` comes to, as if it had been given."""
+def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
+    """Replace this process by one with the micro-batch that `auto` found: a fresh address space
+    holds nothing yet."""
+    from launcher.plan.micro_batch import find_micro_batch
+    from launcher.plan.trials import Stopped
+
     if "RANK" in os.environ:
         refuse(
             UserError(
@@ -104,8 +112,14 @@ def _begin_again(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     except Stopped as stopped:
         print(f"shardscale: {stopped}", file=sys.stderr)
         leave(stopped.exit_code, together=False)
-    # In a process that has not held anything yet.
     os.execv(sys.executable, [sys.executable, "-m", "launcher.train", *argv])
+
+
+def load_forecast() -> Forecast:
+    """Import the forecast, which most runs need at their end, and none before its first step."""
+    from launcher.plan import for_runs
+
+    return for_runs
 
 
 def train(prepared: Prepared, world: World, session: Session) -> None:
@@ -127,7 +141,8 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
     if session.agreement.preempted:
         session.finish_preempted()
     else:
-        session.finish(test)
+        summary = session.finish(test)
+        session.compare(summary, load_forecast)  # last: the run is done without it
 
 
 def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[..., EvalRecord]:

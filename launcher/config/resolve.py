@@ -32,6 +32,7 @@ from launcher.errors import NotInstalled, UserError, naming
 from launcher.files import check_writable
 from launcher.model import attention as kernels
 from launcher.model.attention import Choice
+from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.optim.dtypes import dtypes
 from launcher.packages import how_to_install
@@ -53,6 +54,13 @@ class Resolved:
     """With the attention that runs; the config keeps what was asked for."""
     accumulation: int
     attention: Choice
+
+    def budget_lines(self) -> list[str]:
+        """For the console, the choices that a budget of recomputation has come to, if any."""
+        asked = self.config.model.activation_checkpointing
+        if parse(asked).budget_bytes is None:
+            return []
+        return [f"activation checkpointing: {asked} is {self.model.activation_checkpointing}"]
 
     @property
     def seq_len(self) -> int:

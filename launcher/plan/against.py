@@ -51,6 +51,12 @@ class Against:
         both = [*self.periods.values()] or [ledgers]
         return max(each["predicted"] for each in both), max(each["measured"] for each in both)
 
+    def as_record(self) -> dict[str, Any]:
+        """For `summary.json`; the ledger stands among the records."""
+        values = asdict(self)
+        del values["ledger"]
+        return values | {"off": self.off}
+
     def lines(self) -> list[str]:
         """For the end of a run."""
         by_category = ", ".join(
@@ -76,6 +82,11 @@ class NotPredicted:
     """The planner has nothing to say about a run."""
 
     reason: str
+    ledger: None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """For `summary.json`."""
+        return {"reason": self.reason}
 
     def lines(self) -> list[str]:
         """For the end of a run."""
@@ -112,15 +123,6 @@ def against_run(
         return NotPredicted(reason=str(error))
     except Exception as error:
         return NotPredicted(reason=f"{type(error).__name__}: {error}".splitlines()[0])
-
-
-def as_record(outcome: Against | NotPredicted) -> dict[str, Any]:
-    """For `summary.json`."""
-    values = asdict(outcome)
-    if isinstance(outcome, Against):
-        values["off"] = outcome.off
-        del values["ledger"]  # stands among the records
-    return values
 
 
 def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:

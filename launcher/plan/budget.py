@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from launcher.config.resolve import Resolved
 from launcher.errors import UserError
 from launcher.memory.trace_events import Born, MicroBatch
-from launcher.model.checkpointing import PRODUCTS, keeping, parse, spelled
+from launcher.model.checkpointing import PRODUCTS, keeping, spelled
 from launcher.plan.predict import traced
 from launcher.plan.work import product_flops
 from launcher.sizes import gib
@@ -69,14 +69,6 @@ def within_budgets(runs: Sequence[Resolved], *, world_size: int) -> tuple[Resolv
         except UserError:
             break
     return tuple(found)
-
-
-def said_of_budget(resolved: Resolved) -> list[str]:
-    """What a budget has come to; nothing where none was given."""
-    asked = resolved.config.model.activation_checkpointing
-    if parse(asked).budget_bytes is None:
-        return []
-    return [f"activation checkpointing: {asked} is {resolved.model.activation_checkpointing}"]
 
 
 def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, float]) -> list[str]:

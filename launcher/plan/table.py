@@ -9,7 +9,6 @@ from rich.text import Text
 from launcher.page import page_html
 from launcher.parallel.mesh import across_nodes
 from launcher.plan.assess import Assessment, Place
-from launcher.plan.budget import said_of_budget
 from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.plan.failures import FAILED, Failed, failed_lines
 from launcher.plan.order import ties
@@ -173,7 +172,7 @@ def closing_lines(result: Found, place: Place) -> Iterable[str]:
             f"each node needs {gib(ranks * best.prediction.host_bytes)} of host memory"
             f" and {gib(ranks * best.prediction.disk_bytes)} of disk for what is offloaded"
         )
-    yield from said_of_budget(best.run)
+    yield from best.run.budget_lines()
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
 
 

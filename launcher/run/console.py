@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -55,6 +55,11 @@ class RunConsole:
     def at_the_end(self) -> None:
         """From here on a line is what the run has come to, and always shown."""
         self._from = 0
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Print plain lines."""
+        for text in texts:
+            self.line(text)
 
     def line(self, text: str, level: str = "info") -> None:
         """Print one plain line."""

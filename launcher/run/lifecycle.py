@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -16,8 +16,8 @@ from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
 from launcher.measure.records import Status
 from launcher.parallel.world import OWN_AGENT, World, leave
-from launcher.run.advice import advise, room_there_was
 from launcher.run.folder import RunFolder
+from launcher.run.forecast import LoadForecast
 from launcher.run.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.run.session import Session
 from launcher.run.stopping import ASKS, heard, stopped_code
@@ -45,7 +45,8 @@ class Ending:
     another rank has failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, load_forecast: LoadForecast | None) -> None:
+        self.load_forecast = load_forecast
         self.session: Session | None = None
         self.folder: RunFolder | None = None
         """The run's, from before this process makes or reopens it."""
@@ -94,9 +95,9 @@ def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
 
 
 @contextlib.contextmanager
-def ending(world: World) -> Iterator[Ending]:
+def ending(world: World, load_forecast: LoadForecast | None = None) -> Iterator[Ending]:
     """Turn an exception or a signal into a recorded, once-printed end of the run."""
-    end = Ending()
+    end = Ending(load_forecast)
     end.receives_signals()
     try:
         yield end
@@ -159,7 +160,7 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
         )
         folder.write_status(status)
         if out_of_memory:  # the report is safe by now
-            detail |= _advise(session, world)
+            detail |= _suggest(session, world, end.load_forecast)
             folder.write_status(replace(status, detail=detail, updated_unix_s=time.time()))
     leave(code, together=False)
 
@@ -231,15 +232,20 @@ def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None
         _say(f"at that moment: {lines}")
 
 
-def _advise(session: Session, world: World) -> dict[str, Any]:
-    """Print what would have fitted; what the planner cannot say is nothing to fail for."""
+def _suggest(session: Session, world: World, load_forecast: LoadForecast | None) -> dict[str, Any]:
+    """Print what would have fitted. A forecast that fails is only recorded: the run's own failure
+    is what counts."""
+    if load_forecast is None:
+        return {"suggestions": []}
     try:
-        room = room_there_was(session.resolved, world.device, ranks_per_node=world.local_size)
-        advice = advise(
-            session.resolved, room, world_size=world.size, ranks_per_node=world.local_size
+        suggestions = load_forecast().suggestions(
+            session.resolved,
+            world.device,
+            world_size=world.size,
+            ranks_per_node=world.local_size,
         )
     except Exception as error:
-        return {"advice": [], "advice_failed": f"{type(error).__name__}: {error}"}
-    for one in advice:
-        _say(one.line())
-    return {"advice": [asdict(one) for one in advice]}
+        return {"suggestions": [], "suggestions_failed": f"{type(error).__name__}: {error}"}
+    for suggestion in suggestions:
+        _say(suggestion.line())
+    return {"suggestions": [suggestion.as_record() for suggestion in suggestions]}

@@ -19,7 +19,6 @@ from launcher.measure.records import RunRecord
 from launcher.model.cost import flops_per_token
 from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
-from launcher.plan.budget import said_of_budget
 from launcher.run import launch
 from launcher.run.folder import RunFolder
 from launcher.run.origin import AUTO, Origin, check_launch
@@ -110,7 +109,7 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         f"{record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         f"attention: {record.attention}: {reason}",
-        *said_of_budget(prepared.resolved),
+        *prepared.resolved.budget_lines(),
         *across_nodes(sharding, world.local_size),
         *opening_lines(sharding.deepspeed),
         prepared.recipe,

@@ -27,9 +27,9 @@ from launcher.measure.nvml import names_gpu
 from launcher.memory.parameters import trained_shapes
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
-from launcher.plan.budget import within_budget
 from launcher.run.base import check_beginning, same_base
 from launcher.run.enough_room import check_checkpoint_room, check_offload, refuse_what_cannot_fit
+from launcher.run.forecast import LoadForecast
 from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer, with_recipe
 from launcher.run.samples import Samples
@@ -53,7 +53,13 @@ class Prepared:
     """What the learning rate and its like are, and where they come from."""
 
 
-def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Prepared:
+def prepare(
+    argv: Sequence[str],
+    *,
+    world_size: int,
+    ranks_per_node: int,
+    load_forecast: LoadForecast | None = None,
+) -> Prepared:
     """Parse, resolve, check the run folder, and open (or build) the tokenised corpus.
 
     Raises:
@@ -66,7 +72,8 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
     config = resolved.config
     refuse_what_cannot_fit(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
-    resolved = within_budget(resolved, world_size=world_size)
+    if resolved.model.checkpointing.budget_bytes is not None:
+        resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     if config.loop.compile:
         require_compilers(config.loop.device)
     require_boards(config.measure.boards)
@@ -86,17 +93,7 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
             f"--out {config.loop.out}: this run is completed, and nothing is left to do"
         )
     check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)
-    corpus = open_corpus(
-        data=config.data.data,
-        field=config.data.data_field,
-        stream_bytes=config.data.stream_bytes,
-        mask_prompt=config.data.mask_prompt,
-        document_attention=config.data.document_attention,
-        show_progress=config.loop.says in ("debug", "info"),
-        tokenizer=config.data.tokenizer,
-        vocab_size=resolved.model.vocab_size,
-        seq_len=resolved.seq_len,
-    )
+    corpus = _corpus_of(resolved)
     if config.loop.sample_every:
         Samples.of(resolved, corpus)  # refuses what it would refuse once all is built
     if checkpoint is not None:
@@ -113,6 +110,21 @@ def prepare(argv: Sequence[str], *, world_size: int, ranks_per_node: int) -> Pre
     )
 
 
+def _corpus_of(resolved: Resolved) -> Corpus:
+    data = resolved.config.data
+    return open_corpus(
+        data=data.data,
+        field=data.data_field,
+        stream_bytes=data.stream_bytes,
+        mask_prompt=data.mask_prompt,
+        document_attention=data.document_attention,
+        show_progress=resolved.config.loop.says in ("debug", "info"),
+        tokenizer=data.tokenizer,
+        vocab_size=resolved.model.vocab_size,
+        seq_len=resolved.seq_len,
+    )
+
+
 def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -> Resolved:
     """Resolved, with what is installed on this machine.
 
@@ -126,6 +138,17 @@ def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -
     if missing := missing_library(strategy_of(resolved.config)):
         raise UserError(missing)
     return resolved
+
+
+def _budgeted(
+    resolved: Resolved, load_forecast: LoadForecast | None, *, world_size: int
+) -> Resolved:
+    if load_forecast is None:
+        raise UserError(
+            f"--activation-checkpointing {resolved.model.activation_checkpointing}: a budget is "
+            "divided by the forecast, which this start has none of: name what each block keeps"
+        )
+    return load_forecast().within_budget(resolved, world_size=world_size)
 
 
 def _segments_may_expand() -> bool:

@@ -21,11 +21,11 @@ from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Sta
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.memory.ledger import Ledger
 from launcher.parallel.world import OWN_AGENT, World
-from launcher.plan.against import Against, against_run, as_record
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
 from launcher.run.figures import EndedStep
+from launcher.run.forecast import LoadForecast
 from launcher.run.journal import Journal
 from launcher.run.opening import Announce, introduction, open_folder, run_record
 from launcher.run.preflight import Prepared
@@ -110,8 +110,7 @@ class Session:
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
             limit_memory(measure.memory_limit, self._world.device)
-        for line in introduction(self._prepared, self.record, self.folder.path, self._world):
-            self.console.line(line)
+        self.console.lines(introduction(self._prepared, self.record, self.folder.path, self._world))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -235,7 +234,7 @@ class Session:
                 f"--out {self.folder.path} --resume auto"
             )
 
-    def finish(self, test: EvalRecord | None) -> None:
+    def finish(self, test: EvalRecord | None) -> Summary:
         """Write the last records and, on the main rank, the summary.
 
         Raises:
@@ -275,23 +274,26 @@ class Session:
             raise failure
         if self._world.is_main:
             self.console.at_the_end()
-            for line in closing_lines(summary, self.folder.path):
-                self.console.line(line)
-            if self._peak is not None:  # the last act: the run is done without it
-                self._tell_plan(summary, self._peak)
+            self.console.lines(closing_lines(summary, self.folder.path))
+        return summary
 
-    def _tell_plan(self, summary: Summary, peak: Ledger) -> None:
-        """What was predicted for the run, beside what it has measured."""
-        times, resumed = self.journal.times.durations_s, self.resumed_step > 0
-        plan = against_run(
-            self.resolved, self._world, peak, times, peaks=self.memory.peaks(), resumed=resumed
+    def compare(self, summary: Summary, load_forecast: LoadForecast) -> None:
+        """Show the prediction of the run beside what it has measured, where that is known."""
+        if self._peak is None or not self._world.is_main:
+            return
+        plan = load_forecast().against_run(
+            self.resolved,
+            self._world,
+            self._peak,
+            self.journal.times.durations_s,
+            peaks=self.memory.peaks(),
+            resumed=self.resumed_step > 0,
         )
-        if isinstance(plan, Against):
+        if plan.ledger is not None:
             self.journal.write(plan.ledger)
         with contextlib.suppress(OSError):
-            self.folder.write_summary(replace(summary, plan=as_record(plan)))
-        for line in plan.lines():
-            self.console.line(line)
+            self.folder.write_summary(replace(summary, plan=plan.as_record()))
+        self.console.lines(plan.lines())
 
     def _energy(self) -> EnergyReading | None:
         return None if self.sampler is None else self.sampler.energy

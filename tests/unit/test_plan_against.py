@@ -20,7 +20,7 @@ from launcher.measure.records import Summary
 from launcher.memory.ledger import CATEGORIES, Ledger, LedgerLines
 from launcher.parallel.world import World
 from launcher.plan import against
-from launcher.plan.against import Against, NotPredicted, against_run, as_record
+from launcher.plan.against import Against, NotPredicted, against_run
 
 FLAGS = [
     *("--layers=2", "--d-model=64", "--heads=4", "--context=32", "--vocab-size=260"),
@@ -97,7 +97,7 @@ def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatc
     outcome = against_run(run, WORLD, PEAK, [], peaks={}, resumed=False)
     assert outcome == NotPredicted(reason="KeyError: 'no such storage'")
     assert outcome.lines() == ["predicted n/a (KeyError: 'no such storage')"]
-    assert as_record(outcome) == {"reason": "KeyError: 'no such storage'"}
+    assert outcome.as_record() == {"reason": "KeyError: 'no such storage'"}
 
 
 def test_the_first_step_is_compared_with_the_first_step() -> None:

@@ -17,6 +17,7 @@ from launcher.errors import UserError
 from launcher.flags import fields_of, flag, is_number
 from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
+from launcher.plan import for_runs
 from launcher.run.base import check_beginning
 from launcher.run.preflight import prepare
 from launcher.strategies import VARIANTS
@@ -97,7 +98,12 @@ def open_corpora(rows: Sequence[SweepRow], *, nproc: int) -> None:
     to_run = [row for row in rows if not row.done]
     for row in _told(to_run, len(to_run), "reading the data of"):
         try:
-            prepare(training_flags(row), world_size=nproc, ranks_per_node=nproc)
+            prepare(
+                training_flags(row),
+                world_size=nproc,
+                ranks_per_node=nproc,
+                load_forecast=lambda: for_runs,
+            )
         except UserError as error:
             row.state, row.reason = "refused", str(error)
     if to_run and all(row.state == "refused" for row in to_run):

@@ -1,4 +1,4 @@
-"""Out of memory, and what would have fitted: the first advice is taken, and the run completes."""
+"""Out of memory, and what would have fitted: the first suggestion is taken, and the run completes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.flags import as_flags
 from launcher.plan.budget import within_budget
 from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
-from launcher.run.advice import Advice, advise
+from launcher.plan.suggestions import Suggestion, suggest
 from launcher.strategies import VARIANTS
 from launcher.strategies.base import Variant
 
@@ -31,12 +31,12 @@ def resolved(flags: str, ranks: int, device_type: str = "cpu") -> Resolved:
     )
 
 
-def advice_for(flags: str, ranks: int, room: Room) -> list[Advice]:
+def suggestions_for(flags: str, ranks: int, room: Room) -> list[Suggestion]:
     failed = resolved(flags, ranks, room.device_type)
-    return advise(failed, room, world_size=ranks, ranks_per_node=ranks)
+    return suggest(failed, room, world_size=ranks, ranks_per_node=ranks)
 
 
-def test_a_run_that_takes_the_advice_completes(tmp_path: Path) -> None:
+def test_a_run_that_takes_the_suggestion_completes(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(Path(__file__).read_text() * 5)
     flags = f"{MODEL} --device=cpu --data={text} --micro-batch=64 --steps=3 --memory-limit=70MiB"
@@ -59,7 +59,7 @@ def test_a_run_that_takes_the_advice_completes(tmp_path: Path) -> None:
     assert report < next(i for i, line in enumerate(lines) if "would fit" in line)
     status = json.loads((tmp_path / "failed" / "status.json").read_text())
     assert status["state"] == "oom"
-    assert [f"{one['flags']} (" in said[i] for i, one in enumerate(status["detail"]["advice"])]
+    assert [f"{one['flags']} (" in said[i] for i, one in enumerate(status["detail"]["suggestions"])]
     done = train(tmp_path / "advised", said[0].partition(" (")[0])
     assert done.returncode == 0, done.stderr
     assert "3 steps of 64 x 64 tokens" in done.stdout  # the same global batch
@@ -70,15 +70,15 @@ def test_blocks_that_keep_a_part_are_advised_to_keep_nothing(kept: str) -> None:
     flags = f"--micro-batch=64 --loss-chunk=256 --activation-checkpointing={kept}"
     room = Room(size_bytes=67 * 2**20, gpu=None, capped=True)
     failed = within_budget(resolved(flags, 1), world_size=1)
-    found = [one.flags for one in advise(failed, room, world_size=1, ranks_per_node=1)]
+    found = [one.flags for one in suggest(failed, room, world_size=1, ranks_per_node=1)]
     assert "--activation-checkpointing full" in found
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
-def test_every_advice_fits_and_keeps_the_global_batch(strategy: str, ranks: int) -> None:
+def test_every_suggestion_fits_and_keeps_the_global_batch(strategy: str, ranks: int) -> None:
     flags = f"--strategy={strategy} --micro-batch=64"
     room = Room(size_bytes=70 * 2**20, gpu=None, capped=True)
-    found = advice_for(flags, ranks, room)
+    found = suggestions_for(flags, ranks, room)
     assert found
     assert found[0].flags.startswith("--micro-batch ")
     for one in found:
@@ -96,7 +96,7 @@ def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
         Room(size_bytes=2**40, gpu=A100, capped=True),
         world_size=2,
     )
-    found = advice_for(
+    found = suggestions_for(
         "--micro-batch=256", 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True)
     )
     costs = [one.slower for one in found if one.slower is not None]
@@ -114,7 +114,7 @@ def test_adapters_are_proposed_where_a_model_is_fine_tuned(tmp_path: Path) -> No
     for begun in (False, True):
         config = scratch.replace(init_from=tmp_path) if begun else scratch
         failed = resolve(config, world_size=1, device_type="cpu")
-        found = advise(failed, room, world_size=1, ranks_per_node=1)
+        found = suggest(failed, room, world_size=1, ranks_per_node=1)
         flags[begun] = [one.flags for one in found]
         for one in found:
             if one.flags == "--lora-rank 8":
@@ -129,13 +129,13 @@ def test_of_a_run_with_adapters_the_base_is_quantised(tmp_path: Path) -> None:
     failed = resolve(config, world_size=1, device_type="cpu")
     needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True), world_size=1)
     room = Room(size_bytes=int(0.97 * needed), gpu=None, capped=True)
-    found = [one.flags for one in advise(failed, room, world_size=1, ranks_per_node=1)]
+    found = [one.flags for one in suggest(failed, room, world_size=1, ranks_per_node=1)]
     assert any("--quantize-base" in one for one in found)
 
 
 def test_where_nothing_helps_nothing_is_said() -> None:
     room = Room(size_bytes=2**20, gpu=None, capped=True)
-    assert advice_for("--micro-batch=1", 1, room) == []
+    assert suggestions_for("--micro-batch=1", 1, room) == []
 
 
 def test_a_run_that_should_have_fitted_teaches_caution() -> None:
@@ -145,7 +145,7 @@ def test_a_run_that_should_have_fitted_teaches_caution() -> None:
         resolved(flags, 1), Room(size_bytes=2**40, gpu=None, capped=True), world_size=1
     )
     room = Room(size_bytes=2 * needed, gpu=None, capped=True)
-    for one in advice_for(flags, 1, room):
+    for one in suggestions_for(flags, 1, room):
         run = resolved(f"{flags} {one.flags}", 1)
         assert one.needed_bytes >= 1.9 * needed_bytes(run, room, world_size=1)
 

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
@@ -24,14 +24,14 @@ MOST: Final = 3
 LORA_RANK: Final = 8
 """Of the adapters that are proposed where a model is fine-tuned: a usual one."""
 PATIENCE_S: Final = 8.0
-"""CPU time that is spent on advice (the clock's may be longer on a busy host): what has been found
-by then is said."""
+"""CPU time of the search (the clock's may be longer on a busy host); what it has found by then is
+said."""
 
 Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
+class Suggestion:
     """One change, or two, that would have fitted."""
 
     flags: str
@@ -50,22 +50,36 @@ class Advice:
             cost = f", about {abs(self.slower):.0%} {change}"
         return f"would fit: {self.flags} ({room}{cost})"
 
+    def as_record(self) -> dict[str, Any]:
+        """For `status.json`."""
+        return asdict(self)
 
-def advise(failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int) -> list[Advice]:
+
+def suggestions(
+    failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
+) -> list[Suggestion]:
+    """Changes with which a run that was out of memory on this device would have fitted."""
+    room = room_there_was(failed, device, ranks_per_node=ranks_per_node)
+    return suggest(failed, room, world_size=world_size, ranks_per_node=ranks_per_node)
+
+
+def suggest(
+    failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int
+) -> list[Suggestion]:
     """The cheapest changes first: single ones, and pairs where those are few; at most three."""
     search = _Search(failed, room, world_size, ranks_per_node)
     kinds = list(_kinds(failed, world_size, room))
-    found = [advice for kind in kinds for advice in search.first_that_fits(kind)]
+    found = [each for kind in kinds for each in search.first_that_fits(kind)]
     # Known costs decide; unknown ones keep the order of the kinds, which is that of habit.
-    found.sort(key=lambda advice: advice.slower or 0.0)
+    found.sort(key=lambda each: each.slower or 0.0)
     if len(found) >= MOST:
         return found[:MOST]
-    pairs: list[Advice] = []
+    pairs: list[Suggestion] = []
     for one, other in itertools.combinations(kinds, 2):
         if len(found) + len(pairs) >= MOST:
             break
         pairs += search.first_that_fits([a | b for a in one for b in other])
-    pairs.sort(key=lambda advice: advice.slower or 0.0)
+    pairs.sort(key=lambda each: each.slower or 0.0)
     return [*found, *pairs][:MOST]
 
 
@@ -85,20 +99,20 @@ class _Search:
         self._fitting: list[Changes] = []
         self._deadline_s = time.thread_time() + PATIENCE_S
 
-    def first_that_fits(self, alternatives: Sequence[Changes]) -> list[Advice]:
+    def first_that_fits(self, alternatives: Sequence[Changes]) -> list[Suggestion]:
         """The first of them, if any; not one that a smaller change has made needless."""
         for changes in alternatives:
             if time.thread_time() > self._deadline_s:
                 break
             if any(fitting.items() <= changes.items() for fitting in self._fitting):
                 break
-            advice = self._try(changes)
-            if advice is not None:
+            suggestion = self._try(changes)
+            if suggestion is not None:
                 self._fitting.append(changes)
-                return [advice]
+                return [suggestion]
         return []
 
-    def _try(self, changes: Changes) -> Advice | None:
+    def _try(self, changes: Changes) -> Suggestion | None:
         try:
             run = resolve(
                 self._failed.config.replace(**changes),
@@ -114,7 +128,7 @@ class _Search:
         slower = None
         if self._machine is not None:
             slower = self._step_s(run) / self._step_s(self._failed) - 1
-        return Advice(
+        return Suggestion(
             flags=as_flags(changes),
             needed_bytes=needed,
             memory_bytes=self._room.size_bytes,

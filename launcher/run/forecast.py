@@ -1,0 +1,76 @@
+"""What a run asks of its forecast.
+
+The forecast reads the core and is never imported by it: the doors hand in a function that imports
+it when a run first asks. Without one a run trains, measures, saves and ends the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from launcher.config.resolve import Resolved
+from launcher.memory.ledger import Ledger
+from launcher.parallel.world import World
+
+
+class Comparison(Protocol):
+    """A run beside its prediction, or the reason why there is none."""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The predicted ledger, for the rank's records."""
+
+    def lines(self) -> list[str]:
+        """For the console."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For `summary.json`."""
+
+
+class Suggestion(Protocol):
+    """A change that would have fitted."""
+
+    def line(self) -> str:
+        """For the console, flags to paste among it."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For `status.json`."""
+
+
+class Forecast(Protocol):
+    """The three questions."""
+
+    def within_budget(self, resolved: Resolved, *, world_size: int) -> Resolved:
+        """Divide the bytes of `--activation-checkpointing budget=...` among the blocks.
+
+        Raises:
+            UserError: the budget is too small for any choice.
+        """
+
+    def against_run(
+        self,
+        resolved: Resolved,
+        world: World,
+        peak: Ledger,
+        step_times_s: Sequence[float],
+        *,
+        peaks: Mapping[tuple[str, str], int],
+        resumed: bool,
+    ) -> Comparison:
+        """Predict a run that is over.
+
+        Args:
+            peak: the measured ledger at the highest moment of a step.
+            step_times_s: of the latest steps after the warm-up.
+            peaks: (period, phase) -> highest measured bytes.
+            resumed: the first step found the optimizer's states.
+        """
+
+    def suggestions(
+        self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
+    ) -> Sequence[Suggestion]:
+        """The cheapest changes with which a run that was out of memory would have fitted."""
+
+
+LoadForecast = Callable[[], Forecast]
