@@ -27,22 +27,28 @@ def _softmax_gradient(
     BLOCK: tl.constexpr,
 ):
     """One program for a row. The maximum and the sum are found in one pass (Milakov and Gimelshein,
-    arXiv:1805.02867), a second one writes."""
+    arXiv:1805.02867), a second one writes.
+
+    A target that is no token makes its row NaN, so that the step is not applied. Triton's own
+    assertions are compiled only on request, where torch's are always there.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     target = tl.load(targets + row)
     counts = target != IGNORED
+    known = (target >= 0) & (target < VOCAB_SIZE)
     # Before the first barrier, and so before any thread writes.
-    of_target = tl.load(logits + tl.where(counts, target, 0)).to(tl.float32)
+    of_target = tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32)
     top = -float("inf")
     total = 0.0
     for start in range(0, VOCAB_SIZE, BLOCK):
         index = start + tl.arange(0, BLOCK)
         x = tl.load(logits + index, mask=index < VOCAB_SIZE, other=-float("inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, axis=0))
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), axis=0)
+        shift = tl.where(higher == -float("inf"), 0.0, higher)  # -inf minus -inf is NaN
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(x - shift), axis=0)
         top = higher
-    log_sum = top + tl.log(total)
+    log_sum = tl.where(known, top + tl.log(total), float("nan"))
     tl.store(losses + row, tl.where(counts, log_sum - of_target, 0.0))
     if WRITES:
         for start in range(0, WIDTH, BLOCK):

@@ -5,6 +5,7 @@ CPU, and prints a line of JSON per case. On a GPU, `compared` is called as it is
 """
 
 import json
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,41 @@ def compared(dtype_name: str, vocab_size: int, device: str) -> dict[str, float]:
     }
 
 
+def edges(device: str) -> dict[str, bool]:
+    """What holds of rows with -inf in a whole block, or in all of them, and of targets that are no
+    token. None of it is a comparison with numbers that may be NaN."""
+    size = 13_000  # blocks of 4096
+    torch.manual_seed(0)
+    logits = torch.randn(ROWS, size)
+    logits[0, :4096] = -torch.inf
+    logits[1, 4096:] = -torch.inf
+    logits[2] = -torch.inf
+    logits[3, 5000] = torch.inf
+    logits[4, 5000] = torch.nan
+    targets = torch.full((ROWS,), 1000)
+    targets[0] = 9000
+    beyond = torch.tensor([size, size + 7, 2**31, 2**40, -1, -99, IGNORE_INDEX])
+    reference = logits.clone().requires_grad_()
+    expected = F.cross_entropy(reference, targets, reduction="none")
+    expected.sum().backward()
+    assert reference.grad is not None
+
+    there = logits.to(device)
+    alone = softmax_gradient_(there, targets.to(device), size, IGNORE_INDEX, False)
+    losses = softmax_gradient_(there, targets.to(device), size, IGNORE_INDEX, True)
+    finite = torch.randn(ROWS, size).to(device)
+    lost = softmax_gradient_(finite, beyond.to(device), size, IGNORE_INDEX, True)
+    as_torch = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+    return {
+        "losses are torch's": as_torch(losses.cpu(), expected),
+        "losses alone are torch's": as_torch(alone.cpu(), expected),
+        "gradients are torch's": as_torch(there.cpu(), reference.grad),
+        "no loss of what is no token": bool(lost[:-1].isnan().all()),
+        "no gradient of what is no token": bool(finite[:-1].isnan().all()),
+        "an ignored row is 0": not lost[-1] and not finite[-1].any(),
+    }
+
+
 def assert_as_torch(dtype_name: str, found: dict[str, float]) -> None:
     """Losses in fp32; gradients but for the rounding of their type, in fp32 of long sums."""
     assert found.pop("losses") < LOSS_TOLERANCE, found
@@ -58,5 +94,6 @@ def assert_as_torch(dtype_name: str, found: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
+    print(json.dumps({"case": "edges", "size": 0, "found": edges("cpu")}))
     for name, size in CASES:
         print(json.dumps({"case": name, "size": size, "found": compared(name, size, "cpu")}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,32 +111,70 @@ def build_engine(graph: Path, path: Path, shapes: Profile) -> None:
 
 
 class EngineSession(Runtime):
-    """An engine on torch's tensors."""
+    """An engine on torch's tensors.
+
+    Raises:
+        UserError: TensorRT does not load the engine, or does not run it.
+    """
 
     def __init__(self, path: Path, config: ModelConfig, *, dtype: torch.dtype, cache: bool) -> None:
         import tensorrt as trt
 
         runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
         self._engine = runtime.deserialize_cuda_engine(path.read_bytes())
+        _demand(self._engine is not None, f"load {path.name}")
         self._context = self._engine.create_execution_context()
+        _demand(self._context is not None, f"reserve the memory that {path.name} runs in")
         self._dtype = dtype
         self._inputs = input_names(config, cache=cache)
         self._outputs = output_names(config, cache=cache)
 
     def run(self, values: Sequence[Tensor]) -> list[Tensor]:
         stream = torch.cuda.current_stream()
-        kept = []  # until the engine has run
-        for name, value in zip(self._inputs, values, strict=True):
-            value = value.cuda().contiguous()
-            self._context.set_input_shape(name, tuple(value.shape))
-            # An empty tensor has no address, and TensorRT asks for one.
-            kept.append(value if value.numel() else value.new_empty(1))
-            self._context.set_tensor_address(name, kept[-1].data_ptr())
-        found = []
-        for name in self._outputs:
-            shape = tuple(self._context.get_tensor_shape(name))
-            found.append(torch.empty(shape, dtype=self._dtype, device="cuda"))
-            self._context.set_tensor_address(name, found[-1].data_ptr())
-        self._context.execute_async_v3(stream.cuda_stream)
+        # Kept until the engine has run.
+        inputs = {
+            name: value.cuda().contiguous()
+            for name, value in zip(self._inputs, values, strict=True)
+        }
+        found = execute(self._context, inputs, self._outputs, self._dtype, stream.cuda_stream)
         stream.synchronize()
         return found
+
+
+def execute(
+    context: Any,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    dtype: torch.dtype,
+    stream: int,
+) -> list[Tensor]:
+    """Queue an engine on a CUDA stream; its outputs, in order, which are there once it has run.
+
+    `context` is a `tensorrt.IExecutionContext`, which says with False what it does not do: the
+    outputs would then be memory that nobody has written.
+
+    Raises:
+        UserError: TensorRT refuses a shape, an address or the execution.
+    """
+    kept = []
+    for name, value in inputs.items():
+        shape = tuple(value.shape)
+        _demand(context.set_input_shape(name, shape), f"take {name} of shape {list(shape)}")
+        # An empty tensor has no address, and TensorRT asks for one.
+        kept.append(value if value.numel() else value.new_empty(1))
+        _demand(context.set_tensor_address(name, kept[-1].data_ptr()), f"read {name}")
+    found = []
+    for name in outputs:
+        shape = tuple(context.get_tensor_shape(name))
+        found.append(torch.empty(shape, dtype=dtype, device=kept[0].device))
+        _demand(context.set_tensor_address(name, found[-1].data_ptr()), f"write {name}")
+    _demand(context.execute_async_v3(stream), "run the engine")
+    return found
+
+
+def _demand(done: bool, what: str) -> None:
+    if not done:
+        raise UserError(
+            f"TensorRT cannot {what}: its own lines above say why; use smaller sizes, another "
+            "version of TensorRT, or --format onnx"
+        )

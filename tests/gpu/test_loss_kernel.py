@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loss_kernel_cases import CASES, assert_as_torch, compared
+from loss_kernel_cases import CASES, assert_as_torch, compared, edges
 from torch import Tensor
 
 from launcher.model.fused_loss import fuses
@@ -17,6 +17,11 @@ pytestmark = [
 @pytest.mark.parametrize(("dtype", "size"), CASES)
 def test_a_chunk_is_torchs_own(dtype: str, size: int) -> None:
     assert_as_torch(dtype, compared(dtype, size, "cuda"))
+
+
+def test_edges_are_torchs_and_what_is_no_token_has_no_loss() -> None:
+    found = edges("cuda")
+    assert all(found.values()), found
 
 
 def loss_and_gradients(device: str, chunk_rows: int, *, autocast: bool) -> list[Tensor]:
