@@ -16,6 +16,7 @@ from launcher.measure.host_memory import host_bytes
 from launcher.plan.budget import within_budget
 from launcher.plan.fit import Room, needed_bytes, verdict
 from launcher.plan.machine import Machine
+from launcher.plan.order import Merit, best_first, simplicity
 from launcher.plan.timing import step_seconds
 from launcher.sizes import gib, parse_bytes
 from launcher.strategies import STRATEGIES, strategy_of, variant_of
@@ -66,21 +67,15 @@ def suggestions(
 def suggest(
     failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int
 ) -> list[Suggestion]:
-    """The cheapest changes first: single ones, and pairs where those are few; at most three."""
+    """At most three, in the order of a plan: single changes, and pairs where those are few."""
     search = _Search(failed, room, world_size, ranks_per_node)
     kinds = list(_kinds(failed, world_size, room))
     found = [each for kind in kinds for each in search.first_that_fits(kind)]
-    # Known costs decide; unknown ones keep the order of the kinds, which is that of habit.
-    found.sort(key=lambda each: each.slower or 0.0)
-    if len(found) >= MOST:
-        return found[:MOST]
-    pairs: list[Suggestion] = []
     for one, other in itertools.combinations(kinds, 2):
-        if len(found) + len(pairs) >= MOST:
+        if len(found) >= MOST:
             break
-        pairs += search.first_that_fits([a | b for a in one for b in other])
-    pairs.sort(key=lambda each: each.slower or 0.0)
-    return [*found, *pairs][:MOST]
+        found += search.first_that_fits([a | b for a in one for b in other])
+    return [found[number][1] for number in best_first([merit for merit, _ in found])][:MOST]
 
 
 class _Search:
@@ -99,7 +94,7 @@ class _Search:
         self._fitting: list[Changes] = []
         self._deadline_s = time.thread_time() + PATIENCE_S
 
-    def first_that_fits(self, alternatives: Sequence[Changes]) -> list[Suggestion]:
+    def first_that_fits(self, alternatives: Sequence[Changes]) -> list[tuple[Merit, Suggestion]]:
         """The first of them, if any; not one that a smaller change has made needless."""
         for changes in alternatives:
             if time.thread_time() > self._deadline_s:
@@ -112,7 +107,7 @@ class _Search:
                 return [suggestion]
         return []
 
-    def _try(self, changes: Changes) -> Suggestion | None:
+    def _try(self, changes: Changes) -> tuple[Merit, Suggestion] | None:
         try:
             run = resolve(
                 self._failed.config.replace(**changes),
@@ -128,12 +123,19 @@ class _Search:
         slower = None
         if self._machine is not None:
             slower = self._step_s(run) / self._step_s(self._failed) - 1
-        return Suggestion(
+        merit = Merit(
+            verdict="fits",
+            tokens_per_s=1 / (1 + (slower or 0.0)),  # times those of the run that failed
+            used_bytes=0,  # all fit: what is alike keeps the order of the kinds, that of habit
+            simplicity=simplicity(run.config),
+        )
+        suggestion = Suggestion(
             flags=as_flags(changes),
             needed_bytes=needed,
             memory_bytes=self._room.size_bytes,
             slower=slower,
         )
+        return merit, suggestion
 
     def _step_s(self, run: Resolved) -> float:
         assert self._machine is not None

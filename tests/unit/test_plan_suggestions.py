@@ -1,4 +1,4 @@
-"""Out of memory, and what would have fitted: the first suggestion is taken, and the run completes."""
+"""Out of memory, and what would have fitted: the run that takes the first suggestion completes."""
 
 import json
 import os
@@ -14,7 +14,10 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.flags import as_flags
 from launcher.plan.budget import within_budget
 from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
+from launcher.plan.machine import Machine
+from launcher.plan.order import Merit, best_first, simplicity
 from launcher.plan.suggestions import Suggestion, suggest
+from launcher.plan.timing import step_seconds
 from launcher.strategies import VARIANTS
 from launcher.strategies.base import Variant
 
@@ -103,6 +106,30 @@ def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
     assert len(costs) == len(found) == 3
     assert costs[0] == min(costs)
     assert all("slower)" in one.line() or "faster)" in one.line() for one in found)
+
+
+def test_suggestions_are_in_the_order_of_a_plan() -> None:
+    ranks = 4
+    flags = "--strategy=ddp --micro-batch=4 --precision=bf16 --d-model=1024 --layers=8"
+    failed = resolved(flags, ranks, "cuda")
+    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=A100, capped=True), world_size=ranks)
+    room = Room(size_bytes=int(0.9 * needed), gpu=A100, capped=True)
+    found = suggest(failed, room, world_size=ranks, ranks_per_node=ranks)
+    machine = Machine.of_gpu("A100-40GB", ranks_per_node=ranks)
+    merits = []
+    for one in found:
+        run = resolved(f"{flags} {one.flags}", ranks, "cuda")
+        time = step_seconds(run, world_size=ranks, gpus_per_node=ranks, machine=machine)
+        merits.append(
+            Merit(
+                verdict="fits",
+                tokens_per_s=time.tokens_per_s,
+                used_bytes=one.needed_bytes,
+                simplicity=simplicity(run.config),
+            )
+        )
+    assert best_first(merits) == list(range(len(found)))
+    assert len(found) > 1
 
 
 def test_adapters_are_proposed_where_a_model_is_fine_tuned(tmp_path: Path) -> None:
