@@ -3,7 +3,7 @@
 #     bench/gpu/prepare.sh
 # The machine has Python 3.12 on x86_64, torch 2.11 with what torch brings, and NumPy. matplotlib is
 # not among the wheels: benches leave out their plots where it is missing. Take the folder along with
-# the repository; every part of bench/gpu installs from it.
+# the repository; bench/gpu/plan.py installs from it, once.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}  # builds DeepSpeed's wheel, which asks for an installed torch

@@ -1,0 +1,101 @@
+"""One training run on one GPU and its figures, in FOLDER/run.json.
+
+    python bench/gpu/one_run.py FOLDER [--hold-ledger] TRAIN_FLAG...
+
+40 steps, on bytes, since no tokenizer has to be trained for that. `ledger` has each line of the
+steady peak as planned and as measured, in bytes; `--hold-ledger` fails where one is off by more
+than 0.05% of the planned peak. Losses of equal models and precisions can be compared between runs:
+weights and batches are the same.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from machine import stands_in
+from runs import ROOT, Run
+
+from launcher.memory.ledger import CATEGORIES
+from launcher.orphans import for_children
+
+BOUND = 0.0005  # of the planned peak; tests/nullgpu/test_ledger.py holds the same one
+WARMUP_STEPS = 5
+FLAGS = (
+    *("--steps", "40", "--tokenizer", "byte", "--test-batches", "2"),
+    *("--no-save-last", "--no-tensorboard"),
+    # fp16 begins with skipped steps, and the stand-in GPU has no others: they are counted.
+    *("--max-skipped-steps", "1000"),
+)
+MIB = 2**20
+PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hold-ledger", action="store_true")
+    options, flags = parser.parse_known_args()
+    run = options.folder / "run"
+    command = [sys.executable, "-m", "launcher.torchrun", "--nproc", "1", "-m", "launcher.train"]
+    command += [*FLAGS, *flags, "--out", str(run)]
+    code = subprocess.run(command, cwd=ROOT, env=os.environ | for_children()).returncode
+    found = {"flags": flags, **figures(run)}
+    (options.folder / "run.json").write_text(json.dumps(found, indent=1) + "\n")
+    if code:
+        sys.exit(code)
+    if options.hold_ledger and (off := off_plan(found)):
+        sys.exit(f"off the plan by more than {BOUND:.2%} of its peak: {', '.join(off)}")
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """What a run folder says, as far as the run has come."""
+    status = content(folder / "status.json")
+    found: dict[str, Any] = {"state": status.get("state"), "reason": status.get("reason")}
+    if not (folder / "rank0.jsonl").exists():
+        return found
+    run = Run(folder=folder, state=str(found["state"]), reason=found["reason"])
+    (about,) = run.records("run")
+    steps = run.records("step")
+    names = ("device_name", "strategy", "precision", "attention", "activation_checkpointing")
+    found |= {name: about[name] for name in (*names, "micro_batch", "global_batch", "seq_len")}
+    found["losses"] = [step["loss"] for step in steps]
+    found["skipped_steps"] = sum(not step["applied"] for step in steps)
+    for name in PEAKS:
+        found[name] = max((s[name] for s in steps if s.get(name) is not None), default=None)
+    if not stands_in() and (steady := steps[WARMUP_STEPS:]):
+        found["step_s"] = statistics.median(step["duration_s"] for step in steady)
+        found["tokens_per_s"] = steady[0]["tokens"] / found["step_s"]
+    plan = content(folder / "summary.json").get("plan") or {}
+    if "predicted" in plan:
+        lines = (*CATEGORIES, "peak")
+        found["ledger"] = {
+            line: {"planned": plan["predicted"][line], "measured": plan["measured"][line]}
+            for line in lines
+        }
+    return found | {"plan": plan}
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def off_plan(found: dict[str, Any]) -> list[str]:
+    """Lines of the ledger that differ from the plan by more than the bound, for people."""
+    if "ledger" not in found:
+        return [f"no plan for this run: {found['plan'].get('reason', 'it has no summary')}"]
+    most = BOUND * found["ledger"]["peak"]["planned"]
+    return [
+        f"{line} {sides['planned'] / MIB:,.1f} MiB planned, {sides['measured'] / MIB:,.1f} measured"
+        for line, sides in found["ledger"].items()
+        if abs(sides["planned"] - sides["measured"]) > most
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a GPU is asked in 25 minutes, the most valuable first.
+
+Budgets are estimates, in seconds on an H100 or H200 with 16 cores; nobody has measured them.
+"""
+
+from collections.abc import Iterator
+
+from runner import Part
+
+SEED = ("--model", "seed-134m", "--micro-batch", "125", "--lr", "5e-4")
+BF16 = (*SEED, "--precision", "bf16")
+
+
+def parts() -> list[Part]:
+    """All parts in their order."""
+    sections = (default, kernels, strategies, precision, compiled, peers, inference)
+    return [part for section in sections for part in section()]
+
+
+def training(section: str, name: str, budget_s: int, *flags: str) -> Part:
+    words = ("{python}", "bench/gpu/one_run.py", "{out}", *flags)
+    return Part(section=section, name=name, words=words, budget_s=budget_s)
+
+
+def script(section: str, name: str, budget_s: int, *words: str) -> Part:
+    return Part(section=section, name=name, words=("{python}", *words), budget_s=budget_s)
+
+
+def tests(section: str, name: str, budget_s: int, *words: str) -> Part:
+    pytest = ("-m", "pytest", "-q", "--tb", "short", "-p", "no:cacheprovider")
+    return script(section, name, budget_s, *pytest, *words)
+
+
+def default() -> Iterator[Part]:
+    """The default run, its ledger against the plan, and where its time goes."""
+    yield training("default", "run", 60, "--hold-ledger", *BF16)
+    yield script("default", "operators", 45, "bench/gpu/operators.py", "{out}", *BF16)
+    yield script("default", "rates", 60, "-m", "launcher", "profile", "--out", "{out}/rates.json")
+    yield script("default", "doctor", 20, "-m", "launcher", "doctor")
+    limited = ("--model", "seed-134m", "--precision", "bf16", "--memory-limit", "48GiB")
+    yield training("default", "largest-batch", 60, *limited, "--micro-batch", "auto")
+
+
+def kernels() -> Iterator[Part]:
+    """Values of kernels against torch's operators and transformers' models, then their times."""
+    folder = "tests/gpu"
+    yield tests("kernels", "loss", 25, f"{folder}/test_loss_kernel.py")
+    yield tests("kernels", "optimizers", 25, f"{folder}/test_optim_kernels.py")
+    attention = f"{folder}/test_attention.py"
+    yield tests("kernels", "attention", 30, attention, "-k", "not flex and not compiled")
+    yield tests("kernels", "transformers", 35, f"{folder}/test_transformers.py")
+    yield script("kernels", "times", 40, "bench/gpu/kernels.py", "{out}/times.json")
+
+
+def strategies() -> Iterator[Part]:
+    """Each strategy with one rank over NCCL: ledger, time, and losses against a single process."""
+    choices = {
+        "fsdp": ("--strategy", "fsdp"),
+        "ddp": ("--strategy", "ddp"),
+        "zero3": ("--zero", "3"),
+        "zero2": ("--zero", "2"),
+        "zero1": ("--zero", "1"),
+        "activations-offloaded": ("--activation-checkpointing", "offload"),
+    }
+    for name, flags in choices.items():
+        yield training("strategies", name, 35, "--hold-ledger", *BF16, *flags)
+    offloaded = ("--zero", "2", "--offload-optimizer", "cpu")  # compiles DeepSpeed's Adam
+    yield training("strategies", "optimizer-offloaded", 70, "--hold-ledger", *BF16, *offloaded)
+    files = (f"tests/gpu/test_{name}.py" for name in ("gpu", "gpu_offload", "gpu_pruned"))
+    yield tests("strategies", "parity", 90, "-n", "8", *files, "-k", "not bf16")
+
+
+def precision() -> Iterator[Part]:
+    """The same 40 steps in each precision: fp32's losses are the reference."""
+    yield training("precision", "fp32", 30, *SEED, "--precision", "fp32")
+    yield training("precision", "bf16-pure", 30, *SEED, "--precision", "bf16-pure")
+    yield training("precision", "fp16", 30, *SEED, "--precision", "fp16")
+    yield training("precision", "fp8", 35, *SEED, "--precision", "fp8")
+    yield training("precision", "adamw8bit", 30, *BF16, "--optimizer", "adamw8bit")
+
+
+def compiled() -> Iterator[Part]:
+    """What torch.compile and FlexAttention change."""
+    yield training("compile", "bf16", 45, *BF16, "--compile")
+    selective = ("--activation-checkpointing", "selective")
+    yield training("compile", "selective", 45, *BF16, "--compile", *selective)
+    yield training("compile", "fp8", 45, *SEED, "--precision", "fp8", "--compile")
+    yield training("compile", "flex-window64", 45, *BF16, "--attention", "flex", "--window", "64")
+    attention = ("tests/gpu/test_attention.py", "-k", "flex or compiled")
+    yield tests("compile", "attention", 45, "-n", "8", *attention)
+
+
+def peers() -> Iterator[Part]:
+    """transformers' GPT-2 under accelerate, Lightning Fabric and DeepSpeed, in turn with ours."""
+    bench = ("bench/peers.py", "--size", "full", "--precisions", "bf16", "--output", "{out}")
+    both = ("--cases", "single", "--flags", "defaults", "selective")
+    yield script("peers", "single", 70, *bench, *both)
+    yield script("peers", "zero3", 60, *bench, "--cases", "zero3", "--flags", "defaults")
+    fast = ("--cases", "single", "--flags", "both-compile", "--peers", "accelerate")
+    yield script("peers", "both-compile", 70, *bench, *fast)
+
+
+def inference() -> Iterator[Part]:
+    """PyTorch as it is and compiled; TensorRT where the machine has it."""
+    yield tests("inference", "tests", 30, "tests/gpu/test_inference.py")
+    bench = ("bench/inference.py", "--output", "{out}/inference", "--device", "cuda")
+    yield script("inference", "llama", 75, *bench, "--engines", "pytorch", "compiled")
