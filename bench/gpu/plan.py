@@ -109,14 +109,16 @@ def install(wheels: Path, site: Path) -> Path | None:
     """The folder of the wheels' packages, installed once; None where this Python needs none."""
     if not wheels.exists() or sys.version_info[:2] != WHEELS_PYTHON:
         return None
-    complete = site / "complete"
-    if not complete.exists() or complete.stat().st_mtime < wheels.stat().st_mtime:
+    chosen = sorted(wheels.glob("*.whl"))
+    # By name, not by time: a copy of the folder is no reason to install again.
+    names, installed = "\n".join(wheel.name for wheel in chosen), site / "installed.txt"
+    if not installed.exists() or installed.read_text() != names:
         shutil.rmtree(site, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        command += ["--no-compile", "--target", str(site), *map(str, sorted(wheels.glob("*.whl")))]
+        command += ["--no-compile", "--target", str(site), *map(str, chosen)]
         if subprocess.run(command, check=False).returncode:
             refuse(f"the wheels in {wheels} cannot be installed: run bench/gpu/prepare.sh anew")
-        complete.touch()
+        installed.write_text(names)
     return site
 
 

@@ -3,17 +3,19 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from parts import parts
-from plan import INSTALL_S, slug
+from plan import INSTALL_S, install, slug
 from runner import Part
 
 ROOT = Path(__file__).parents[2]
@@ -289,3 +291,40 @@ def test_without_a_gpu_it_says_so() -> None:
 )
 def test_each_gpu_has_its_own_folder(name: str, folder: str) -> None:
     assert slug(name) == folder
+
+
+def write_wheel(folder: Path, name: str) -> None:
+    about = f"{name}-1.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        wheel.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+def test_wheels_are_installed_once_also_from_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plan.WHEELS_PYTHON", sys.version_info[:2])
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    write_wheel(wheels, "first")
+    assert install(wheels, site) == site
+    assert (site / "first.py").exists()
+    (site / "first.py").unlink()  # tells whether it comes again
+    copy = shutil.copytree(wheels, tmp_path / "copy")
+    os.utime(copy)
+    install(copy, site)
+    assert not (site / "first.py").exists()
+    write_wheel(copy, "second")
+    install(copy, site)
+    assert (site / "first.py").exists()
+    assert (site / "second.py").exists()
+
+
+def test_another_python_uses_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plan.WHEELS_PYTHON", (3, 0))
+    assert install(tmp_path, tmp_path / "site") is None
+    assert not (tmp_path / "site").exists()
