@@ -105,14 +105,16 @@ def end_processes(process: subprocess.Popen[bytes], stop: Stop) -> None:
             break
         time.sleep(POLL_S)
     _signal_group(process.pid, signal.SIGKILL)
-    process.wait()
-    # Ranks have sessions of their own; one that stays would keep its memory on the GPU.
-    while children := _children():
+    # Ranks have sessions of their own; one that stays would keep its memory on the GPU. What a
+    # driver does not let go of is left, rather than the plan's time spent on it.
+    until_s = time.monotonic() + GRACE_S
+    while (children := _children()) and time.monotonic() < until_s:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(child, 0)
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(POLL_S / 10)
 
 
 def adopt_orphans() -> None:

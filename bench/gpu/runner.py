@@ -125,8 +125,8 @@ def figures_of(folder: Path) -> dict[str, Any]:
 
 def last_lines(log: Path, count: int) -> list[str]:
     """The end of what a part printed; bars that redraw a line count by their last state."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.splitlines()]
+    text = log.read_bytes().decode(errors="replace") if log.exists() else ""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return [line for line in lines if line.strip()][-count:]
 
 

@@ -80,7 +80,12 @@ def of_ours(folder: Path, attention: AttentionKind, *, autocast: bool) -> Found:
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad.float().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    """Copies: a module that moves to another device takes its gradients along."""
+    return {
+        name: parameter.grad.to("cpu", torch.float32, copy=True)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def errors(found: Found, exact: Found) -> tuple[float, float, float]:

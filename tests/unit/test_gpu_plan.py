@@ -96,10 +96,10 @@ def counted(path: Path) -> str:
 def test_a_part_that_fails_is_recorded_with_its_last_lines_and_the_next_one_runs(
     tmp_path: Path,
 ) -> None:
+    prints = r"printf 'bar 1\rbar 2\r\nsaid\n'"
+    writes = """echo '{"ms": 3}' > {out}/found.json; echo '{' > {out}/half.json"""
     chosen = [
-        shell(
-            "good", "echo said; echo '{\"ms\": 3}' > {out}/found.json; echo '{' > {out}/half.json"
-        ),
+        shell("good", f"{prints}; {writes}"),
         shell("bad", "for i in $(seq 60); do echo line $i; done; exit 3"),
         Part(section="second", name="absent", words=("/no/such/command",), budget_s=LONG_S),
         shell("last", "true", section="second"),
@@ -111,7 +111,7 @@ def test_a_part_that_fails_is_recorded_with_its_last_lines_and_the_next_one_runs
     assert (good["state"], good["figures"], good["last_lines"]) == (
         "done",
         {"found": {"ms": 3}},
-        ["said"],
+        ["bar 2", "said"],
     )
     assert good["machine"] == H200
     assert (bad["state"], bad["exit_code"], bad["why"]) == ("failed", 3, "exit code 3")
