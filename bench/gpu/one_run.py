@@ -4,8 +4,8 @@
 
 40 steps, on bytes, since no tokenizer has to be trained for that. `ledger` has each line of the
 steady peak as planned and as measured, in bytes; `--hold-ledger` fails where one is off by more
-than 0.05% of the planned peak. Losses of equal models and precisions can be compared between runs:
-weights and batches are the same.
+than 0.05% of the planned peak and what cuBLASLt takes in torch 2.11. Losses of equal models and
+precisions can be compared between runs: weights and batches are the same.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from launcher.memory.ledger import CATEGORIES
 from launcher.orphans import for_children
 
 BOUND = 0.0005  # of the planned peak; tests/nullgpu/test_ledger.py holds the same one
+LT_BYTES = 2 * 2**20 + 16 * 2**10  # for two handles of cuBLAS; tests/nullgpu/test_trains.py has it
 WARMUP_STEPS = 5
 FLAGS = (
     *("--steps", "40", "--tokenizer", "byte", "--test-batches", "2"),
@@ -49,7 +50,7 @@ def main() -> None:
     if code:
         sys.exit(code)
     if options.hold_ledger and (off := off_plan(found)):
-        sys.exit(f"off the plan by more than {BOUND:.2%} of its peak: {', '.join(off)}")
+        sys.exit(f"off the plan: {', '.join(off)}")
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def off_plan(found: dict[str, Any]) -> list[str]:
     """Lines of the ledger that differ from the plan by more than the bound, for people."""
     if "ledger" not in found:
         return [f"no plan for this run: {found['plan'].get('reason', 'it has no summary')}"]
-    most = BOUND * found["ledger"]["peak"]["planned"]
+    most = BOUND * found["ledger"]["peak"]["planned"] + LT_BYTES
     return [
         f"{line} {sides['planned'] / MIB:,.1f} MiB planned, {sides['measured'] / MIB:,.1f} measured"
         for line, sides in found["ledger"].items()

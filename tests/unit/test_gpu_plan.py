@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_run import off_plan
 from parts import parts
 from plan import INSTALL_S, install, slug
 from runner import Part
@@ -45,6 +46,7 @@ sys.exit(10 + failed)
 """
 H200 = {"name": "NVIDIA H200", "figures": "none", "driver": "580", "torch": "2.11"}
 LONG_S = 600
+MIB = 2**20
 
 
 def shell(name: str, text: str, *, section: str = "first", budget_s: int = LONG_S) -> Part:
@@ -328,3 +330,16 @@ def test_another_python_uses_what_it_has(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("plan.WHEELS_PYTHON", (3, 0))
     assert install(tmp_path, tmp_path / "site") is None
     assert not (tmp_path / "site").exists()
+
+
+def test_a_ledger_is_held_line_by_line() -> None:
+    planned = {"params": 500 * MIB, "activations": 9_000 * MIB, "peak": 10_000 * MIB}
+    measured = {"params": 507 * MIB, "activations": 8_990 * MIB, "peak": 10_001 * MIB}
+    lines = {line: {"planned": planned[line], "measured": measured[line]} for line in planned}
+    assert off_plan({"ledger": lines}) == ["activations 9,000.0 MiB planned, 8,990.0 measured"]
+    lines["params"]["measured"] = 0
+    assert [line.partition(" ")[0] for line in off_plan({"ledger": lines})] == [
+        *("params", "activations")
+    ]
+    (why,) = off_plan({"plan": {"reason": "no GPU of that name"}})
+    assert "no GPU of that name" in why
