@@ -44,6 +44,11 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     return min(rows, chunk_rows)
 
 
+def row_chunks(rows: int, chunk_rows: int) -> list[slice]:
+    """Return the rows of each chunk; the last one may have fewer than `chunk_rows`."""
+    return [slice(start, start + chunk_rows) for start in range(0, rows, chunk_rows)]
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int
 ) -> Tensor:
@@ -98,8 +103,7 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight = fused_loss.padded(weight, dtype) if fused else weight.to(dtype)
             chunk = partial(_fused_chunk, vocab_size=vocab_size) if fused else _chunk
-            for start in range(0, hidden.size(0), chunk_rows):
-                rows = slice(start, start + chunk_rows)
+            for rows in row_chunks(hidden.size(0), chunk_rows):
                 row_loss[rows] = chunk(
                     hidden[rows].to(dtype),
                     cast_weight,

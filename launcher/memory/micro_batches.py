@@ -62,28 +62,30 @@ def _grows_in_proportion(
     model: ModelConfig, compute: Compute, seq_len: int, share: Share | None
 ) -> bool:
     ranks = 1 if share is None else share.ranks
+    per_token = _width(model) if fuses_scores(model) else max(_width(model), model.heads * seq_len)
     return (
         compute.device_type == "cuda"
         and not compute.compiled
         and model.mlp_tile is None
         and seq_len % ranks == 0  # else not of every micro-batch
         and seq_len >= _FEWEST_TOKENS * ranks
-        and 4 * _prime_above(_widest(model, seq_len)) * seq_len * _per_token(model, seq_len)
-        < _MOST_BYTES
+        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES
     )
 
 
-def _per_token(model: ModelConfig, seq_len: int) -> int:
-    """Most elements of one tensor that a token has: logits, an MLP's, queries with keys and values,
-    or scores."""
-    width = max(model.d_model, model.attention_dim)
-    most = max(model.vocab_size + 64, 2 * model.ffn_dim, 3 * width)
-    return most if fuses_scores(model) else max(most, model.heads * seq_len)
+def _width(model: ModelConfig) -> int:
+    """At least as many elements as a token has in any tensor but scores: of logits (a head is
+    padded by less than 64 rows), of an MLP and its gate, of queries with keys and values."""
+    return max(
+        model.vocab_size + 64, 2 * model.ffn_dim, 3 * max(model.d_model, model.attention_dim)
+    )
 
 
-def _widest(model: ModelConfig, seq_len: int) -> int:
-    """Above every dimension, and what it is made of; a head's padding is less than 64 rows."""
-    return max(model.vocab_size + 64, model.ffn_dim, model.d_model, model.context, seq_len)
+@cache
+def _micro_batch(model: ModelConfig, seq_len: int) -> int:
+    """Sequences of a recording: the first prime above every dimension, so that it divides none."""
+    above = max(_width(model), model.context, seq_len)
+    return next(number for number in itertools.count(above + 1) if _is_prime(number))
 
 
 @cache
@@ -96,13 +98,12 @@ def _template(
     *,
     chunked: bool,
 ) -> Template:
-    widest = _widest(model, seq_len)
-    micro_batch = _prime_above(widest)
+    micro_batch = _micro_batch(model, seq_len)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
     if chunked:
         ranks = 1 if share is None else share.ranks
         rows = micro_batch * seq_len // ranks
-        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=widest)
+        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=micro_batch)
         loss_chunk = ranks * primes["chunk"]
     model = replace(model, loss_chunk=loss_chunk)
     record = partial(record_trace, model, compute, micro_batch, seq_len, part, share)
@@ -118,12 +119,6 @@ def _prime_chunks(rows: int, *, above: int) -> tuple[int, int]:
         if odd > above and _is_prime(chunk) and _is_prime(odd):
             return chunk, last
     raise AssertionError(f"{rows} rows have no chunks above {above}")
-
-
-@cache
-def _prime_above(number: int) -> int:
-    """The first prime from `number` on."""
-    return next(n for n in itertools.count(number) if _is_prime(n))
 
 
 def _is_prime(number: int) -> bool:

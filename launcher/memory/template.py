@@ -17,7 +17,7 @@ from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import Share
 
 CHUNKS: Final = 3
-"""Chunks of the loss in a template: the first, the last and one for all those between, each of
+"""Chunks of the loss in a trace: the first, the last and one for all those between, each of
 which asks the allocator for what the one before has just freed."""
 _HEAD: Final = Place("head")
 _FIRST_CODE: Final = 2**62

@@ -17,6 +17,7 @@ from launcher.memory.gathering import mark_modules, stage3_linears
 from launcher.memory.gpu_kernels import gpu_kernels, layer_norm
 from launcher.memory.live_trace import LiveStorage, LiveTrace
 from launcher.memory.materialize import materialize_whole
+from launcher.memory.template import CHUNKS
 from launcher.memory.trace_events import (
     Birth,
     Compute,
@@ -27,6 +28,7 @@ from launcher.memory.trace_events import (
     Trace,
     Tuned,
 )
+from launcher.model import loss as head_loss
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.decoder import decoder
@@ -200,6 +202,7 @@ def record_trace(
             if not on_cpu:  # whose kernels nobody tunes
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
+            around.enter_context(_few_chunks())
             around.enter_context(recorder)
             recorder.know([*module.parameters(), *inputs])
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
@@ -208,6 +211,23 @@ def record_trace(
             (loss * 1.0).backward()
         lives = recorder.lives()
     return Trace(model.layers, lives, recorder.gradients, recorder.marks)
+
+
+@contextlib.contextmanager
+def _few_chunks() -> Iterator[None]:
+    """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
+    sequences have thousands."""
+    whole = head_loss.row_chunks
+
+    def few(rows: int, chunk_rows: int) -> list[slice]:
+        chunks = whole(rows, chunk_rows)
+        return [*chunks[: CHUNKS - 1], *chunks[CHUNKS - 1 :][-1:]]
+
+    head_loss.row_chunks = few
+    try:
+        yield
+    finally:
+        head_loss.row_chunks = whole
 
 
 def _follow(module: GPT, recorder: Recorder) -> None:

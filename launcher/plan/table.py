@@ -45,7 +45,7 @@ COLUMNS = (
     Column(title="sharding", rank=MUST),
     Column(title=f"micro{SHY}batch", rank=1, right=True),
     Column(title="precision", rank=3),
-    Column(title=f"check{SHY}pointing", rank=4),
+    Column(title="recompute", rank=4),
     Column(title="predicted", rank=MUST, right=True),
     Column(title="of memory", rank=6, right=True),
     Column(title="verdict", rank=MUST),

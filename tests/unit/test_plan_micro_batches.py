@@ -8,7 +8,7 @@ import pytest
 import torch
 from trace_levels import levels
 
-from launcher.memory import micro_batches
+from launcher.memory import micro_batches, trace_record
 from launcher.memory.gpu_kernels import partial_sums_bytes
 from launcher.memory.micro_batches import trace_of
 from launcher.memory.trace import _deepened
@@ -85,12 +85,31 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(recorded) == 1
 
 
-def test_a_long_sequence_is_as_recorded() -> None:
-    model = model_of(context=131_072, loss_chunk=None)
-    where = (model, GPU, 3, 131_072, None, None)
+@pytest.mark.parametrize("seq_len", [131_071, 131_072])  # a prime, and none
+def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
+    model = model_of(context=seq_len, loss_chunk=None)
+    where = (model, GPU, 3, seq_len, None, None)
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
     found, expected = (
         levels(_deepened(trace, range(model.layers)))
         for trace in (trace_of(*where), record_trace(*where, sums))
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("share", [None, Share(ranks=2, index=1)], ids=["whole", "matrices"])
+@pytest.mark.parametrize("compute", [GPU, Compute(device_type="cpu")], ids=["cuda", "cpu"])
+def test_of_many_chunks_of_the_loss_three_are_recorded(
+    share: Share | None, compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+
+    def recorded(chunk: int) -> Trace:
+        return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, None, share, sums)
+
+    few = recorded(10)
+    monkeypatch.setattr(trace_record, "CHUNKS", 1000)
+    every = recorded(10)
+    assert len(every.lives) > len(few.lives)
+    found, expected = (levels(_deepened(trace, range(2))) for trace in (few, every))
+    assert max(found) == max(expected)

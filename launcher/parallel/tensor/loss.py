@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from launcher.model import loss as head_loss
 from launcher.model.gpt import LMHead
 from launcher.model.loss import IGNORE_INDEX, automatic_chunk_rows, compute_dtype
 from launcher.parallel.tensor.peers import Peers
@@ -70,8 +71,7 @@ class _CutLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight = weight.to(dtype)
-            for start in range(0, hidden.size(0), chunk_rows):
-                rows = slice(start, start + chunk_rows)
+            for rows in head_loss.row_chunks(hidden.size(0), chunk_rows):
                 whole = peers.gather(hidden[rows].to(dtype))
                 wanted = targets[:, rows].flatten()
                 logits = (whole @ cast_weight.t()).float()
