@@ -5,10 +5,11 @@ every technique, each in a process of its own with an empty cache.
 
 A question that is refused in one sentence (exit code 2) is drawn again. No plan may end in a
 traceback, have a row that failed, or take more than 40 CPU seconds. Results are written plan by
-plan, and a second run goes on behind the last one.
+plan, and a second run plans what is missing.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -191,11 +192,13 @@ def main() -> None:
     if options.out.exists():
         known = json.loads(options.out.read_text())
         cases = known["cases"] if known["seed"] == options.seed else {}
-    number = 1 + max(map(int, cases), default=-1)
-    while len([case for case in cases.values() if case["code"] != REFUSED]) < options.plans:
+    for number in itertools.count():
+        if len([case for case in cases.values() if case["code"] != REFUSED]) >= options.plans:
+            break
+        if str(number) in cases:
+            continue
         case = cases[str(number)] = planned(flags_of(options.seed, number))
         print(number, case, flush=True)
-        number += 1
         record = {"seed": options.seed, "cores": os.cpu_count(), "cases": cases}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(page(cases, options.seed))

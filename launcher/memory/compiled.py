@@ -44,7 +44,7 @@ def compiled(blocks: Sequence[nn.Module], tuned: Callable[[int], None]) -> Itera
     forward = torch.compile(_anew(type(blocks[0]).forward), backend=backend, dynamic=False)
     for block in blocks:
         vars(block)["forward"] = types.MethodType(forward, block)
-    logging.disable(logging.WARNING)  # which a run is told, too
+    logging.disable(logging.ERROR)  # of what dynamo falls back from; a run is told, too
     try:
         with torch._functorch.config.patch(enable_autograd_cache=False):
             yield

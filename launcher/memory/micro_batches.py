@@ -41,7 +41,7 @@ def trace_of(
     threads = compute.resident_threads
     sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
     copies = part is not None or not fuses_scores(model)
-    in_proportion = _grows_in_proportion(model, compute, seq_len, share)
+    in_proportion = _grows_in_proportion(model, compute, seq_len, part, share)
     if not in_proportion or (micro_batch == 1 and copies):
         return record_trace(model, compute, micro_batch, seq_len, part, share, sums)
     chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, share)
@@ -59,10 +59,13 @@ def trace_of(
 
 
 def _grows_in_proportion(
-    model: ModelConfig, compute: Compute, seq_len: int, share: Share | None
+    model: ModelConfig, compute: Compute, seq_len: int, part: Slice | None, share: Share | None
 ) -> bool:
     ranks = 1 if share is None else share.ranks
-    per_token = _width(model) if fuses_scores(model) else max(_width(model), model.heads * seq_len)
+    per_token = _width(model)
+    if not fuses_scores(model):  # of some heads then, with all ranks' keys
+        keys = seq_len if part is None else part.ranks * seq_len
+        per_token = max(per_token, model.heads * keys)
     return (
         compute.device_type == "cuda"
         and not compute.compiled

@@ -97,6 +97,15 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     assert found == expected
 
 
+def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
+    seq_len = 65_536  # of one of 64 ranks, each with one head and all keys
+    model = model_of(context=seq_len, heads=64, d_model=64, attention="eager")
+    part = Slice(ranks=64, index=1, method="ulysses")
+    trace = trace_of(model, GPU, 2, seq_len, part, None)
+    scores_bytes = 4 * 2 * (64 * seq_len) ** 2
+    assert scores_bytes in {life.size_bytes for life in trace.lives}
+
+
 @pytest.mark.parametrize("share", [None, Share(ranks=2, index=1)], ids=["whole", "matrices"])
 @pytest.mark.parametrize("compute", [GPU, Compute(device_type="cpu")], ids=["cuda", "cpu"])
 def test_of_many_chunks_of_the_loss_three_are_recorded(
