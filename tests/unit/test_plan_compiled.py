@@ -1,5 +1,6 @@
 """Compiled blocks in a plan: what they keep, hold and tune, without compiling a kernel."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from launcher.memory.workspaces import TUNING_BYTES
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, Sequences
 from launcher.model.lora_config import Lora
+from launcher.parallel.mesh import Slice
 from launcher.strategies.compiled import compile_blocks
 
 CPU = Compute(compiled=True)
@@ -78,9 +80,19 @@ def test_put_together_as_traced_whole(checkpointing: ActivationCheckpointing) ->
 
 def test_adapters_beside_full_checkpointing_are_traced() -> None:
     """Recomputed fused attention saves the state of a generator, whose size no graph knows."""
-    model = model_of("full", lora=Lora(rank=2, alpha=4, targets=("qkv", "proj")))
+    model = model_of("full", layers=2, lora=Lora(rank=2, alpha=4, targets=("qkv", "proj")))
     assembled = trace_micro_batch(model, GPU, micro_batch=3, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, GPU, 3))
+
+
+def test_blocks_of_a_ring_are_traced() -> None:
+    compute = replace(GPU, autocast=False, params_dtype=torch.bfloat16)
+    part = Slice(ranks=2, index=1, method="ring")
+    model = model_of("full", **QWEN3, layers=80)
+    traced = trace_micro_batch(model, compute, micro_batch=1, seq_len=SEQ_LEN, part=part)
+    for events, part_of_it in ((traced.forward, "block"), (traced.backward, "block_backward")):
+        layers = {place.layer for place, _ in events if place.part == part_of_it}
+        assert layers == set(range(80))
 
 
 def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[int]]:
