@@ -2,6 +2,8 @@
 
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,10 @@ from launcher.config.resolve import resolve
 from launcher.errors import ExitCode
 from launcher.memory.stretches import Stretch
 from launcher.memory.timeline import Events
-from launcher.plan.assess import Assessment, Place, assess
+from launcher.plan.assess import Assessment, Place, _Sizes, assess
 from launcher.plan.candidates import Choice, choices, given_fields
 from launcher.plan.cli import main, parse_options
-from launcher.plan.fit import replayed
+from launcher.plan.fit import replayed, verdict
 from launcher.plan.place import find_place
 from launcher.plan.predict import predict, states_bytes
 from launcher.plan.search import Found, Search, plan
@@ -244,3 +246,33 @@ def test_a_planner_that_fails_on_everything_says_so(
     assert "failed on all" in error
     assert "AssertionError: single" in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("used", "live", "fitting"),
+    [
+        ((50, 60, 70, 80), (50, 60, 70, 80), [0, 1, 2, 3]),
+        ((50, 60, 99, 80), (50, 60, 70, 80), [0, 1, 3]),
+        ((50, 99, 99, 80), (50, 60, 70, 80), [0]),
+        ((50, 120, 80), (50, 120, 80), [0]),
+    ],
+    ids=["all", "one-fails-between", "two-fail-in-a-row", "live-bytes-fail"],
+)
+def test_reserved_bytes_that_fall_do_not_hide_a_larger_micro_batch(
+    used: tuple[int, ...],
+    live: tuple[int, ...],
+    fitting: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def assessed(_: Any, run: Any, *__: Any) -> SimpleNamespace:
+        number = run.number
+        found = SimpleNamespace(verdict=verdict(used[number], 100), memory_bytes=100)
+        found.prediction = SimpleNamespace(peak_bytes=live[number])
+        return found
+
+    monkeypatch.setattr("launcher.plan.assess._assess_run", assessed)
+    runs = [SimpleNamespace(number=number, accumulation=2) for number in range(len(used))]
+    choice: Any = SimpleNamespace(runs=runs)
+    place: Any = SimpleNamespace(fixed_bytes=0)
+    answers: Any = None
+    assert _Sizes(choice, place, answers).with_verdict(("fits",)) == fitting
