@@ -86,7 +86,7 @@ def compiled() -> Iterator[Part]:
     yield training("compile", "selective", 45, *BF16, "--compile", *selective)
     yield training("compile", "fp8", 45, *SEED, "--precision", "fp8", "--compile")
     yield training("compile", "flex-window64", 45, *BF16, "--attention", "flex", "--window", "64")
-    attention = ("tests/gpu/test_attention.py", "-k", "flex or compiled")
+    attention = ("tests/gpu/test_attention.py", "-k", "compiled and sdpa or flex and 300")
     yield tests("compile", "attention", 45, "-n", "8", *attention)
 
 

@@ -121,4 +121,4 @@ def test_bf16_is_about_as_exact_as_transformers(
     their_loss, their_gradients, _ = errors(of_transformers(theirs, DEVICE, autocast=True), exact)
     # Ours keeps the residual stream in bf16, where theirs has fp32.
     assert loss < 2 * their_loss + 1e-3
-    assert gradients < 2 * their_gradients
+    assert gradients < 2 * their_gradients < 0.1
