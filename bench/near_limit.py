@@ -5,7 +5,7 @@
 Each run is a random strategy, precision, checkpointing, batch and shape on 1 or 2 CPU processes,
 of at least 100 MiB (below that it is the libraries' memory that is guessed, not the tensors'), with
 a real `--memory-limit` drawn within a quarter of what the planner says it needs. The verdict
-is the planner's own (`launcher.plan.fit`, which `--micro-batch auto` and the suggestions after running
+is the planner's own (`launcher.plan.fit`, which `--micro-batch auto` and suggestions after running
 out of memory ask); what really happened is the exit code in the run's status.json.
 """
 

@@ -46,7 +46,7 @@ def test_the_command_of_the_best_is_ready_to_run(
     best = records[0]
     assert config.data.micro_batch == best["micro_batch"] == best["largest_micro_batch"] == 8
     assert config.optim.precision == "bf16"
-    # What a run asks for before it starts, and suggestions after it ran out of memory, say the same.
+    # A run before it starts, and the suggestions after it ran out of memory, say the same.
     run = resolve(config, world_size=4, device_type="cuda")
     room = Room(size_bytes=best["memory_bytes"], gpu="A100-40GB", capped=False)
     assert best["used_bytes"] == needed_bytes(run, room, world_size=4)
