@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install packages demo docs test test-nvme test-nullgpu check clean
+.PHONY: install packages demo docs test test-nvme test-nullgpu check house clean
 
 install: $(VENV)/installed
 
@@ -79,6 +79,10 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Lines, files, classes and flags by wing, and the files that a training loads.
+house: install
+	$(BIN)/python bench/house.py
 
 clean:
 	rm -rf $(VENV) $(NULLGPU) runs sweeps build site *.egg-info

@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-LINKS = ("launcher/model", "launcher/strategies/zero/ds_configs", "launcher/submit/scripts")
+LINKS = ("launcher/model", "launcher/strategies/zero/ds_configs", "launcher/tools/submit/scripts")
 
 # Git writes a link as a text file where links are off (its default on Windows), and setuptools
 # would silently leave the folder behind it out of the wheel.

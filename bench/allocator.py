@@ -27,7 +27,7 @@ from typing import Any, get_args
 from allocator_cases import cases, edge_cases
 from runs import ROOT, environment, table
 
-from launcher.plan.fit import Verdict
+from launcher.forecast.fit import Verdict
 
 Row = dict[str, Any]
 PROCESSES = 2

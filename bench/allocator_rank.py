@@ -21,15 +21,15 @@ from prediction_rank import complete_reductions, join, train
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
+from launcher.forecast.fit import Room, needed_bytes, replayed, verdict
+from launcher.forecast.predict import predict
 from launcher.measure.hardware import find_gpu
 from launcher.measure.limit import is_out_of_memory, limit_memory
 from launcher.measure.memory import memory_meter
 from launcher.parallel.world import World, start
-from launcher.plan.fit import Room, needed_bytes, replayed, verdict
-from launcher.plan.predict import predict
-from launcher.sizes import parse_bytes
 from launcher.strategies import engine as engines
 from launcher.train import build_engine
+from launcher.util.sizes import parse_bytes
 
 NOWHERE = 2**50
 MOST_S = 300

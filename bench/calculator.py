@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
-from runs import table
 
+from launcher.forecast import plan_cli as plan_cli
 from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
-from launcher.plan import cli as plan_cli
-from launcher.site import cli as site_cli
+from launcher.tools.site import site_cli as site_cli
+from runs import table
 
 SHARDINGS = (
     "ddp",
@@ -77,7 +77,7 @@ def question(drawn: random.Random) -> list[str]:
     """Arguments of a plan that has one choice for each micro-batch."""
     name = drawn.choice([name for name in NAMED if name != "nano"])
     model = NAMED[name]
-    argv = ["--model", name, "--tensor-parallel", "1", "--sequence-parallel", "1"]
+    argv = ["--model", name, "--tensor-parallel", "1", "--context-parallel", "1"]
     if drawn.random() < 0.5:  # dimensions of its own
         kv_heads = drawn.choice([1, 2, 4, 8])
         heads = kv_heads * drawn.choice([1, 2, 4, 5])

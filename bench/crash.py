@@ -35,7 +35,7 @@ STRATEGIES = {
     "fsdp": ["--strategy", "fsdp"],
     "zero2": ["--zero", "2"],
     "zero3": ["--zero", "3"],
-    "fsdp, cut sequences": ["--strategy", "fsdp", "--sequence-parallel", "2"],
+    "fsdp, cut sequences": ["--strategy", "fsdp", "--context-parallel", "2"],
     "single, cut matrices": ["--strategy", "single", "--tensor-parallel", "2"],
 }
 MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--layers", "4"]

@@ -23,13 +23,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from runs import Run, refuse_existing, run_ranks, table, train, write_stdlib
-
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.plan.collectives import sent_bytes
-from launcher.plan.dimensions import sequence_transfers, tensor_transfers
-from launcher.strategies.traffic import Collective
+from launcher.forecast.collectives import sent_bytes
+from launcher.forecast.dimensions import sequence_transfers, tensor_transfers
+from launcher.forecast.traffic import Collective
+from runs import Run, refuse_existing, run_ranks, table, train, write_stdlib
 
 RANKS = 4
 MIB = 2**20
@@ -43,9 +42,9 @@ LAYOUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     )
     for name, more in (
         ("", ()),
-        (", sequence 2", ("--sequence-parallel=2",)),
-        (", sequence 4", ("--sequence-parallel=4",)),
-        (", sequence 4 in a ring", ("--sequence-parallel=4", "--sequence-method=ring")),
+        (", sequence 2", ("--context-parallel=2",)),
+        (", sequence 4", ("--context-parallel=4",)),
+        (", sequence 4 in a ring", ("--context-parallel=4", "--context-parallel-method=ring")),
     )
 }
 SHAPE = (
@@ -64,7 +63,7 @@ TENSOR: dict[str, tuple[str, tuple[str, ...]]] = {
     "single, tensor 4": ("ddp", ("--strategy=single", "--tensor-parallel=4")),
     "ddp, tensor 2, sequence 2": (
         "ddp",
-        ("--strategy=ddp", "--tensor-parallel=2", "--sequence-parallel=2"),
+        ("--strategy=ddp", "--tensor-parallel=2", "--context-parallel=2"),
     ),
     **{
         f"ddp, tensor 2, {checkpointing} checkpointing": (
@@ -86,7 +85,7 @@ NARROW = (
 LONG = {
     "65,536 tokens on 4 processes, FSDP": (
         RANKS,
-        ("--seq-len=65536", "--sequence-parallel=4", "--strategy=fsdp"),
+        ("--seq-len=65536", "--context-parallel=4", "--strategy=fsdp"),
     ),
     "20,000 tokens on one": (1, ("--seq-len=20000",)),
 }
@@ -145,7 +144,7 @@ def layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str, Any]]
                 "activations_ratio": plan["measured"]["activations"]
                 / other["measured"]["activations"],
                 "predicted_bytes": plan["predicted"]["peak"],
-                "sent_bytes": sent(flags, "sequence"),
+                "sent_bytes": sent(flags, "context"),
                 "tokens_per_s": [run.tokens_per_s() for run in timed[name]],
                 "ratio": statistics.median(a.tokens_per_s() / b.tokens_per_s() for a, b in pairs),
             }
@@ -166,7 +165,7 @@ def sent(flags: tuple[str, ...], dimension: str) -> float:
     loss change how often it sends, not how much."""
     config = parse_run_config([*SHAPE, *flags], world_size=RANKS)
     run = resolve(config, world_size=RANKS, device_type="cpu")
-    transfers_of = sequence_transfers if dimension == "sequence" else tensor_transfers
+    transfers_of = sequence_transfers if dimension == "context" else tensor_transfers
     ranks, total = getattr(run.config.sharding, f"{dimension}_parallel"), 0.0
     for transfers in transfers_of(run).values():
         total += sum(sent_bytes(cast(Collective, t.kind), t.size_bytes, ranks) for t in transfers)

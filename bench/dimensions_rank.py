@@ -24,22 +24,22 @@ from prediction_rank import gathered, join, made_up, release
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
+from launcher.forecast.collectives import sent_bytes
+from launcher.forecast.predict import predict
+from launcher.forecast.traffic import Collective
 from launcher.measure.memory import LEDGER_STEPS, MemoryMeter, TracedMemory
 from launcher.optim.schedule import learning_rate
-from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.tensor.group import TensorGroup
 from launcher.parallel.world import World, leave
-from launcher.plan.collectives import sent_bytes
-from launcher.plan.predict import predict
 from launcher.strategies.engine import Engine, train_step
-from launcher.strategies.traffic import Collective
 from launcher.train import build_engine
 
 STEPS = LEDGER_STEPS[-1]
 CALLS: dict[str, Collective] = {
-    "gather": "all_gather",
-    "scatter": "reduce_scatter",
-    "sum": "all_reduce",
-    "max": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "all_reduce_max": "all_reduce",
 }
 
 
@@ -53,15 +53,15 @@ class Meter:
             self._listen(name, kind)
 
     def _listen(self, name: str, kind: Collective) -> None:
-        call = getattr(Peers, name)
+        call = getattr(TensorGroup, name)
 
-        def counted(peers: Peers, x: torch.Tensor) -> Any:
-            ranks = peers.share.ranks
+        def counted(tensor_group: TensorGroup, x: torch.Tensor) -> Any:
+            ranks = tensor_group.share.ranks
             size_bytes = x.nbytes * (ranks if kind == "all_gather" else 1)
             self.sent[self._phase] += int(sent_bytes(kind, size_bytes, ranks))
-            return call(peers, x)
+            return call(tensor_group, x)
 
-        setattr(Peers, name, counted)
+        setattr(TensorGroup, name, counted)
 
     @contextlib.contextmanager
     def phase(self, memory: MemoryMeter, name: str) -> Iterator[None]:

@@ -21,12 +21,12 @@ from will_it_fit import CHOICES, GPUS, MODELS
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode
+from launcher.forecast.predict import by_category, predict
 from launcher.measure import records
 from launcher.measure.hardware import gpu_named
 from launcher.model.sizes import NAMED
-from launcher.plan.predict import by_category, predict
-from launcher.sizes import GIB, MIB
+from launcher.util.errors import ExitCode
+from launcher.util.sizes import GIB, MIB
 
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "bench" / "results"

@@ -21,11 +21,11 @@ import torch
 import transformers
 from runs import refuse_existing
 
-from launcher.generate.decode import continuation
-from launcher.generate.loading import build, open_source
-from launcher.generate.sampling import Sampler, Sampling
+from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.model.config import ModelConfig
+from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
+from launcher.run.sampling import Sampler, Sampling
 
 PROMPT, TOKENS, PAIRS = 32, 64, 25
 LLAMA: dict[str, Any] = {

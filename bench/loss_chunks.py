@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from launcher.memory.live_trace import LiveTrace
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 
 # Vocabulary, width, rows: nano's, GPT-2 small's and medium's.

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from runs import QUIET, environment, refuse_existing, table, train, write_stdlib
 
-from launcher.plan.trials import WORKER
+from launcher.forecast.trials import WORKER
 
 STRATEGIES = {
     "single": (1, ("--strategy=single",)),

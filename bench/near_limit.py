@@ -5,8 +5,8 @@
 Each run is a random strategy, precision, checkpointing, batch and shape on 1 or 2 CPU processes,
 of at least 100 MiB (below that it is the libraries' memory that is guessed, not the tensors'), with
 a real `--memory-limit` drawn within a quarter of what the planner says it needs. The verdict
-is the planner's own (`launcher.plan.fit`, which `--micro-batch auto` and suggestions after running
-out of memory ask); what really happened is the exit code in the run's status.json.
+is the planner's own (`launcher.forecast.fit`, which `--micro-batch auto` and suggestions after
+running out of memory ask); what really happened is the exit code in the run's status.json.
 """
 
 import argparse
@@ -18,12 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runs import environment
-
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.errors import ExitCode
-from launcher.plan.fit import Room, needed_bytes
+from launcher.forecast.fit import Room, needed_bytes
+from launcher.util.errors import ExitCode
+from runs import environment
 
 ROOT = Path(__file__).parents[1]
 EDGE = 0.25

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from runs import Run, refuse_existing, table, train, write_stdlib
 
-from launcher.cores import usable_cores
 from launcher.strategies.zero.nvme_build import is_built
+from launcher.util.cores import usable_cores
 
 GIB = 2**30
 PLACES = ("device", "host", "disk")

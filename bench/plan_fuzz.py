@@ -94,8 +94,8 @@ TECHNIQUES: Final[tuple[tuple[float, Draw], ...]] = (
     (
         0.15,
         lambda draw: (
-            f"--sequence-parallel {draw.choice((2, 4, 8))} "
-            f"--sequence-method {draw.choice(('auto', 'ulysses', 'ring'))}"
+            f"--context-parallel {draw.choice((2, 4, 8))} "
+            f"--context-parallel-method {draw.choice(('auto', 'ulysses', 'ring'))}"
         ),
     ),
     (0.1, lambda draw: f"--tensor-parallel {draw.choice((2, 4, 8))}"),

@@ -77,7 +77,7 @@ SEQUENCE_ROWS = (
     ("fp32", "full", 1, "llama"),
     ("bf16", "none", 1, "even"),
 )
-RING = "--sequence-method=ring"
+RING = "--context-parallel-method=ring"
 RING_ROWS = (("fp32", "selective", 1, "even"), ("bf16", "full", 2, "llama"))
 CUT = ("ddp", "fsdp", "fsdp-grad-op", "zero1", "zero2", "zero3", "zero3-offload")
 MICRO_BATCH = 4
@@ -122,7 +122,7 @@ TECHNIQUES = {
     ),
     "keep-sequence": (
         ("fsdp", "zero2"),
-        ("--activation-checkpointing=keep=attention,mlp-up", "--sequence-parallel=2"),
+        ("--activation-checkpointing=keep=attention,mlp-up", "--context-parallel=2"),
     ),
     "budget": (
         ("ddp", "fsdp", "zero1", "zero2", "zero3"),
@@ -185,7 +185,12 @@ def cases_for(ranks: int, device: str) -> list[Case]:
         ]
         cases += [
             _case(
-                f"{s}-ring", (*STRATEGIES[s], "--sequence-method=ring"), row, ranks, device, ranks
+                f"{s}-ring",
+                (*STRATEGIES[s], "--context-parallel-method=ring"),
+                row,
+                ranks,
+                device,
+                ranks,
             )
             for s in ("ddp", "fsdp", "zero2", "zero3")
             for row in RING_ROWS
@@ -258,7 +263,7 @@ def _case(
             f"--activation-checkpointing={checkpointing}",
             f"--micro-batch={MICRO_BATCH}",
             f"--global-batch={MICRO_BATCH * accumulation * ranks // (sequence * tensor)}",
-            f"--sequence-parallel={sequence}",
+            f"--context-parallel={sequence}",
             f"--tensor-parallel={tensor}",
             f"--device={device}",
         ),

@@ -24,14 +24,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.data import Sequences
+from launcher.forecast.allocator import replay
+from launcher.forecast.budget import within_budget
+from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.measure.memory import TracedMemory, memory_meter
-from launcher.memory.allocator import replay
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, expand_segments, leave, start
-from launcher.plan.budget import within_budget
-from launcher.plan.predict import Prediction, predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 

@@ -20,7 +20,7 @@ from published_plan import Planned, planned, planned_seconds
 from published_rows import Row, published_rows
 from published_tables import accuracy_page, markdown, plot
 
-from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
+from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"

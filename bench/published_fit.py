@@ -1,4 +1,4 @@
-"""Fit the constants of `launcher/plan/efficiency.py` to published seconds.
+"""Fit the constants of `launcher/forecast/efficiency.py` to published seconds.
 
     python bench/published_fit.py [--rounds N]
 
@@ -19,9 +19,9 @@ from published_plan import run_of, time_of
 from published_rows import Row, published_rows
 
 from launcher.config.resolve import Resolved
-from launcher.plan import efficiency, on_gpu, timing
-from launcher.plan.efficiency import Architecture
-from launcher.plan.work import backward_work, forward_work
+from launcher.forecast import efficiency, on_gpu, timing
+from launcher.forecast.efficiency import Architecture
+from launcher.forecast.work import backward_work, forward_work
 
 # Without published runs to tell them apart, the other constants keep their sources' values.
 OF_ARCHITECTURES: Final[dict[Architecture, tuple[str, ...]]] = {

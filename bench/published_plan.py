@@ -12,10 +12,10 @@ from published_rows import Row
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.plan.cli import main as plan
-from launcher.plan.cli import parse_options
-from launcher.plan.place import find_place
-from launcher.plan.timing import StepTime, step_seconds
+from launcher.forecast.place import find_place
+from launcher.forecast.plan_cli import main as plan
+from launcher.forecast.plan_cli import parse_options
+from launcher.forecast.timing import StepTime, step_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

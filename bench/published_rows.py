@@ -29,7 +29,7 @@ _MPT: Final = {
 _FIXED: Final = {
     "--offload-optimizer": "none",
     "--offload-param": "none",
-    "--sequence-parallel": "1",
+    "--context-parallel": "1",
     "--tensor-parallel": "1",
     "--replicate": "1",
 }

@@ -18,11 +18,11 @@ from pathlib import Path
 # All that a ZeRO rank imports: its CPU seconds, and those of one full collection afterwards.
 IMPORTS = """
 import contextlib, gc, sys, time
-import launcher.startup
+import launcher.util.startup
 if sys.argv[1] == "collecting":
-    launcher.startup.importing = contextlib.nullcontext
+    launcher.util.startup.importing = contextlib.nullcontext
 import launcher.train, launcher.strategies.zero.engine, torch
-with launcher.startup.importing():
+with launcher.util.startup.importing():
     import torch._dynamo
 launcher.strategies.zero.engine.import_deepspeed(torch.device("cpu"))
 imported_s = time.process_time()

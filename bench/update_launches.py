@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.memory.parameters import parameters_of
 from launcher.model.sizes import named
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.strategies.parameters import parameters_of
 
 CHOICES = {
     "fp32 (torch's fused AdamW)": OptimChoice(),

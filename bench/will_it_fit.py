@@ -20,10 +20,10 @@ from runs import ROOT
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.fit import STAGING_BYTES, replayed, verdict, within
+from launcher.forecast.predict import predict
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, Gpu, gpu_named
 from launcher.model.sizes import NAMED
-from launcher.plan.fit import STAGING_BYTES, replayed, verdict, within
-from launcher.plan.predict import predict
 
 RESULT = ROOT / "bench" / "results" / "will_it_fit.json"
 SEQ_LEN = 2048

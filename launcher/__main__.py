@@ -5,33 +5,57 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.command import interruptible
-from launcher.errors import ExitCode
-from launcher.startup import importing, reader_may_leave
+from launcher.util.command import interruptible
+from launcher.util.errors import ExitCode
+from launcher.util.startup import importing, reader_may_leave
 
 VERBS = {
-    "plan": ("launcher.plan.cli", "predict what fits, how close and how fast, without a GPU"),
+    "plan": (
+        "launcher.forecast.plan_cli",
+        "predict what fits, how close and how fast, without a GPU",
+    ),
     "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
-    "sweep": ("launcher.compare.sweep.cli", "train every cell of a grid, one after the other"),
-    "report": ("launcher.compare.report.cli", "compare runs: a table, a page, CSV, Markdown, JSON"),
-    "site": ("launcher.site.cli", "write a page that plans in a browser, without a server"),
+    "sweep": (
+        "launcher.compare.sweep.sweep_cli",
+        "train every cell of a grid, one after the other",
+    ),
+    "report": (
+        "launcher.compare.report.report_cli",
+        "compare runs: a table, a page, CSV, Markdown, JSON",
+    ),
+    "site": (
+        "launcher.tools.site.site_cli",
+        "write a page that plans in a browser, without a server",
+    ),
     "matrix": (
         "launcher.compare.sweep.matrix",
         "which techniques go with which strategies, and why not",
     ),
-    "prune": ("launcher.prune.cli", "remove weights, heads or hidden units of a trained model"),
-    "export": ("launcher.serve.export", "write a checkpoint for transformers, ONNX or TensorRT"),
-    "import": ("launcher.exchange.import_", "start from a model of transformers"),
-    "generate": ("launcher.generate.cli", "text from a run, a checkpoint or an export"),
+    "prune": (
+        "launcher.tools.prune.prune_cli",
+        "remove weights, heads or hidden units of a trained model",
+    ),
+    "export": (
+        "launcher.tools.exchange.export_cli",
+        "write a checkpoint for transformers, ONNX or TensorRT",
+    ),
+    "import": ("launcher.tools.exchange.import_", "start from a model of transformers"),
+    "generate": (
+        "launcher.tools.generate.generate_cli",
+        "text from a run, a checkpoint or an export",
+    ),
     "infer-bench": (
-        "launcher.serve.infer_bench",
+        "launcher.tools.serve.infer_bench",
         "memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT",
     ),
-    "submit": ("launcher.submit.cli", "check a training run and hand it to Slurm"),
-    "profile": ("launcher.plan.profile", "measure this machine for the planner"),
-    "completion": ("launcher.completion", "print a script that completes all this in a shell"),
-    "doctor": ("launcher.doctor.cli", "check this machine and say what will not work"),
+    "submit": ("launcher.tools.submit.submit_cli", "check a training run and hand it to Slurm"),
+    "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
+    "completion": (
+        "launcher.tools.completion",
+        "print a script that completes all this in a shell",
+    ),
+    "doctor": ("launcher.tools.doctor.doctor_cli", "check this machine and say what will not work"),
 }
 """Verb -> its module, and what it does."""
 
@@ -53,7 +77,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         print(usage())
         return ExitCode.DONE
     if verb in ("-V", "--version"):
-        print(importlib.import_module("launcher.packages").version_line())
+        print(importlib.import_module("launcher.util.packages").version_line())
         return ExitCode.DONE
     if verb not in VERBS:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)

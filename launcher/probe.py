@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import ExitCode, UserError
 from launcher.measure.limit import is_out_of_memory
 from launcher.parallel.world import leave, ranks_from_environment, start
 from launcher.run.enough_room import TooLarge
@@ -19,6 +18,7 @@ from launcher.run.preflight import Prepared, prepare
 from launcher.run.session import Session
 from launcher.strategies import strategy_of
 from launcher.train import load_forecast, take_steps
+from launcher.util.errors import ExitCode, UserError
 
 STEPS = 2  # the optimizer's states are born in the first, and stay in the second
 

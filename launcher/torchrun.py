@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.command import hears, interruptible
-from launcher.cores import usable_cores
-from launcher.errors import ExitCode, UserError, refusing
-from launcher.startup import importing, outlive_readers, reader_may_leave, require_own_package
+from launcher.util.command import hears, interruptible
+from launcher.util.cores import usable_cores
+from launcher.util.errors import ExitCode, UserError, refusing
+from launcher.util.startup import importing, outlive_readers, reader_may_leave, require_own_package
 
 with importing():
     from launcher.measure.host_memory import Kills
-    from launcher.orphans import for_children
     from launcher.parallel.meeting import (
         BACKEND,
         LOOPBACK,
@@ -32,6 +31,7 @@ with importing():
     )
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.stopping import ASKS, LEFT_TO_TORCH, StopRequests
+    from launcher.util.orphans import for_children
 
 OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
@@ -112,7 +112,7 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     Raises:
         UserError: whatever the user can fix.
     """
-    from launcher.plan.trials import Stopped
+    from launcher.forecast.trials import Stopped
 
     outlive_readers()
     os.environ |= {OWN_AGENT: "1"} | for_children()
@@ -142,7 +142,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
         Stopped: a signal has ended the search for a micro-batch.
     """
     from launcher.config.schema import AutoMicroBatch
-    from launcher.plan.micro_batch import find_micro_batch
+    from launcher.forecast.micro_batch import find_micro_batch
     from launcher.run.preflight import default_run_folder, prepare
     from launcher.train import load_forecast
 
@@ -180,7 +180,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from launcher.folder_lock import scratch_folder
+    from launcher.util.folder_lock import scratch_folder
 
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):

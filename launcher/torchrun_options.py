@@ -11,9 +11,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launcher.errors import UserError, naming
-from launcher.files import check_writable
-from launcher.flags import MOST_RANKS, usable_path
+from launcher.util.errors import UserError, naming
+from launcher.util.files import check_writable
+from launcher.util.flags import MOST_RANKS, usable_path
 
 LONGEST_INTERVAL_S = 3600
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from launcher.command import interruptible
 from launcher.config.arguments import print_help_if_asked
-from launcher.startup import importing, outlive_readers
+from launcher.util.command import interruptible
+from launcher.util.startup import importing, outlive_readers
 
 if __name__ == "__main__":
     print_help_if_asked(sys.argv[1:])
@@ -24,12 +24,11 @@ with importing():
     from launcher.config.resolve import Resolved
     from launcher.config.schema import AutoMicroBatch
     from launcher.data import GlobalBatches, Sequences
-    from launcher.errors import ExitCode, UserError
     from launcher.measure.records import EvalRecord
     from launcher.optim.schedule import learning_rate
+    from launcher.parallel.context import group as context_groups
     from launcher.parallel.mesh import Mesh
-    from launcher.parallel.sequence import neighbours
-    from launcher.parallel.tensor import peers
+    from launcher.parallel.tensor import group as tensor_groups
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
     from launcher.run.forecast import Forecast
@@ -40,7 +39,7 @@ with importing():
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
     from launcher.strategies.engine import Engine, Recipe, train_step
-    from launcher.strategies.masks import MaskedEngine
+    from launcher.util.errors import ExitCode, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,8 +94,8 @@ def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
 def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     """Replace this process by one with the micro-batch that `auto` found: a fresh address space
     holds nothing yet."""
-    from launcher.plan.micro_batch import find_micro_batch
-    from launcher.plan.trials import Stopped
+    from launcher.forecast.micro_batch import find_micro_batch
+    from launcher.forecast.trials import Stopped
 
     if "RANK" in os.environ:
         refuse(
@@ -117,7 +116,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
 
 def load_forecast() -> Forecast:
     """Import the forecast, which most runs need at their end, and none before its first step."""
-    from launcher.plan import for_runs
+    from launcher.forecast import for_runs
 
     return for_runs
 
@@ -207,11 +206,15 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
             resolved=resolved,
             world=world,
             types=types,
-            neighbours=neighbours.join(mesh, world),
-            peers=peers.join(mesh, world),
+            context_group=context_groups.join(mesh, world),
+            tensor_group=tensor_groups.join(mesh, world),
         )
     )
-    return MaskedEngine(engine) if resolved.model.masks else engine
+    if not resolved.model.masks:
+        return engine
+    from launcher.strategies.masks import MaskedEngine
+
+    return MaskedEngine(engine)
 
 
 def to_device(

@@ -12,8 +12,8 @@ from functools import cache
 from itertools import groupby
 from typing import Literal, get_args
 
-from launcher.errors import UserError
-from launcher.sizes import parse_bytes
+from launcher.util.errors import UserError
+from launcher.util.sizes import parse_bytes
 
 ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
 """What all blocks of a model do, where they do the same and it has a name."""
@@ -39,7 +39,7 @@ class Checkpointing:
     """Whether the pattern names every block."""
     budget_bytes: int | None = None
     """Of what blocks keep of a micro-batch; the blocks' words are not yet decided about then
-    (`launcher.plan.budget`), and there is no pattern."""
+    (`launcher.forecast.budget`), and there is no pattern."""
 
     def blocks(self, layers: int) -> tuple[str, ...]:
         """Each block's own word.

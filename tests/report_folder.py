@@ -9,8 +9,8 @@ import yaml
 
 from launcher.config.schema import RunConfig
 from launcher.measure.records import GpuRecord, PhaseRecord, RunRecord, StepRecord
-from launcher.memory.ledger import Ledger, LedgerLines
-from launcher.record import Record
+from launcher.strategies.ledger import Ledger, LedgerLines
+from launcher.util.record import Record
 
 GIB = 2**30
 LABELS = {"ddp": "ZeRO-0", "fsdp": "ZeRO-3", "single": "one device", "zero2": "FSDP shard grad op"}

@@ -1,6 +1,6 @@
 """Bytes of a traced micro-batch, to compare two traces by."""
 
-from launcher.memory.trace_events import Born, Freed, MicroBatch
+from launcher.forecast.trace.events import Born, Freed, MicroBatch
 
 
 def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:

@@ -21,13 +21,13 @@ from machine import stands_in
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launcher.memory.parameters import parameters_of
 from launcher.model.attention import KERNELS
 from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
 from launcher.model.sizes import named
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import build_optimizer
+from launcher.strategies.parameters import parameters_of
 
 WARMUP, CALLS = 5, 20
 BATCH, TOKENS = 125, 256

@@ -24,9 +24,9 @@ from launcher.checkpoint.index import Checkpoint, Contents
 from launcher.checkpoint.rng import generator_states, restore_generators
 from launcher.checkpoint.saving import Ranks, Saved, write_checkpoint
 from launcher.checkpoint.store import CheckpointFolder, candidates
-from launcher.errors import UserError
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
+from launcher.util.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

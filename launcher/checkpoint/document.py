@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from annotated_types import Interval
 
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 T = TypeVar("T")
 

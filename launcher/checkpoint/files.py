@@ -23,9 +23,9 @@ from launcher.checkpoint.index import (
     element_bytes,
 )
 from launcher.checkpoint.overlap import mover
-from launcher.cores import usable_cores
-from launcher.files import sync
 from launcher.strategies.flat_shards import Shard
+from launcher.util.cores import usable_cores
+from launcher.util.files import sync
 
 _DTYPE_NAMES = {
     **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},

@@ -22,11 +22,11 @@ from launcher.checkpoint.document import (
 )
 from launcher.checkpoint.extra import Extra, saved_model
 from launcher.checkpoint.rng import is_state
-from launcher.errors import UserError
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed, states_of
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.places import Places
+from launcher.util.errors import UserError
 
 _POSITIONS = "wpe.weight"
 ELEMENT_BYTES = 4  # of fp32, as which everything but masks is stored

@@ -15,8 +15,8 @@ from launcher.checkpoint.document import DamagedCheckpoint
 from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import CHUNK_ELEMENTS, Checkpoint, Contents, RankFile
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.errors import Failure, UserError
 from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.util.errors import Failure, UserError
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from launcher.checkpoint.document import INDEX_NAME
-from launcher.errors import UserError
-from launcher.files import sync
+from launcher.util.errors import UserError
+from launcher.util.files import sync
 
 _NAME = re.compile(r"step-\d{8,}")
 _LATEST = "latest"

@@ -14,10 +14,10 @@ from launcher.checkpoint.extra import saved_model
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import Checkpoint
 from launcher.checkpoint.store import candidates
-from launcher.errors import UserError
-from launcher.memory.parameters import trained_shapes
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.parameters import trained_shapes
+from launcher.util.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,18 +1,19 @@
 """Flags and YAML -> RunConfig: one reading of both, by the types of its fields."""
 
 import difflib
+import os
+import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.config import beginning, deepspeed_file
-from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
+from launcher.config.schema import OLD_NAMES, AutoMicroBatch, RunConfig, field_types
 from launcher.config.yaml_file import read_yaml
-from launcher.errors import UserError, naming
-from launcher.flags import flag, is_number, usable_path
-from launcher.startup import reader_may_leave
+from launcher.util.errors import UserError, naming
+from launcher.util.flags import flag, is_number, usable_path
+from launcher.util.startup import reader_may_leave
 
 # Values that contradict each other when one comes from the file and the other from a flag:
 # the flag's word is the newer one, so the file's is dropped.
@@ -26,6 +27,8 @@ SUPERSEDES = {
     "warmup_ratio": ("warmup_steps",),
 }
 HELP = ("-h", "--help")
+_said_of: set[str] = set()
+"""Old names that this process has told the new ones of."""
 MICRO_BATCH = "--micro-batch"
 
 
@@ -43,8 +46,16 @@ def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunC
     given = _values_of_flags(flags)
     if file is not None:
         given = _values_of_file(file, given) | given
-    config = beginning.adopt(RunConfig().replace(**given), lambda path: _values_of_file(path, ()))
-    return deepspeed_file.adopt(config, given, world_size)
+    config = RunConfig().replace(**given)
+    if config.model.init_from is not None:
+        from launcher.config import beginning
+
+        config = beginning.adopt(config, lambda path: _values_of_file(path, ()))
+    if config.sharding.deepspeed is not None:
+        from launcher.config import deepspeed_file
+
+        config = deepspeed_file.adopt(config, given, world_size)
+    return config
 
 
 def print_help_if_asked(argv: Sequence[str]) -> None:
@@ -112,6 +123,8 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
             raise UserError(
                 f"{own!r} belongs to no flag: write --NAME VALUE; --help lists the flags"
             )
+        if own not in names and own.startswith("--"):
+            own = flag(_today(own[2:].replace("-", "_"), flag))
         if own not in names:
             raise UserError(f"unknown flag {own}{_nearest(own, [*names, *HELP])}")
         name, kind = names[own], _type(names[own])
@@ -132,6 +145,18 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
             or_auto = ", or auto" if own == MICRO_BATCH else ""
             raise UserError(f"{own} {shown} must be {_expected(kind)}{or_auto}") from None
     return values
+
+
+def _today(name: str, spelled: Callable[[str], str]) -> str:
+    """A field's name of today; the first time, its old one is noted on stderr."""
+    new = OLD_NAMES.get(name)
+    if new is None:
+        return name
+    if name not in _said_of and "RANK" not in os.environ:  # where ranks have an agent, it has said
+        _said_of.add(name)
+        note = f"{spelled(name)} is called {spelled(new)} now, and its old name goes with 0.4"
+        print(f"shardscale: {note}", file=sys.stderr)
+    return new
 
 
 def _is_value(token: str) -> bool:
@@ -156,6 +181,7 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
         )
     values: dict[str, Any] = {}
     for key, value in content.items():
+        key = _today(key, str)
         if key not in field_types():
             raise UserError(
                 f"--config {path}: unknown key {key!r}{_nearest(str(key), field_types())}"

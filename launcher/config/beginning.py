@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError, naming
-from launcher.families import read_hf_config
-from launcher.flags import as_flags, flag
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.sizes import CUSTOM, NAMED
+from launcher.util.errors import UserError, naming
+from launcher.util.flags import as_flags, flag
 
 HF_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -62,6 +61,8 @@ def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
         UserError: there is none, or our decoder cannot compute it.
     """
     if (folder / HF_CONFIG).is_file():
+        from launcher.config.families import read_hf_config
+
         return read_hf_config(folder / HF_CONFIG)
     if (folder / ADAPTER_CONFIG).is_file():
         raise UserError(

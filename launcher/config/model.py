@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from launcher.errors import UserError
-from launcher.flags import as_flags, flag, require_at_most, require_range
 from launcher.model import config as decoder
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, named
-from launcher.sizes import even_part
+from launcher.util.errors import UserError
+from launcher.util.flags import as_flags, flag, require_at_most, require_range
+from launcher.util.sizes import even_part
 
 CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 """The fields that change what adapters compute."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig
-from launcher.flags import flag
 from launcher.optim.choice import FROM_SCRATCH, OptimChoice, Recipe, Task
 from launcher.optim.registry import OPTIMIZERS
+from launcher.util.flags import flag
 
 FINE_TUNING: Final = Recipe(
     lr=2e-5, schedule="cosine", min_lr_ratio=0.0, warmup_ratio=0.03, weight_decay=0.0

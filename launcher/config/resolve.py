@@ -26,17 +26,17 @@ from launcher.config.rules import (
     sharding,
     tensor,
 )
-from launcher.config.rules.sequence import sequence_method
+from launcher.config.rules.sequence import context_parallel_method
 from launcher.config.schema import RunConfig
-from launcher.errors import NotInstalled, UserError, naming
-from launcher.files import check_writable
 from launcher.model import attention as kernels
 from launcher.model.attention import Choice
 from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.optim.dtypes import dtypes
-from launcher.packages import how_to_install
-from launcher.startup import expands_segments
+from launcher.util.errors import NotInstalled, UserError, naming
+from launcher.util.files import check_writable
+from launcher.util.packages import how_to_install
+from launcher.util.startup import expands_segments
 
 DEFAULT_STEPS = 300
 RULES: Final = (
@@ -71,7 +71,7 @@ class Resolved:
     @property
     def local_seq_len(self) -> int:
         """Tokens that a rank has of each sequence."""
-        return self.seq_len // self.config.sharding.sequence_parallel
+        return self.seq_len // self.config.sharding.context_parallel
 
     @property
     def own_model(self) -> ModelConfig:
@@ -166,7 +166,7 @@ def _filled(
         seq_len=config.data.seq_len or default_seq_len(model),
         global_batch=config.data.global_batch
         or config.data.micro_batch * sharding.data_ranks(world_size),
-        sequence_method=sequence_method(sharding, model),
+        context_parallel_method=context_parallel_method(sharding, model),
         steps=steps,
         device=device_type,
         expandable_segments=expands_segments(segments) if device_type == "cuda" else segments,

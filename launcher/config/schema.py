@@ -14,8 +14,9 @@ from typing import Any, Literal, Self, get_type_hints
 
 from launcher.config.model import ModelChoice
 from launcher.config.sharding import OffloadChoice, ShardingChoice
-from launcher.errors import UserError
-from launcher.flags import (
+from launcher.optim.choice import OptimChoice as OptimChoice
+from launcher.util.errors import UserError
+from launcher.util.flags import (
     MOST_ITEMS,
     MOST_STEPS,
     YEAR_S,
@@ -23,9 +24,13 @@ from launcher.flags import (
     require_positive,
     require_range,
 )
-from launcher.optim.choice import OptimChoice as OptimChoice
-from launcher.sizes import parse_bytes
+from launcher.util.sizes import parse_bytes
 
+OLD_NAMES: Mapping[str, str] = {
+    "sequence_parallel": "context_parallel",
+    "sequence_method": "context_parallel_method",
+}
+"""Names of fields before 0.3 -> their names now: flags, files and records are read with either."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 BOARD_NAMES = ("tensorboard", "wandb", "mlflow")

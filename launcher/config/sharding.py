@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.flags import MOST_ITEMS, flag, require_positive
-from launcher.sizes import parse_bytes
+from launcher.util.flags import MOST_ITEMS, flag, require_positive
+from launcher.util.sizes import parse_bytes
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
-SequenceMethod = Literal["auto", "ulysses", "ring"]
+ContextParallelMethod = Literal["auto", "ulysses", "ring"]
 MOST_REQUESTS = 4096
 
 
@@ -43,10 +43,10 @@ class ShardingChoice:
     a disk (nvme; zero 3 in bf16)."""
     bucket: int | None = None
     """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
-    sequence_parallel: int = 1
+    context_parallel: int = 1
     """Cut each sequence over this many neighbouring ranks, which together read as many sequences as
     one rank else (long contexts)."""
-    sequence_method: SequenceMethod = "auto"
+    context_parallel_method: ContextParallelMethod = "auto"
     """How attention sees whole sequences then: ulysses (each rank gets all tokens of some heads),
     ring (keys and values go around), or auto: ulysses where the ranks divide the heads."""
     tensor_parallel: int = 1
@@ -58,12 +58,12 @@ class ShardingChoice:
     def __post_init__(self) -> None:
         require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
         require_positive(self, "offload_fraction", most=1)
-        require_positive(self, "sequence_parallel", "tensor_parallel", most=MOST_ITEMS)
+        require_positive(self, "context_parallel", "tensor_parallel", most=MOST_ITEMS)
 
     def data_ranks(self, world_size: int) -> int:
         """Of `world_size` ranks, how many read different sequences; 1 also where they are too few
         for a sequence, which is refused."""
-        return max(1, world_size // (self.sequence_parallel * self.tensor_parallel))
+        return max(1, world_size // (self.context_parallel * self.tensor_parallel))
 
     def shard_ranks(self, world_size: int) -> int:
         """Of `world_size` ranks, how many have the same parts of matrices, and can share their

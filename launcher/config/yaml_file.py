@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from launcher.errors import UserError
-from launcher.flags import read_small_file
+from launcher.util.errors import UserError
+from launcher.util.flags import read_small_file
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = {

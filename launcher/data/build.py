@@ -21,7 +21,7 @@ from launcher.data.chat import ChatTemplate
 from launcher.data.examples import Document, encode, with_prompt
 from launcher.data.formats import documents
 from launcher.data.sources import Files, Source, form_of_source
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 if TYPE_CHECKING:
     from launcher.data.tokenizer import Encoder

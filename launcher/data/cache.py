@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

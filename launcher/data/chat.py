@@ -11,7 +11,7 @@ from launcher.data.examples import Document
 from launcher.data.formats import string_of
 from launcher.data.hub import HUB_PREFIX
 from launcher.data.tokenizer import load_from_transformers
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 _TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})

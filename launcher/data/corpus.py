@@ -25,7 +25,7 @@ from launcher.data.hub import HUB_PREFIX
 from launcher.data.sources import Source, form_of_source, resolve
 from launcher.data.split import Split
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 _FORMAT = "2"  # part of every cache key: change it when the files or the split rule change
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from launcher.data.formats import TEXT_FIELD, read_records, string_of
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 if TYPE_CHECKING:
     from launcher.data.tokenizer import Encoder

@@ -12,8 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import UserError
-from launcher.packages import how_to_install
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
 
 TEXT_FIELD = "text"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.data.formats import check_fields, field_key, hub_files, hub_key
-from launcher.errors import UserError
-from launcher.packages import how_to_install
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
 
 HUB_PREFIX = "hf:"
 

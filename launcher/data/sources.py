@@ -23,8 +23,8 @@ from launcher.data.formats import (
     walk,
 )
 from launcher.data.hub import HUB_PREFIX, HubDataset
-from launcher.errors import UserError
-from launcher.files import replace_text
+from launcher.util.errors import UserError
+from launcher.util.files import replace_text
 
 _MEMO_BYTES = 256 << 20
 

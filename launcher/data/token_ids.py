@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

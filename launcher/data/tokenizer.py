@@ -17,9 +17,9 @@ import numpy as np
 from launcher.data.formats import hash_files, hub_key
 from launcher.data.hub import HUB_PREFIX
 from launcher.data.token_ids import check_added, id_count
-from launcher.errors import UserError
-from launcher.json_file import read_json
-from launcher.packages import how_to_install
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+from launcher.util.packages import how_to_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from launcher.memory.allocator_blocks import K_MIN_BLOCK_SIZE
-from launcher.memory.live_trace import PeakContent
+from launcher.measure.live_trace import PeakContent
+from launcher.util.cuda_blocks import K_MIN_BLOCK_SIZE
 
 
 @dataclass(slots=True, eq=False)

@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from launcher.errors import UserError
 from launcher.measure.phases import PhaseTimes
 from launcher.measure.records import GpuRecord
-from launcher.packages import how_to_install
-from launcher.sizes import GIB
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
+from launcher.util.sizes import GIB
 
 PROJECT = "shardscale"
 CLOSE_WAIT_S = 30.0  # what is not sent by then is left behind

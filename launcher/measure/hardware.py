@@ -1,14 +1,14 @@
 """Known GPUs: data-sheet figures, and the memory overhead of a CUDA context and NCCL.
 
-The one table of GPUs: MFU's peak rates are read from it, and `launcher.plan.machine` makes of an
-entry a machine that nobody has measured. A `shardscale profile` of the real one beats all of it.
+The one table of GPUs: MFU's peak rates are read from it, and `launcher.forecast.machine` makes of
+an entry a machine that nobody has measured. A `shardscale profile` of the real one beats all of it.
 """
 
 import re
 from dataclasses import dataclass
 
-from launcher.errors import UserError
-from launcher.sizes import GIB, MIB
+from launcher.util.errors import UserError
+from launcher.util.sizes import GIB, MIB
 
 ASSUMED_NETWORK_BYTES_PER_S = 1.5625e9  # one link of 100 Gbit/s for 8 GPUs
 

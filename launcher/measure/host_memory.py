@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.sizes import gib
+from launcher.util.sizes import gib
 
 CGROUP, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of v2 and of v1: the limit, what is in use, and the line of memory.stat for file caches, which

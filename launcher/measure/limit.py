@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from launcher.errors import UserError
-from launcher.sizes import UNITS, gib, parse_bytes
+from launcher.util.errors import UserError
+from launcher.util.sizes import UNITS, gib, parse_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGE_BYTES = 128 * 2**10  # glibc's threshold at the start of a process

@@ -16,12 +16,12 @@ import torch
 
 from launcher.measure.allocator_history import AllocatorHistory
 from launcher.measure.host_memory import host_bytes
-from launcher.memory.ledger import Ledger, LedgerLines
-from launcher.memory.live_trace import LiveTrace
-from launcher.memory.storages import StorageCount
-from launcher.memory.workspaces import take_workspaces
+from launcher.measure.live_trace import LiveTrace
+from launcher.measure.workspaces import take_workspaces
 from launcher.parallel.world import World
 from launcher.strategies.engine import Engine
+from launcher.strategies.ledger import Ledger, LedgerLines
+from launcher.strategies.storages import StorageCount
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
-from launcher.record import Record
+from launcher.util.record import Record
 
 SCHEMA_VERSION = 1
 WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged
@@ -30,7 +30,7 @@ class RunRecord(Record):
     device_name: str | None
     strategy: str
     strategy_also_called: str
-    sequence_parallel: int = 1
+    context_parallel: int = 1
     tensor_parallel: int = 1
     precision: str
     model: str

@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from launcher.errors import UserError
-from launcher.flags import MOST_STEPS, flag, require_at_most, require_positive
+from launcher.util.errors import UserError
+from launcher.util.flags import MOST_STEPS, flag, require_at_most, require_positive
 
 Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon", "apollo"]

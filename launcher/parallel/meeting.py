@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 BACKEND = "shardscale"  # by this name torch's agent finds our rendezvous
 LOOPBACK = "127.0.0.1"

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.config.sharding import SequenceMethod, ShardingChoice
+from launcher.config.sharding import ContextParallelMethod, ShardingChoice
 from launcher.parallel.world import Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slice:
+class ContextRank:
     """A rank's part of every sequence: `index` of `ranks`."""
 
     ranks: int
     index: int
-    method: SequenceMethod
+    method: ContextParallelMethod
 
     def pieces(self, seq_len: int) -> list[range]:
         """Which tokens of a sequence the rank has, in their order.
@@ -30,7 +30,7 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class TensorRank:
     """A rank's part of every matrix: `index` of `ranks`."""
 
     ranks: int
@@ -44,9 +44,9 @@ class Mesh:
 
     data_rank: int
     data_ranks: int
-    part: Slice | None
+    part: ContextRank | None
     """None where every rank has whole sequences."""
-    share: Share | None
+    share: TensorRank | None
     """None where every rank has, or gathers, whole matrices."""
 
     @classmethod
@@ -57,7 +57,7 @@ class Mesh:
     @classmethod
     def at(cls, rank: int, world_size: int, sharding: ShardingChoice) -> "Mesh":
         """Where a rank of so many is."""
-        sequence, tensor = sharding.sequence_parallel, sharding.tensor_parallel
+        sequence, tensor = sharding.context_parallel, sharding.tensor_parallel
         above, index = divmod(rank, tensor)
         data_rank, slot = divmod(above, sequence)
         return cls(
@@ -65,8 +65,8 @@ class Mesh:
             data_ranks=sharding.data_ranks(world_size),
             part=None
             if sequence == 1
-            else Slice(ranks=sequence, index=slot, method=sharding.sequence_method),
-            share=None if tensor == 1 else Share(ranks=tensor, index=index),
+            else ContextRank(ranks=sequence, index=slot, method=sharding.context_parallel_method),
+            share=None if tensor == 1 else TensorRank(ranks=tensor, index=index),
         )
 
     @property
@@ -85,11 +85,11 @@ class Mesh:
 
 def across_nodes(sharding: ShardingChoice, ranks_per_node: int) -> list[str]:
     """One sentence for each kind of ranks that talk in every block, and are on several nodes."""
-    tensor, sequence = sharding.tensor_parallel, sharding.sequence_parallel
+    tensor, sequence = sharding.tensor_parallel, sharding.context_parallel
     sentences = []
     for what, flag, number, near in (
         ("matrix", "--tensor-parallel", tensor, 1),
-        ("sequence", "--sequence-parallel", sequence, tensor),
+        ("sequence", "--context-parallel", sequence, tensor),
     ):
         if number > 1 and number * near > ranks_per_node:
             within = max(1, ranks_per_node // near)

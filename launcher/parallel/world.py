@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from launcher.errors import UserError
-from launcher.flags import is_number
 from launcher.parallel.meeting import stay_on_this_node, store_of_ranks
-from launcher.startup import allocator_variable, importing
+from launcher.util.errors import UserError
+from launcher.util.flags import is_number
+from launcher.util.startup import allocator_variable, importing
 
 OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
 

@@ -3,8 +3,7 @@
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.extra import Base
 from launcher.config.resolve import Resolved
-from launcher.errors import UserError, naming
-from launcher.exchange.stored import check_base, open_stored
+from launcher.util.errors import UserError, naming
 
 
 def base_of(resolved: Resolved) -> Base | None:
@@ -17,6 +16,8 @@ def base_of(resolved: Resolved) -> Base | None:
         return None
     folder = resolved.config.model.init_from
     if folder is not None:
+        from launcher.checkpoint.pretrained.stored import open_stored
+
         with naming("--init-from"), open_stored(folder) as weights:
             return weights.base()
     # Values are the same on one type of device.
@@ -27,9 +28,12 @@ def base_of(resolved: Resolved) -> Base | None:
 def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
     """Why a checkpoint's adapters do not belong to the weights of this run, or None."""
     base = base_of(resolved)
+    if base is None:
+        return None
+    from launcher.checkpoint.pretrained.stored import check_base
+
     try:
-        if base is not None:
-            check_base(checkpoint, base)
+        check_base(checkpoint, base)
     except UserError as error:
         return error
     return None
@@ -57,6 +61,8 @@ def check_beginning(resolved: Resolved) -> None:
                 "memory and speed"
             )
         return
+    from launcher.checkpoint.pretrained.stored import open_stored
+
     with naming("--init-from"), open_stored(folder) as weights:
         if masks and not weights.config.masks:
             raise UserError(

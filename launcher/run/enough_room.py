@@ -15,17 +15,16 @@ import psutil
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.flags import as_flags
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
-from launcher.memory.parameters import frozen_bytes, trained_shapes
 from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, checkpointed
-from launcher.sizes import MIB, gib, parse_bytes
 from launcher.strategies import strategy_of
 from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
-from launcher.strategies.zero import nvme_build, nvme_folder
+from launcher.strategies.parameters import frozen_bytes, trained_shapes
+from launcher.util.errors import UserError
+from launcher.util.flags import as_flags
+from launcher.util.sizes import MIB, gib, parse_bytes
 
 CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit
 PROCESS_BYTES = 64 * MIB
@@ -138,6 +137,8 @@ def check_offload(
     _check_host(config, sizes, ranks_per_node)
     on_disk = config.sharding.flags_to("nvme")
     if on_disk:
+        from launcher.strategies.zero import nvme_build, nvme_folder
+
         path = config.offload.nvme_path
         assert path is not None  # resolve has refused it
         nvme_folder.check_folder(path, "--nvme-path")

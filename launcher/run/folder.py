@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import yaml
 
-from launcher.errors import ExitCode, Failure, UserError
-from launcher.files import replace_text
-from launcher.folder_lock import FolderLock
 from launcher.measure.records import FailureReport, Status, Summary
-from launcher.packages import version_of
 from launcher.run import launch
+from launcher.util.errors import ExitCode, Failure, UserError
+from launcher.util.files import replace_text
+from launcher.util.folder_lock import FolderLock
+from launcher.util.packages import version_of
 
 
 class RunFolder:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from launcher.config.resolve import Resolved
-from launcher.memory.ledger import Ledger
 from launcher.parallel.world import World
+from launcher.strategies.ledger import Ledger
 
 
 class Comparison(Protocol):

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.errors import one_line
 from launcher.measure import boards as tags
 from launcher.measure.boards import Boards
 from launcher.measure.hardware import peak_flops_per_s
@@ -31,13 +30,14 @@ from launcher.measure.records import (
     StepRecord,
 )
 from launcher.parallel.world import World
-from launcher.record import Record
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
 from launcher.run.figures import EndedStep, Figures, read_together
 from launcher.run.record_file import RecordFile
 from launcher.run.skips import SkippedSteps
-from launcher.sizes import GIB, duration, gib
+from launcher.util.errors import one_line
+from launcher.util.record import Record
+from launcher.util.sizes import GIB, duration, gib
 
 STRAGGLES_FROM = 1.5  # times the median of the other ranks
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from launcher.orphans import BY_ANY_TORCHRUN
 from launcher.parallel.world import number_of
+from launcher.util.orphans import BY_ANY_TORCHRUN
 
 KEY = "launch"
 """In `environment.json`."""

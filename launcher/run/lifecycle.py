@@ -11,7 +11,6 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
-from launcher.errors import ExitCode, Failure, UserError
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
 from launcher.measure.records import Status
@@ -21,7 +20,8 @@ from launcher.run.forecast import LoadForecast
 from launcher.run.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.run.session import Session
 from launcher.run.stopping import ASKS, heard, stopped_code
-from launcher.sizes import gib
+from launcher.util.errors import ExitCode, Failure, UserError
+from launcher.util.sizes import gib
 
 
 class Interrupted(BaseException):

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import torch
 
-from launcher.config.deepspeed_file import opening_lines
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
-from launcher.errors import UserError
-from launcher.exchange.companions import carry_beside
 from launcher.measure.records import RunRecord
 from launcher.model.cost import flops_per_token
 from launcher.parallel.mesh import across_nodes
@@ -24,6 +21,7 @@ from launcher.run.folder import RunFolder
 from launcher.run.origin import AUTO, Origin, check_launch
 from launcher.run.preflight import Prepared, default_run_folder
 from launcher.strategies import variant_of
+from launcher.util.errors import UserError
 
 Announce = Callable[[RunFolder], None]
 
@@ -69,7 +67,11 @@ def _begin(
         if prepared.corpus.tokenizer_path is not None:
             # The text it was trained on may change; who exports the model needs this one.
             shutil.copyfile(prepared.corpus.tokenizer_path, folder.path / "tokenizer.json")
-        carry_beside(prepared.resolved.config.data.tokenizer, folder.path)
+        tokenizer = prepared.resolved.config.data.tokenizer
+        if Path(tokenizer).suffix:  # a file, which other programs may have saved more beside
+            from launcher.checkpoint.pretrained.companions import carry_beside
+
+            carry_beside(tokenizer, folder.path)
     except FileExistsError:
         return UserError(
             f"--out {folder.path}: another run has just taken this folder: choose another one"
@@ -91,10 +93,10 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
     data_ranks = sharding.data_ranks(record.world_size)
     reason = prepared.resolved.attention.reason
-    if sharding.sequence_method == "ring":
+    if sharding.context_parallel_method == "ring":
         reason = "keys and values go around the ranks of a sequence"
-    if record.sequence_parallel > 1:
-        ranks += f", {record.sequence_parallel} to a sequence ({sharding.sequence_method})"
+    if record.context_parallel > 1:
+        ranks += f", {record.context_parallel} to a sequence ({sharding.context_parallel_method})"
     if record.tensor_parallel > 1:
         ranks += f", {record.tensor_parallel} to a matrix"
     model = prepared.resolved.model
@@ -111,7 +113,7 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         f"attention: {record.attention}: {reason}",
         *prepared.resolved.budget_lines(),
         *across_nodes(sharding, world.local_size),
-        *opening_lines(sharding.deepspeed),
+        *_deepspeed_lines(sharding.deepspeed),
         prepared.recipe,
         f"corpus: {prepared.corpus.description}",
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
@@ -119,6 +121,14 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
         f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
         _said_of_saves(prepared.resolved.config.loop),
     ]
+
+
+def _deepspeed_lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    from launcher.config.deepspeed_file import opening_lines
+
+    return opening_lines(file)
 
 
 def _said_of_saves(loop: LoopChoice) -> str:
@@ -146,7 +156,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
         strategy=variant.label,
         strategy_also_called=variant.also_called,
-        sequence_parallel=config.sharding.sequence_parallel,
+        context_parallel=config.sharding.context_parallel,
         tensor_parallel=config.sharding.tensor_parallel,
         precision=config.optim.precision,
         model=config.model.label,
@@ -165,6 +175,6 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
 
 
 def _attention(resolved: Resolved, device: torch.device) -> str:
-    if resolved.config.sharding.sequence_method == "ring":
+    if resolved.config.sharding.context_parallel_method == "ring":
         return "ring"
     return str(resolved.attention.on(device, seq_len=resolved.seq_len))

@@ -12,11 +12,11 @@ import yaml
 
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config.schema import LoopChoice
-from launcher.errors import ExitCode, UserError
-from launcher.folder_lock import FolderLock
 from launcher.parallel.world import number_of
 from launcher.run import launch
 from launcher.run.folder import RunFolder, in_use
+from launcher.util.errors import ExitCode, UserError
+from launcher.util.folder_lock import FolderLock
 
 AUTO = Path("auto")
 

@@ -21,10 +21,8 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
-from launcher.errors import UserError
 from launcher.measure.boards import require_boards
 from launcher.measure.nvml import names_gpu
-from launcher.memory.parameters import trained_shapes
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.base import check_beginning, same_base
@@ -33,11 +31,13 @@ from launcher.run.forecast import LoadForecast
 from launcher.run.origin import Origin, find_origin
 from launcher.run.provenance import check_model, check_tokenizer, with_recipe
 from launcher.run.samples import Samples
-from launcher.startup import libraries_say
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import missing_library
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.flat_shards import MASK, PARAM
+from launcher.strategies.parameters import trained_shapes
+from launcher.util.errors import UserError
+from launcher.util.startup import libraries_say
 
 LONGEST_LABEL = 150  # bytes of a name that can have 255; a model is called as its folder
 

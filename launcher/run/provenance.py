@@ -25,9 +25,9 @@ from launcher.config.schema import RunConfig
 from launcher.data import Corpus
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
-from launcher.errors import UserError
-from launcher.flags import as_flags, flag
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
+from launcher.util.errors import UserError
+from launcher.util.flags import as_flags, flag
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES

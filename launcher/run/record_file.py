@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Failure
-from launcher.files import sync
-from launcher.record import Record
+from launcher.util.errors import Failure
+from launcher.util.files import sync
+from launcher.util.record import Record
 
 _FILE = re.compile(r"rank(\d+)\.jsonl")
 _WAITING_BYTES = 1 << 16  # between logged steps

@@ -10,10 +10,10 @@ import torch
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
 from launcher.data.tokenizer import Encoder, load_encoder
-from launcher.errors import UserError
-from launcher.generate.sampling import Sampler, Sampling
 from launcher.measure.records import SampleRecord
+from launcher.run.sampling import Sampler, Sampling
 from launcher.strategies.engine import Engine
+from launcher.util.errors import UserError
 
 MOST_TOKENS = 64
 SAMPLING = Sampling(temperature=0.8)

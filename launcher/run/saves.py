@@ -1,6 +1,7 @@
 """When checkpoints are written and read; how is launcher/checkpoint/'s business."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -9,8 +10,6 @@ from launcher.checkpoint.checkpointer import Weights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
-from launcher.exchange.quantized import Quantized
-from launcher.exchange.stored import Stored, open_stored
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
@@ -20,8 +19,8 @@ from launcher.run.journal import Journal
 from launcher.run.origin import Origin
 from launcher.run.provenance import differences, meaning
 from launcher.run.skips import SkippedSteps
-from launcher.sizes import gib
 from launcher.strategies.engine import Engine
+from launcher.util.sizes import gib
 
 
 class Saves:
@@ -69,8 +68,8 @@ class Saves:
             if origin.reopens:
                 self._console.line("nothing was saved yet: begins again at step 1")
             if (folder := self._resolved.config.model.init_from) is not None:
-                with self._memory.checkpointing("resume"), open_stored(folder) as weights:
-                    self._opened().begin_with(self._as_stored(weights), engine)
+                with self._memory.checkpointing("resume"), self._weights(folder) as weights:
+                    self._opened().begin_with(weights, engine)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
         with self._memory.checkpointing("resume"):
@@ -103,12 +102,18 @@ class Saves:
         if (refusal := self._world.agreed(refusal)) is not None:
             raise refusal
         if (folder := self._resolved.config.model.init_from) is not None:
-            with open_stored(folder) as weights:
-                self._opened().begin_with(self._as_stored(weights), engine, trained=False)
+            with self._weights(folder) as weights:
+                self._opened().begin_with(weights, engine, trained=False)
 
-    def _as_stored(self, weights: Stored) -> Weights:
+    @contextlib.contextmanager
+    def _weights(self, folder: Path) -> Iterator[Weights]:
+        """Open the weights of `--init-from`, quantized where the run holds them so."""
+        from launcher.checkpoint.pretrained.quantized import Quantized
+        from launcher.checkpoint.pretrained.stored import open_stored
+
         model = self._resolved.model
-        return weights if model.quantize_base == "none" else Quantized(weights, model)
+        with open_stored(folder) as stored:
+            yield stored if model.quantize_base == "none" else Quantized(stored, model)
 
     def after_step(self, step: int, engine: Engine) -> bool:
         """Save where the schedule of saves says so; whether it did."""

@@ -11,7 +11,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from launcher.errors import ExitCode
 from launcher.measure.boards import Boards
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.limit import limit_memory
@@ -19,7 +18,6 @@ from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
 from launcher.measure.sampler import Sampler, mean_power_w
-from launcher.memory.ledger import Ledger
 from launcher.parallel.world import OWN_AGENT, World
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
@@ -35,6 +33,8 @@ from launcher.run.skips import SkippedSteps
 from launcher.run.stopping import stopped_by, stopped_code
 from launcher.run.summary import closing_lines, phase_records, summarize
 from launcher.strategies.engine import Engine, StepResult
+from launcher.strategies.ledger import Ledger
+from launcher.util.errors import ExitCode
 
 
 class Session:

@@ -1,7 +1,7 @@
 """Steps that went wrong, because a gradient or the loss was no number: counted, and borne only so
 many."""
 
-from launcher.errors import Failure
+from launcher.util.errors import Failure
 
 MOST_LOSS = 700.0  # the perplexity of a larger one is no number any more
 REMEDY = (

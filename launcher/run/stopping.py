@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import psutil
 
-from launcher.command import hears
-from launcher.errors import ExitCode
 from launcher.measure.records import Status
 from launcher.run.folder import RunFolder
+from launcher.util.command import hears
+from launcher.util.errors import ExitCode
 
 ASKS: tuple[signal.Signals, ...] = (
     *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from launcher.errors import Failure
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
 from launcher.measure.phases import PHASES, StepTimes
 from launcher.measure.records import (
@@ -19,7 +18,8 @@ from launcher.measure.records import (
 )
 from launcher.parallel.world import World
 from launcher.run.journal import Journal
-from launcher.sizes import gib
+from launcher.util.errors import Failure
+from launcher.util.sizes import gib
 
 
 def closing_lines(summary: Summary, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a strategy says of itself: names, variants, what it holds, what it sends, its engine.
+"""What a strategy says of itself: names, variants, types and its engine.
 
 Everything outside of this folder that depends on the strategy asks here; nothing keeps a table of
 strategies of its own.
@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
-from launcher.packages import version_of
+from launcher.util.packages import version_of
 
 if TYPE_CHECKING:
-    from launcher.memory.timeline import Timeline
-    from launcher.strategies.buffers import Buffers
     from launcher.strategies.engine import Engine, Recipe
-    from launcher.strategies.rank import Rank
-    from launcher.strategies.traffic import Traffic, Wire
 
 TORCH: Final = ("2.11", "2.13")
 """Versions of torch that the ports of its buffers were held against."""
@@ -71,9 +67,9 @@ class Strategy(Protocol):
     keeps_master: bool = False
     """Whether master weights are held beside the parameters that are computed with."""
     imports_bytes: int = 0
-    """Host memory that importing its library takes (measured, see launcher/plan/fit.py)."""
+    """Host memory that importing its library takes (measured, see launcher/forecast/fit.py)."""
     follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
-    """Library -> the versions whose buffers `memory` was held against (bench/prediction.py)."""
+    """Library -> the versions whose buffers its forecast was held against (bench/prediction.py)."""
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """Which of the variants a (chosen) sharding is."""
@@ -85,12 +81,6 @@ class Strategy(Protocol):
 
     def build(self, recipe: "Recipe") -> "Engine":
         """The engine; imports what only it needs."""
-
-    def memory(self, rank: "Rank", timeline: "Timeline") -> "Buffers":
-        """What it allocates around the model, written on a timeline."""
-
-    def traffic(self, wire: "Wire") -> "Traffic":
-        """What one rank sends and moves in a step."""
 
 
 def missing_library(strategy: Strategy) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 
 def compile_blocks(model: nn.Module) -> None:

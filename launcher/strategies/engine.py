@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.memory.materialize import materialize_whole
-from launcher.memory.parameters import cuts_of, is_trained
-from launcher.memory.storages import StorageCount
 from launcher.model.gpt import initial_value
 from launcher.model.quantized import PACKED
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
+from launcher.parallel.context.group import ContextGroup
 from launcher.parallel.decoder import decoder
-from launcher.parallel.sequence.neighbours import Neighbours
+from launcher.parallel.tensor.group import TensorGroup
 from launcher.parallel.tensor.parts import Parts
-from launcher.parallel.tensor.peers import Peers
 from launcher.parallel.world import World
 from launcher.strategies.flat_shards import TrainingState
+from launcher.strategies.materialize import materialize_whole
+from launcher.strategies.parameters import cuts_of, is_trained
+from launcher.strategies.storages import StorageCount
+from launcher.util.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,9 +157,9 @@ class Recipe:
     world: World
     types: Dtypes
     """What the strategy stores and computes in."""
-    neighbours: Neighbours | None = None
+    context_group: ContextGroup | None = None
     """The ranks that share its sequences."""
-    peers: Peers | None = None
+    tensor_group: TensorGroup | None = None
     """The ranks that share its matrices."""
 
     @property
@@ -170,23 +170,28 @@ class Recipe:
     @property
     def shards(self) -> Shards:
         """The ranks that states can be sharded over: those with the same parts of matrices."""
-        if self.peers is None:
+        if self.tensor_group is None:
             return Shards(rank=self.world.rank, size=self.world.size, group=None)
-        ranks = self.peers.share.ranks
+        ranks = self.tensor_group.share.ranks
         rank, size = self.world.rank // ranks, self.world.size // ranks
-        return Shards(rank=rank, size=size, group=self.peers.alike)
+        return Shards(rank=rank, size=size, group=self.tensor_group.data_group)
 
     @property
     def parts(self) -> Parts | None:
         """What this rank has of matrices that are cut."""
-        if self.peers is None:
+        if self.tensor_group is None:
             return None
-        cuts = cuts_of(self.resolved.model, self.peers.share)
-        return Parts(peers=self.peers, cuts=cuts, copy=self.shards.rank, copies=self.shards.size)
+        cuts = cuts_of(self.resolved.model, self.tensor_group.share)
+        return Parts(
+            tensor_group=self.tensor_group,
+            cuts=cuts,
+            copy=self.shards.rank,
+            copies=self.shards.size,
+        )
 
     def new_module(self) -> nn.Module:
         """The model, on the device and under the modes of the context that this is called in."""
-        return decoder(self.resolved.model, self.neighbours, self.peers)
+        return decoder(self.resolved.model, self.context_group, self.tensor_group)
 
     def meta_module(self) -> nn.Module:
         """The model without memory: shapes only, to be sharded or filled."""
@@ -215,9 +220,9 @@ class Recipe:
         if self.config.model.init_from is not None and not is_trained(name, model):
             packed = name.endswith(PACKED)
             return torch.zeros(shape, dtype=torch.uint8 if packed else None, device=device)
-        if self.peers is None:
+        if self.tensor_group is None:
             return initial_value(name, shape, model, seed=seed, device=device)
-        cut = cuts_of(model, self.peers.share)[name]
+        cut = cuts_of(model, self.tensor_group.share)[name]
         return cut.take(initial_value(name, cut.whole, model, seed=seed, device=device))
 
     def new_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:

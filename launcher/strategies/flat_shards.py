@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
-from launcher.sizes import even_part
 from launcher.strategies.places import Places
 from launcher.strategies.updates import Piece, Updated
+from launcher.util.sizes import even_part
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""

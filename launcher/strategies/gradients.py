@@ -20,7 +20,7 @@ class Gradients:
     def __init__(self, module: nn.Module, parts: Parts | None) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self._parameters = list(inner.parameters())
-        self._peers = None if parts is None else parts.peers
+        self._tensor_group = None if parts is None else parts.tensor_group
         self._cut = set()
         if parts is not None:
             cuts = parts.cuts
@@ -28,7 +28,7 @@ class Gradients:
 
     def clip(self, limit: float) -> Tensor:
         """Scale them down to a norm of `limit`; their norm before."""
-        if self._peers is None:
+        if self._tensor_group is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, limit)
             return _full(norm)
         norm = self.norm()
@@ -40,9 +40,9 @@ class Gradients:
         cut = [p.grad for p in self._parameters if p.grad is not None and p in self._cut]
         whole = [p.grad for p in self._parameters if p.grad is not None and p not in self._cut]
         norm = _full(nn.utils.get_total_norm(whole))
-        if self._peers is None:
+        if self._tensor_group is None:
             return norm
-        of_parts = self._peers.sum(_full(nn.utils.get_total_norm(cut)).square())
+        of_parts = self._tensor_group.all_reduce(_full(nn.utils.get_total_norm(cut)).square())
         return (of_parts + norm.square()).sqrt()
 
     def square_sum(self, parameter: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ class Gradients:
         if is_dtensor(parameter.grad):  # in hybrid sharding the replicas have the same parts
             mesh = parameter.grad.device_mesh
             dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))
-        if self._peers is not None and parameter in self._cut:
-            self._peers.sum(square_sum)
+        if self._tensor_group is not None and parameter in self._cut:
+            self._tensor_group.all_reduce(square_sum)
         return square_sum
 
 
@@ -63,13 +63,13 @@ class Scaler(torch.amp.GradScaler):
 
     def __init__(self, device_type: str, *, enabled: bool, parts: Parts | None) -> None:
         super().__init__(device_type, enabled=enabled)
-        self._peers = None if parts is None else parts.peers
+        self._tensor_group = None if parts is None else parts.tensor_group
 
     def _unscale_grads_(self, *args: Any, **options: Any) -> dict[torch.device, Tensor]:
         found: dict[torch.device, Tensor] = super()._unscale_grads_(*args, **options)
-        if self._peers is not None:
+        if self._tensor_group is not None:
             for flag in found.values():
-                self._peers.max(flag)
+                self._tensor_group.all_reduce_max(flag)
         return found
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.memory.storages import StorageCount
 from launcher.model.quantized import is_projection
 from launcher.optim.dtensor import local_part
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
 from launcher.strategies.mask_bits import bytes_of, zero
+from launcher.strategies.storages import StorageCount
 from launcher.strategies.updates import Piece, Updated
 
 

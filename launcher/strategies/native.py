@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.memory.storages import StorageCount, optimizer_tensors
 from launcher.parallel.tensor.parts import Parts
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.gradients import Gradients, Scaler
 from launcher.strategies.part_shards import native_state
+from launcher.strategies.storages import StorageCount, optimizer_tensors
 
 
 class NativeEngine:

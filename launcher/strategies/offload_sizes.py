@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
-from launcher.memory.allocator_blocks import page_locked_bytes
-from launcher.memory.parameters import Parameter, parameters_of
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
-from launcher.sizes import parse_bytes
+from launcher.strategies.parameters import Parameter, parameters_of
 from launcher.strategies.rank import FP32
+from launcher.util.cuda_blocks import page_locked_bytes
+from launcher.util.sizes import parse_bytes
 
 # A group of states being updated: master weights, two moments, gradients.
 OPTIMIZER_BUFFERS = 4

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from launcher.parallel.tensor.parts import Parts
-from launcher.sizes import even_part
 from launcher.strategies.flat_shards import (
     NativeState,
     OwnShapes,
@@ -15,6 +14,7 @@ from launcher.strategies.flat_shards import (
     TrainingState,
 )
 from launcher.strategies.updates import Updated
+from launcher.util.sizes import even_part
 
 
 def native_state(
@@ -29,7 +29,7 @@ def native_state(
 class PartState:
     """`TrainingState` over that of the parts; its ranges of parts are in whole tensors here.
 
-    What is whole on all peers they write together, each an even part.
+    What is whole on all ranks of the tensor-parallel group they write together, each an even part.
     """
 
     def __init__(self, inner: TrainingState, parts: Parts) -> None:
@@ -41,7 +41,7 @@ class PartState:
 
     def saved(self) -> Iterator[Shard]:
         """This rank's share, and nobody else's."""
-        share = self.parts.peers.share
+        share = self.parts.tensor_group.share
         for shard in self._inner.saved():
             if self.parts.cuts[shard.name].is_whole:
                 begin, end = even_part(shard.data.numel(), share.index, share.ranks)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.config.resolve import Resolved
-from launcher.memory.parameters import Parameter, parameters_of
-from launcher.memory.timeline import Where
 from launcher.optim.costs import Costs
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
-from launcher.parallel.mesh import Share
+from launcher.parallel.mesh import TensorRank
+from launcher.strategies.ledger import Where
+from launcher.strategies.parameters import Parameter, parameters_of
 
 FP32 = 4
 
@@ -27,7 +27,7 @@ class Rank:
     rank: int
     """This one's place among them."""
     device_type: str
-    share: Share | None = None
+    share: TensorRank | None = None
     """Its parts of matrices."""
     memory_bytes: int | None = None
     """Of its device, where that is known: some libraries do with less where there is less."""

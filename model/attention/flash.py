@@ -9,7 +9,7 @@ import importlib.util
 import torch
 
 from launcher.model.attention.kernel import FIX, Setting
-from launcher.packages import INSTALL_FLASH_ATTENTION, files_of, version_of
+from launcher.util.packages import INSTALL_FLASH_ATTENTION, files_of, version_of
 
 LARGEST_HEAD = 256
 _UNPACKED_BY_TORCH = 2

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from launcher.errors import UserError
-from launcher.plan import cli as plan_cli
-from launcher.site.build import site_html
-from launcher.site.runtime import load
+from launcher.forecast import plan_cli as plan_cli
+from launcher.tools.site.build import site_html
+from launcher.tools.site.runtime import load
+from launcher.util.errors import UserError
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

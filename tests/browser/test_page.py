@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from report_folder import GIB, write_run
 
-from launcher.compare.report.cli import main
-from launcher.page import page_html
+from launcher.compare.report.report_cli import main
+from launcher.util.page import page_html
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -77,7 +77,7 @@ def opened(browser: Any, path: Path, complaints: list[str]) -> Iterator[Any]:
 
 
 def choice(sharding: str, precision: str, used_gib: float, tokens_per_s: float) -> dict[str, Any]:
-    """A row of a plan on GPUs of 8 GiB, as plan/table.py makes it."""
+    """A row of a plan on GPUs of 8 GiB, as forecast/table.py makes it."""
     fits = used_gib <= 8
     return {
         "sharding": sharding,

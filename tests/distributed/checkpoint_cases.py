@@ -66,7 +66,7 @@ def _cases(
 DDP = ("--strategy=ddp",)
 ZERO1, ZERO2, ZERO3 = (("--zero=1",), ("--zero=2",), ("--zero=3",))
 ZERO3_OFFLOAD = (*ZERO3, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
-SEQUENCE, RING = "--sequence-parallel=2", "--sequence-method=ring"
+SEQUENCE, RING = "--context-parallel=2", "--context-parallel-method=ring"
 TENSOR = "--tensor-parallel=2"
 UNTIED, BF16 = ("--tied=False",), ("--precision=bf16",)
 # The options of Llama, Qwen 2 and Qwen 3 in one model.

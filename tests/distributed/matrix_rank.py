@@ -23,9 +23,9 @@ from torch._dynamo.utils import counters
 
 from launcher.config.resolve import resolve
 from launcher.data import open_corpus
+from launcher.forecast.budget import within_budget
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
-from launcher.plan.budget import within_budget
 from launcher.run.enough_room import check_offload
 from launcher.strategies.engine import LossScale
 from launcher.train import build_engine

@@ -19,7 +19,7 @@ from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.exchange.stored import open_stored
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.parallel.world import World, leave, start
 from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale

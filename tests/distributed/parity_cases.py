@@ -122,7 +122,7 @@ def _case(
         ranks=ranks,
         flags=(
             *flags,
-            f"--sequence-parallel={sequence}",
+            f"--context-parallel={sequence}",
             f"--tensor-parallel={tensor}",
             f"--micro-batch={GLOBAL_BATCH * sequence * tensor // (ranks * accumulation)}",
             *({**FAMILIES, **ADAPTERS}[family] if family else (f"--tied={tied}",)),
@@ -183,7 +183,7 @@ def _masked(
         ranks=ranks,
         flags=(
             *flags,
-            f"--sequence-parallel={sequence}",
+            f"--context-parallel={sequence}",
             f"--tensor-parallel={tensor}",
             f"--micro-batch={GLOBAL_BATCH * sequence * tensor // (ranks * accumulation)}",
             "--clip=0.5",
@@ -305,7 +305,7 @@ def _partly_recomputed() -> list[Case]:
         ("fsdp", {"checkpointing": "keep=qkv,mlp-up", "sequence": 2}),
     ]
     cases = [_case(k, STRATEGIES[k], ranks=2, **options) for k, options in pairwise]
-    single, ring = ("--strategy=single",), ("--strategy=ddp", "--sequence-method=ring")
+    single, ring = ("--strategy=single",), ("--strategy=ddp", "--context-parallel-method=ring")
     cases += [_case("single", single, ranks=1, checkpointing=c) for c in ("every=2", "keep=proj")]
     cases += [
         _case("single", single, ranks=2, tensor=2, checkpointing=c)
@@ -341,7 +341,7 @@ def _cut_sequences() -> list[Case]:
         for ranks in ((2, 4) if number == 0 else (2,))
         if k not in ("zero0", "fsdp-hybrid-grad-op")
     ]
-    ring = ("--sequence-method=ring",)
+    ring = ("--context-parallel-method=ring",)
     cases += [
         _case(f"{k}-ring", (*STRATEGIES[k], *ring), ranks=r, sequence=s, **options)
         for k, r, s, options in (
@@ -377,7 +377,7 @@ def _cut_matrices() -> list[Case]:
         _case(k, OFFLOADS[k], ranks=4, tensor=2, tied=tied)
         for k, tied in (("zero3-offload", True), ("fsdp-offload", False))
     ]
-    ring = ("--sequence-method=ring",)
+    ring = ("--context-parallel-method=ring",)
     cases += [
         _case(k, (*flags, *method), ranks=4, tensor=2, sequence=2, accumulation=a)
         for k, flags, method, a in (

@@ -72,9 +72,9 @@ def whole_parts_agree(engine: Engine) -> None:
         for shard in state.loaded()
         if state.parts.cuts[shard.name].is_whole
     }
-    peers = state.parts.peers
-    everybody: list[Any] = [None] * peers.share.ranks
-    dist.all_gather_object(everybody, sums, group=peers.group)
+    tensor_group = state.parts.tensor_group
+    everybody: list[Any] = [None] * tensor_group.share.ranks
+    dist.all_gather_object(everybody, sums, group=tensor_group.group)
     assert all(other == sums for other in everybody), sums
 
 

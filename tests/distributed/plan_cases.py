@@ -36,12 +36,12 @@ CASES: dict[str, tuple[str, ...]] = {
     "fsdp-tiles-bf16": ("--strategy=fsdp", _BF16, "--mlp-tile=24"),
     "zero3-tiles": ("--zero=3", "--activation-checkpointing=full", "--mlp-tile=24"),
     "zero3-tiles-bucket": ("--zero=3", "--bucket=3000", "--mlp-tile=24"),
-    "fsdp-sequence": ("--strategy=fsdp", "--sequence-parallel=4"),
-    "zero2-llama-sequence": ("--zero=2", _BF16, "--sequence-parallel=2", *_LLAMA),
+    "fsdp-sequence": ("--strategy=fsdp", "--context-parallel=4"),
+    "zero2-llama-sequence": ("--zero=2", _BF16, "--context-parallel=2", *_LLAMA),
     "ddp-masks": ("--strategy=ddp", "--masks"),
     "fsdp-masks-bf16": ("--strategy=fsdp", "--masks", _BF16),
     "zero3-masks-bf16": ("--zero=3", "--masks", _BF16),
-    "ddp-ring": ("--strategy=ddp", "--sequence-parallel=8"),  # 4 heads
+    "ddp-ring": ("--strategy=ddp", "--context-parallel=8"),  # 4 heads
 }
 # Where states do not divide, DeepSpeed pads; eight ranks divide everything here.
 SIZES: dict[int, tuple[str, ...]] = {

@@ -21,9 +21,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.forecast.predict import predict
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
-from launcher.plan.predict import predict
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 

@@ -50,7 +50,7 @@ _OTHERS = {
     "ddp-muon": ("--strategy=ddp", "--optimizer=muon"),
     "fsdp-adafactor": ("--strategy=fsdp", "--optimizer=adafactor"),
     "zero2-8bit": ("--zero=2", "--optimizer=adamw8bit"),
-    "zero3-sequences": ("--zero=3", "--sequence-parallel=2", "--micro-batch=4", "--seq-len=32"),
+    "zero3-sequences": ("--zero=3", "--context-parallel=2", "--micro-batch=4", "--seq-len=32"),
 }
 OTHERS = tuple(Case(name=name, flags=flags, exact=False) for name, flags in _OTHERS.items())
 BY_NAME = {case.name: case for case in (REFERENCE, *VARIANTS, *OTHERS)}

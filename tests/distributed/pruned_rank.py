@@ -22,9 +22,9 @@ from pruned_cases import BY_NAME, FEW_STEPS, SAVED, Case, source_of
 from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.exchange.stored import open_stored
+from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.forecast.predict import predict
 from launcher.parallel.world import World, leave, start
-from launcher.plan.predict import predict
 from launcher.run.preflight import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM

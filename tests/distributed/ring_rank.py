@@ -23,9 +23,9 @@ from launcher.model.attention.dense import eager
 from launcher.model.attention.kernel import dense_mask
 from launcher.model.config import ModelConfig
 from launcher.model.recompute import selective_contexts
-from launcher.parallel.mesh import Slice
-from launcher.parallel.sequence.neighbours import Neighbours
-from launcher.parallel.sequence.ring import ring
+from launcher.parallel.context.group import ContextGroup
+from launcher.parallel.context.ring import ring
+from launcher.parallel.mesh import ContextRank
 
 WORLD_SIZE = 4
 BATCH, HEAD_SIZE = 2, 16
@@ -118,10 +118,10 @@ def errors_of(case: Case, group: dist.ProcessGroup) -> dict[str, float]:
     expected = _with_gradients(
         partial(seen, window=None, dropout=0.0), [part.float() for part in qkv], direction.float()
     )
-    part = Slice(ranks=case.ranks, index=dist.get_rank(group), method="ring")
+    part = ContextRank(ranks=case.ranks, index=dist.get_rank(group), method="ring")
     held = [position for piece in part.pieces(case.seq_len) for position in piece]
     attend: Any = partial(
-        ring(Neighbours(part=part, group=group)), mask=None, window=None, dropout=0.0
+        ring(ContextGroup(part=part, group=group)), mask=None, window=None, dropout=0.0
     )
     if case.recompute != "nothing":
         contexts = CONTEXTS[case.recompute]

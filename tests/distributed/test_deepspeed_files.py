@@ -13,8 +13,8 @@ from harness import HERE, torchrun, write_text
 from launcher.config.arguments import parse_run_config
 from launcher.config.deepspeed_file.table import ZERO
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.flags import flag
+from launcher.util.errors import UserError
+from launcher.util.flags import flag
 
 REAL = sorted((HERE.parent / "deepspeed_files").glob("*.json"))
 RANKS = 2

@@ -10,8 +10,8 @@ from harness import python, torchrun, write_text
 
 from launcher.data import GlobalBatches, open_corpus
 from launcher.data.tokenizer import ByteEncoder
-from launcher.errors import UserError
 from launcher.run.preflight import prepare
+from launcher.util.errors import UserError
 
 STEPS, BATCH, SEQ_LEN = 3, 8, 32
 

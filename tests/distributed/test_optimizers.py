@@ -18,11 +18,11 @@ from rank_loop import steps
 
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.extra import Extra
-from launcher.errors import UserError
 from launcher.model.gpt import GPT
 from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.world import World
 from launcher.run.preflight import Prepared
+from launcher.util.errors import UserError
 
 SINGLE = ("--strategy=single",)
 ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))

@@ -27,13 +27,13 @@ from periodic_cases import (
 )
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.data.tokenizer import ByteEncoder
-from launcher.generate.decode import continuation
-from launcher.generate.loading import build, open_source
-from launcher.generate.sampling import Sampler
+from launcher.model.decode import continuation
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.run.samples import SAMPLING
+from launcher.run.sampling import Sampler
 from launcher.strategies.flat_shards import PARAM
 
 RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]

@@ -17,9 +17,11 @@ from harness import TIMEOUT_S, environment, python, write_text
 
 from launcher.compare.report.find import read_sweep
 from launcher.compare.sweep.cell import run_to_end
-from launcher.compare.sweep.cli import main
+from launcher.compare.sweep.sweep_cli import main
 
-SWEEP = "import sys; from launcher.compare.sweep.cli import main; sys.exit(main(sys.argv[1:]))"
+SWEEP = (
+    "import sys; from launcher.compare.sweep.sweep_cli import main; sys.exit(main(sys.argv[1:]))"
+)
 ENDLESS = 10_000_000
 
 

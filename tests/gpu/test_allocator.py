@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from launcher.memory.allocator import replay
+from launcher.forecast.allocator import replay
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.prune.choice import PruneOptions
-from launcher.prune.kernels import said_of_two_of_four
-from launcher.prune.select import importance, kept
 from launcher.strategies.mask_bits import pack, zero
+from launcher.tools.prune.choice import PruneOptions
+from launcher.tools.prune.kernels import said_of_two_of_four
+from launcher.tools.prune.select import importance, kept
 
 pytestmark = pytest.mark.gpu
 

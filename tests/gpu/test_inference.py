@@ -11,8 +11,9 @@ import torch
 from launcher.checkpoint import Checkpointer
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.serve import export, infer_bench
 from launcher.strategies.native import NativeEngine
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.serve import infer_bench
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.exchange.source import Source
-from launcher.families import FAMILIES, family_for
-from launcher.memory.parameters import parameter_shapes
+from launcher.checkpoint.pretrained.source import Source
+from launcher.config.families import FAMILIES, family_for
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
+from launcher.strategies.parameters import parameter_shapes
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from nullgpu.runs import train
 
-from launcher.memory.ledger import CATEGORIES
+from launcher.strategies.ledger import CATEGORIES
 
 SEED = (
     *("--model", "seed-134m", "--seq-len", "256", "--micro-batch", "125", "--precision", "bf16"),

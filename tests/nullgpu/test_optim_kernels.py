@@ -8,8 +8,8 @@ import pytest
 from nullgpu.runs import command, interpreted, train
 from optim_kernel_cases import CASES, assert_rounded_alike
 
-from launcher.memory.parameters import parameters_of
 from launcher.model.sizes import named
+from launcher.strategies.parameters import parameters_of
 
 
 @pytest.fixture(scope="module")

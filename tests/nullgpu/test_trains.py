@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from nullgpu.runs import MIB, Run, train
 
-from launcher.memory.ledger import CATEGORIES
+from launcher.strategies.ledger import CATEGORIES
 
 # torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread.
 # Beside them this small a model could be anything.

@@ -13,8 +13,8 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig, field_types
-from launcher.flags import flag
 from launcher.model.checkpointing import parse
+from launcher.util.flags import flag
 
 NOT_DEFAULT: dict[str, str] = {
     "model": "gpt2",
@@ -50,7 +50,7 @@ NOT_DEFAULT: dict[str, str] = {
     "quantize_base": "nf4",
     "masks": "False",
     "strategy": "zero",
-    "sequence_method": "ring",
+    "context_parallel_method": "ring",
     "grad_accum_dtype": "bf16",
     "offload_optimizer": "cpu",
     "offload_fraction": "0.5",
@@ -272,3 +272,20 @@ def test_a_reader_of_the_help_may_leave(module: tuple[str, ...]) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_old_name_is_read_and_the_new_one_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.config.arguments._said_of", set())
+    file = tmp_path / "run.yaml"
+    file.write_text("sequence_method: ring\n")
+    config = parse_run_config(["--sequence-parallel", "2", "--config", str(file)])
+    assert config.sharding.context_parallel == 2
+    assert config.sharding.context_parallel_method == "ring"
+    assert capsys.readouterr().err.splitlines() == [
+        "shardscale: --sequence-parallel is called --context-parallel now, and its old name goes "
+        "with 0.4",
+        "shardscale: sequence_method is called context_parallel_method now, and its old name goes "
+        "with 0.4",
+    ]

@@ -11,11 +11,11 @@ import torch
 from test_journal import Run
 
 import launcher.measure.boards
-from launcher.errors import UserError
 from launcher.measure import boards as tags
 from launcher.measure.boards import BOARDS, Boards, TensorBoard, require_boards
 from launcher.measure.records import EvalRecord, GpuRecord, SampleRecord
-from launcher.sizes import GIB
+from launcher.util.errors import UserError
+from launcher.util.sizes import GIB
 
 ONE_STEP = {
     *("loss/train", "grad_norm", "lr", "tokens_per_s", "step_s", "skipped_steps"),

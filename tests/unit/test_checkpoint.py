@@ -18,12 +18,12 @@ import torch
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError
 from launcher.checkpoint import saving as saving_module
 from launcher.checkpoint.files import write_shards
-from launcher.errors import UserError
-from launcher.memory.live_trace import LiveTrace
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
+from launcher.util.errors import UserError
 
 SHAPE = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
 

@@ -13,10 +13,10 @@ import torch
 
 from launcher.checkpoint import Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import digest
-from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
+from launcher.util.errors import UserError
 
 INDEX, RANK = "index.json", "rank-00000.safetensors"
 

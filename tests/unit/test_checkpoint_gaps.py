@@ -17,13 +17,13 @@ from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import digest
 from launcher.checkpoint.files import RangeReader, write_shards
 from launcher.checkpoint.index import Range, RankFile
-from launcher.exchange.stored import Folder, open_stored
+from launcher.checkpoint.pretrained.stored import Folder, open_stored
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.native import NativeEngine
+from launcher.tools.exchange import export_cli as export
 
 Shapes = dict[str, tuple[int, ...]]
 KINDS = (PARAM, "exp_avg")
@@ -558,7 +558,9 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     Checkpointer(tmp_path / "run" / "checkpoints").save(1, engine, extra)
     out = tmp_path / "hf"
     assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
-    monkeypatch.setattr("launcher.exchange.stored.CHUNK_ELEMENTS", 100)  # a few rows each
+    monkeypatch.setattr(
+        "launcher.checkpoint.pretrained.stored.CHUNK_ELEMENTS", 100
+    )  # a few rows each
     draw = random.Random(0)
     for folder in (out, tmp_path / "run"):
         with open_stored(folder) as weights:

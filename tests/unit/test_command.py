@@ -88,7 +88,7 @@ def test_ctrl_c_while_the_plan_is_searched_leaves_no_process(tmp_path: Path) -> 
 TIDIES_UP = """
 import sys; sys.argv = ["shardscale"]
 import launcher
-from launcher.command import interruptible
+from launcher.util.command import interruptible
 import signal, subprocess, time
 with interruptible():
     try:
@@ -129,8 +129,8 @@ def test_a_command_in_the_background_of_a_script_hears_no_ctrl_c(tmp_path: Path)
 PRINTS = """
 import sys; sys.argv = ["shardscale"]
 import launcher
-from launcher.startup import reader_may_leave
-from launcher.tables import say
+from launcher.util.startup import reader_may_leave
+from launcher.util.tables import say
 with reader_may_leave():
     say("a sentence " * int(sys.orig_argv[-1]))
 """

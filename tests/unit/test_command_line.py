@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import completion
 from launcher.__main__ import VERBS
 from launcher.run.console import LEVELS, RunConsole
-from launcher.startup import libraries_say
+from launcher.tools import completion
 from launcher.torchrun import main as torchrun
+from launcher.util.startup import libraries_say
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def flags() -> dict[str, completion.Flags]:
 
 def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) -> None:
     from launcher.config.schema import field_types
-    from launcher.flags import flag
+    from launcher.util.flags import flag
 
     assert set(flags["train"]) > {flag(name) for name in field_types()}
     assert flags["train"]["--schedule"] == ["cosine", "linear", "constant", "wsd"]
@@ -137,7 +137,7 @@ def test_only_so_much_is_said_until_the_end(says: str, capsys: pytest.CaptureFix
 
 def test_libraries_say_what_was_asked_for() -> None:
     code = (
-        "import logging, sys; from launcher.startup import libraries_say\n"
+        "import logging, sys; from launcher.util.startup import libraries_say\n"
         "libraries_say(sys.argv[1])\n"
         "for level in ('debug', 'info', 'warning', 'error'):\n"
         "    getattr(logging.getLogger('torch.x'), level)(level)"

@@ -14,13 +14,13 @@ from torch._dynamo.utils import counters
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import start
 from launcher.run.preflight import prepare
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
+from launcher.util.errors import UserError
 
 FLAGS = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --heads 2"
 FLAGS += " --context 32 --micro-batch 2 --window 9 --loss-chunk 40"

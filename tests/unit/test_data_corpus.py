@@ -20,7 +20,7 @@ from launcher.data.examples import Document
 from launcher.data.formats import cut
 from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import resolve
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 WORDS = [

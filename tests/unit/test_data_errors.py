@@ -13,8 +13,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from launcher.data import build, open_corpus
-from launcher.errors import UserError
-from launcher.packages import how_to_install
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
 
 TEXT = "\n\n".join(f"Paragraph {number} says very little about anything." for number in range(500))
 

@@ -15,8 +15,8 @@ from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatch
 from launcher.data.chat import ChatTemplate
 from launcher.data.examples import encode, with_prompt
 from launcher.data.tokenizer import load_encoder
-from launcher.errors import UserError
-from launcher.packages import how_to_install
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[2]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.packages import how_to_install
+from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -40,7 +40,7 @@ missing = json.loads(sys.argv[1])
 for name in missing:
     sys.modules[name] = None  # not installed: import raises ImportError
 from launcher.data import open_corpus
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 for line in sys.stdin:
     settings = json.loads(line)
     settings["cache_dir"] = Path(settings["cache_dir"])

@@ -17,8 +17,8 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import Offload, ShardingChoice
-from launcher.memory.parameters import parameters_of
 from launcher.model.sizes import NAMED
+from launcher.strategies.parameters import parameters_of
 from launcher.strategies.zero.config import build_config
 
 DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"

@@ -14,8 +14,8 @@ from launcher.config.deepspeed_file.reading import KINDS, read_file
 from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import UserError
 from launcher.strategies.zero.config import build_config
+from launcher.util.errors import UserError
 
 FILES = sorted((Path(__file__).parents[1] / "deepspeed_files").glob("*.json"))
 MOST_CHARACTERS = 300 - len("shardscale: ")

@@ -16,15 +16,15 @@ from docs_commands import DOCS, RECORD, ROOT, Command, commands_of, expected, in
 from docs_pages import filled
 
 from launcher.__main__ import VERBS
-from launcher.compare.report.cli import ReportOptions
+from launcher.compare.report.report_cli import ReportOptions
 from launcher.compare.sweep.grid_source import parse_options as parse_sweep
 from launcher.config.arguments import parse_run_config
 from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
 from launcher.config.resolve import resolve
-from launcher.exchange.export import ExportOptions
-from launcher.generate.cli import GenerateOptions
-from launcher.plan.cli import parse_options as parse_plan
-from launcher.plan.place import find_place
+from launcher.forecast.place import find_place
+from launcher.forecast.plan_cli import parse_options as parse_plan
+from launcher.tools.exchange.export import ExportOptions
+from launcher.tools.generate.generate_cli import GenerateOptions
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
 

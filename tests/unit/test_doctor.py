@@ -11,13 +11,15 @@ import pytest
 import torch
 from nvml_stub.stub import build_stub
 
-from launcher.cores import usable_cores
-from launcher.doctor import gpu, host, software, storage
-from launcher.doctor.cli import main
-from launcher.doctor.finding import Finding, ok, run_checks
 from launcher.strategies.zero.nvme_folder import file_system
+from launcher.tools.doctor import gpu, host, software, storage
+from launcher.tools.doctor.doctor_cli import main
+from launcher.tools.doctor.finding import Finding, ok, run_checks
+from launcher.util.cores import usable_cores
 
-DOCTOR = "import sys; from launcher.doctor.cli import main; sys.exit(main(sys.argv[1:]))"
+DOCTOR = (
+    "import sys; from launcher.tools.doctor.doctor_cli import main; sys.exit(main(sys.argv[1:]))"
+)
 STATES = ("ok", "warn", "fail", "n/a")
 
 
@@ -179,7 +181,7 @@ def test_nvml_that_does_not_start(tmp_path: Path) -> None:
     # A process for each, since the library reads its script once.
     program = (
         "import dataclasses, json, os, sys; from pathlib import Path\n"
-        "from launcher.doctor import gpu\n"
+        "from launcher.tools.doctor import gpu\n"
         "gpu.device_files = lambda: [Path('/dev/nvidia0')]\n"
         "for path in sys.argv[1:]:\n"
         "    if (child := os.fork()) == 0:\n"

@@ -21,13 +21,13 @@ from launcher.checkpoint import Checkpoint, Checkpointer, weights
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
-from launcher.exchange import import_
-from launcher.memory.live_trace import LiveTrace
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import import_
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"

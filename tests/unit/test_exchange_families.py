@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.pretrained.source import Source
 from launcher.config.arguments import parse_run_config
-from launcher.exchange import import_
-from launcher.exchange.source import Source
-from launcher.families import FAMILIES, family_for, read_hf_config, spelled_out
-from launcher.memory.parameters import parameter_shapes
+from launcher.config.families import FAMILIES, family_for, read_hf_config, spelled_out
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
-from launcher.serve import export
 from launcher.strategies.native import NativeEngine
+from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import import_
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,19 +12,19 @@ from safetensors.torch import load_file, save_file
 
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
+from launcher.checkpoint.pretrained.source import Source
+from launcher.config.families import read_hf_config
 from launcher.data.tokenizer import train_bpe
-from launcher.errors import UserError
-from launcher.exchange import import_
-from launcher.exchange.source import Source
-from launcher.families import read_hf_config
-from launcher.memory.live_trace import LiveTrace
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.world import start
 from launcher.run.opening import open_folder
 from launcher.run.preflight import prepare
-from launcher.serve import export
 from launcher.strategies.native import NativeEngine
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import import_
+from launcher.util.errors import UserError
 
 transformers = pytest.importorskip("transformers")
 

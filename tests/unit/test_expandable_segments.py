@@ -8,8 +8,8 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.plan.cli import main
-from launcher.plan.fit import Room, needed_bytes, verdict
+from launcher.forecast.fit import Room, needed_bytes, verdict
+from launcher.forecast.plan_cli import main
 
 A100 = "NVIDIA A100-SXM4-40GB"
 CUDA, GENERAL = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"

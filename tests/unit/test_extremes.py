@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from launcher.config.schema import field_types
-from launcher.flags import flag
+from launcher.util.flags import flag
 
 ACCEPTED, REFUSED = 0, 2
 LONGEST_SENTENCE = 300

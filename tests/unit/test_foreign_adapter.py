@@ -10,9 +10,9 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
 
-from launcher.errors import MOST_CHARACTERS, UserError
-from launcher.exchange.peft import PeftFolder
+from launcher.checkpoint.pretrained.peft import PeftFolder
 from launcher.model.config import ModelConfig
+from launcher.util.errors import MOST_CHARACTERS, UserError
 
 RANK = 4
 SHAPE: dict[str, Any] = {

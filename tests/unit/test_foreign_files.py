@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from launcher.checkpoint.pretrained.loading import _ends_in
+from launcher.checkpoint.pretrained.source import Source
+from launcher.config.families import FAMILIES, read_hf_config
 from launcher.data.tokenizer import load_encoder, train_bpe
-from launcher.errors import MOST_CHARACTERS, UserError
-from launcher.exchange.source import Source
-from launcher.families import FAMILIES, read_hf_config
-from launcher.generate.loading import _ends_in
-from launcher.memory.parameters import parameter_shapes
+from launcher.forecast.machine import Machine
 from launcher.model.config import ModelConfig
-from launcher.plan.machine import Machine
+from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import MOST_CHARACTERS, UserError
 
 SHAPE: dict[str, Any] = {"vocab_size": 61, "context": 24, "layers": 2, "heads": 2, "d_model": 12}
 ROPE = {

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpointer
-from launcher.command import interruptible
+from launcher.checkpoint.pretrained.loading import Vocabulary
 from launcher.data.tokenizer import ByteEncoder, Encoder, train_bpe
-from launcher.errors import ExitCode, UserError
-from launcher.exchange import import_
-from launcher.generate import cli
-from launcher.generate.completion import complete
-from launcher.generate.loading import Vocabulary
-from launcher.generate.text import Characters, StopStrings
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.serve import export
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import import_
+from launcher.tools.generate import generate_cli as cli
+from launcher.tools.generate.completion import complete
+from launcher.tools.generate.text import Characters, StopStrings
+from launcher.util.command import interruptible
+from launcher.util.errors import ExitCode, UserError
 
 CONTEXT = 48
 SHAPE: dict[str, Any] = {

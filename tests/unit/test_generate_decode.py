@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.errors import UserError
-from launcher.families.base import spelled_out
-from launcher.generate.decode import Cache, continuation
-from launcher.generate.loading import build, open_source
-from launcher.generate.sampling import Sampler, Sampling, probabilities
+from launcher.checkpoint.pretrained.loading import build, open_source
+from launcher.config.families.base import spelled_out
 from launcher.model.config import ModelConfig
+from launcher.model.decode import Cache, continuation
 from launcher.model.gpt import GPT
+from launcher.run.sampling import Sampler, Sampling, probabilities
+from launcher.util.errors import UserError
 
 VOCABULARY, CONTEXT, PROMPT, MOST = 97, 160, 17, 100
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "context": CONTEXT, "layers": 2}

@@ -17,9 +17,9 @@ from launcher.compare.sweep.grid_source import (
 )
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.errors import UserError
 from launcher.measure.records import SweepRow
 from launcher.strategies import variant_of
+from launcher.util.errors import UserError
 
 
 def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[SweepRow]:

@@ -17,49 +17,34 @@ ROOT = Path(__file__).parents[2]
 MOST_LINES_PER_FILE = 300
 MOST_LINES_PER_FUNCTION = 60
 
-# From the ground up, one layer per room: a folder of launcher/, or the files beside them. A module
-# may import its own room and those below it.
-ROOMS = (
-    (
-        "launcher",
-        *(
-            "launcher.command",
-            "launcher.cores",
-            "launcher.errors",
-            "launcher.files",
-            "launcher.folder_lock",
-        ),
-        *("launcher.orphans", "launcher.packages", "launcher.page", "launcher.record"),
-        "launcher.startup",
-    ),
-    ("launcher.flags", "launcher.json_file", "launcher.sizes", "launcher.tables"),
-    ("launcher.model",),
-    ("launcher.families",),
+# The wings, from the ground up, one layer per line. A module may import its own layer and those
+# below it.
+UTIL = (("launcher", "launcher.util"), ("launcher.model",))
+CORE = (
+    ("launcher.config.families",),
     ("launcher.optim",),
     ("launcher.config",),
     ("launcher.parallel",),
-    ("launcher.memory",),
     ("launcher.strategies",),
     ("launcher.data",),
     ("launcher.checkpoint",),
-    ("launcher.exchange",),
-    ("launcher.generate",),
     ("launcher.measure",),
-    ("launcher.serve",),
-    ("launcher.plan",),
-    ("launcher.site",),
     ("launcher.run",),
-    ("launcher.prune",),
-    ("launcher.doctor",),
-    ("launcher.compare", "launcher.compare.report"),
-    ("launcher.compare.sweep",),
-    ("launcher.submit",),
+)
+STRATEGIES = ("single", "ddp", "fsdp", "zero")
+FORECAST = (
+    ("launcher.forecast", *(f"launcher.strategies.{name}.forecast" for name in STRATEGIES)),
+)
+COMPARE = (("launcher.compare", "launcher.compare.report"), ("launcher.compare.sweep",))
+TOOLS = (("launcher.tools",),)
+DOORS = (
     ("launcher.train", "launcher.torchrun", "launcher.torchrun_options"),
     ("launcher.probe",),
     ("launcher.__main__",),
-    ("launcher.completion",),
+    ("launcher.tools.completion",),
     ("bench",),
 )
+ROOMS = (*UTIL, *CORE, *FORECAST, *COMPARE, *TOOLS, *DOORS)
 LAYER_OF = {name: number for number, names in enumerate(ROOMS) for name in names}
 
 
@@ -182,7 +167,7 @@ def test_a_choice_is_named_where_it_lives(names: set[str], homes: tuple[str, ...
         ),
         (
             "import launcher.train\n"
-            "from launcher.memory.parameters import parameters_of\n"
+            "from launcher.strategies.parameters import parameters_of\n"
             "from launcher.model.sizes import named\n"
             "[parameters_of(named(size)) for size in ('nano', 'qwen3-0.6b')]",
             (
@@ -206,3 +191,19 @@ def test_heavy_libraries_stay_out(code: str, heavy: tuple[str, ...]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_no_room_imports_a_tool() -> None:
+    """Each is a folder that can be deleted; only formats of `export` are another tool's."""
+    tools = "launcher.tools."
+    found = {
+        (module, name)
+        for module, names in IMPORTS.items()
+        for name in names
+        if name.startswith(tools)
+        and not module.startswith(("bench", ".".join(name.split(".")[:3])))
+    }
+    assert found == {
+        ("launcher.tools.exchange.export_cli", "launcher.tools.serve.export"),
+        ("launcher.tools.serve.export", "launcher.tools.exchange.export"),
+    }

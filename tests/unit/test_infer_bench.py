@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from test_exchange_families import saved_run
 from test_lora import FLAGS, RUN, train
 
-from launcher.compare.report import cli as report
-from launcher.generate.decode import continuation
-from launcher.generate.loading import build, open_source
+from launcher.checkpoint.pretrained.loading import build, open_source
+from launcher.compare.report import report_cli as report
 from launcher.model.config import ModelConfig
-from launcher.serve import infer_bench
-from launcher.serve.text import asked, text_of
+from launcher.model.decode import continuation
+from launcher.tools.serve import infer_bench
+from launcher.tools.serve.text import asked, text_of
 
 QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
 QUICK += ["--sequences", "3"]

@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from launcher.config.schema import RunConfig
-from launcher.errors import Failure, UserError
 from launcher.measure.boards import Boards
 from launcher.measure.phases import PHASES, PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord, Status, Summary
@@ -30,6 +29,7 @@ from launcher.run.folder import RunFolder
 from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.skips import Diverged, SkippedSteps
+from launcher.util.errors import Failure, UserError
 
 CPU = torch.device("cpu")
 STEPS = 5

@@ -15,20 +15,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpoint
+from launcher.checkpoint.pretrained.loading import build, open_source
+from launcher.checkpoint.pretrained.stored import Merged, open_stored
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.exchange import import_
-from launcher.exchange.stored import Merged, open_stored
-from launcher.generate.loading import build, open_source
-from launcher.memory.materialize import materialize_whole
-from launcher.memory.parameters import parameters_of, trained_shapes
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
 from launcher.model.lora import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
 from launcher.run.enough_room import _state_bytes
-from launcher.serve import export
+from launcher.strategies.materialize import materialize_whole
+from launcher.strategies.parameters import parameters_of, trained_shapes
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import import_
+from launcher.util.errors import UserError
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
 LLAMA = {

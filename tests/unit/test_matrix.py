@@ -18,10 +18,10 @@ from launcher.compare.sweep.matrix import (
 )
 from launcher.config.model import ModelChoice
 from launcher.config.sharding import Offload
-from launcher.errors import ExitCode
 from launcher.model.checkpointing import NAMES
 from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS
+from launcher.util.errors import ExitCode
 
 TABLE = Path(__file__).parents[2] / "docs" / "matrix.md"
 

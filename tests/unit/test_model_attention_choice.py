@@ -12,9 +12,9 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
 from launcher.model.attention import Choice, choose, flash, flex_kernel, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
+from launcher.util.errors import UserError
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.memory.live_trace import LiveTrace
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import Activation, ModelConfig
 from launcher.model.gpt import GPT, MLP
 from launcher.model.norms import LayerNorm, RMSNorm

@@ -12,9 +12,9 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.exchange import import_
-from launcher.packages import how_to_install
 from launcher.run.preflight import default_run_folder
+from launcher.tools.exchange import import_
+from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def test_a_checkout_without_links_builds_no_wheel(tmp_path: Path) -> None:
 def test_the_wheel_has_what_it_needs_under_one_top_level_name(tmp_path: Path) -> None:
     subprocess.run([*WHEEL, "-w", tmp_path, ROOT], check=True, timeout=120)
     names = zipfile.ZipFile(next(tmp_path.glob("shardscale-*.whl"))).namelist()
-    for carried in ("model/attention/flex.py", "submit/scripts/train.sbatch", "py.typed"):
+    for carried in ("model/attention/flex.py", "tools/submit/scripts/train.sbatch", "py.typed"):
         assert f"launcher/{carried}" in names
     assert "launcher/strategies/zero/ds_configs/zero2.json" in names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {

@@ -13,9 +13,7 @@ import torch
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.errors import UserError
 from launcher.measure import host_memory
-from launcher.memory.parameters import parameters_of
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
@@ -25,8 +23,10 @@ from launcher.strategies.offload_sizes import (
     largest_slice_count,
     offload_sizes,
 )
+from launcher.strategies.parameters import parameters_of
 from launcher.strategies.zero import nvme_build
 from launcher.strategies.zero.nvme_folder import SwapFolder, check_folder, remove_abandoned
+from launcher.util.errors import UserError
 
 GIB = 2**30
 ON_DISK = "--zero 3 --precision bf16 --offload-optimizer nvme --offload-param nvme --nvme-path {}"

@@ -10,13 +10,13 @@ from test_plan_timing import LINKS_ONLY
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.errors import UserError
-from launcher.memory.parameters import parameters_of
-from launcher.plan.predict import predict
-from launcher.plan.timing import optimizer_s
+from launcher.forecast.predict import predict
+from launcher.forecast.timing import optimizer_s
 from launcher.strategies.offload_sizes import offload_sizes
+from launcher.strategies.parameters import parameters_of
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import SUB_GROUPS, kept_on_device, sub_group_elements
+from launcher.util.errors import UserError
 
 RANKS = 4
 HALF = "--zero 3 --offload-optimizer cpu --offload-fraction 0.5"

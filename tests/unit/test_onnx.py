@@ -14,16 +14,16 @@ import torch
 from test_exchange_families import CASES, randomise, saved_run
 from test_lora import LLAMA, LORA, drawn, write_run
 
-from launcher.errors import UserError
-from launcher.exchange.files import new_folder
-from launcher.generate.decode import continuation
+from launcher.checkpoint.pretrained.files import new_folder
 from launcher.model.config import ModelConfig
+from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
-from launcher.serve import export
-from launcher.serve.check import check_graph
-from launcher.serve.engine import profile, trtexec
-from launcher.serve.graph import empty_past, input_names, output_names, write_graph
-from launcher.serve.runtime import OnnxSession
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.serve.check import check_graph
+from launcher.tools.serve.engine import profile, trtexec
+from launcher.tools.serve.graph import empty_past, input_names, output_names, write_graph
+from launcher.tools.serve.runtime import OnnxSession
+from launcher.util.errors import UserError
 
 CONTEXT, PROMPT, MOST = 64, 7, 50
 # Each with the seed of a model that does not repeat itself whatever it is asked.

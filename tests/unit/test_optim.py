@@ -9,12 +9,12 @@ from torch import nn
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import OptimChoice, RunConfig
-from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.optim.choice import Schedule
 from launcher.optim.registry import parameter_groups
 from launcher.optim.schedule import learning_rate
+from launcher.util.errors import UserError
 
 
 def test_schedule_at_its_edges() -> None:

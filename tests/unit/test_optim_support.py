@@ -10,9 +10,9 @@ import pytest
 from launcher.config.resolve import refusal, resolve
 from launcher.config.rules import Setting
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
 from launcher.optim.choice import OptimizerName, Precision
 from launcher.optim.registry import OPTIMIZERS
+from launcher.util.errors import UserError
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {"strategy": "single"},

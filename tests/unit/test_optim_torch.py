@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.exchange.stored import open_stored
-from launcher.memory.parameters import trained_shapes
 from launcher.model.gpt import GPT, initial_value
 from launcher.optim.registry import checkpointed
 from launcher.optim.schedule import learning_rate
@@ -28,6 +27,7 @@ from launcher.parallel.world import World
 from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.native import NativeEngine
+from launcher.strategies.parameters import trained_shapes
 from launcher.train import build_engine
 
 STEPS, HALF = 20, 10

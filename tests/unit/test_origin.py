@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from launcher.config.schema import LoopChoice
-from launcher.errors import UserError
 from launcher.measure.records import Status
 from launcher.parallel.world import choose_device
 from launcher.run import launch
@@ -18,6 +17,7 @@ from launcher.run.origin import (
     ended_out_of_memory,
     find_origin,
 )
+from launcher.util.errors import UserError
 
 RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
 REQUEUED = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}

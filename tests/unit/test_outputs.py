@@ -27,18 +27,22 @@ NEW_FOLDER = ("/proc/x", "folder", "file", "file/x")
 FOLDER = ("/proc/x", "file", "file/x")
 OUTPUTS = {
     "plan --json": Output(
-        argv="plan --json OUT --model gpt2 --gpu A100-80GB", work="launcher.plan.cli.plan", bad=FILE
+        argv="plan --json OUT --model gpt2 --gpu A100-80GB",
+        work="launcher.forecast.plan_cli.plan",
+        bad=FILE,
     ),
     "plan --page": Output(
-        argv="plan --page OUT --model gpt2 --gpu A100-80GB", work="launcher.plan.cli.plan", bad=FILE
+        argv="plan --page OUT --model gpt2 --gpu A100-80GB",
+        work="launcher.forecast.plan_cli.plan",
+        bad=FILE,
     ),
     "plan --apply": Output(
         argv="plan --apply OUT --model gpt2 --gpu A100-80GB",
-        work="launcher.plan.cli.plan",
+        work="launcher.forecast.plan_cli.plan",
         bad=FILE,
     ),
     "profile": Output(
-        argv="profile --device cpu --out OUT", work="launcher.plan.profile.measure", bad=FILE
+        argv="profile --device cpu --out OUT", work="launcher.forecast.profile.measure", bad=FILE
     ),
     "matrix": Output(
         argv="matrix OUT",
@@ -46,30 +50,40 @@ OUTPUTS = {
         bad=("absent/x", "/proc/x", "folder", "file/x", "/proc/version"),
     ),
     "report": Output(
-        argv="report runs --out OUT", work="launcher.compare.report.cli.find_runs", bad=FOLDER
+        argv="report runs --out OUT",
+        work="launcher.compare.report.report_cli.find_runs",
+        bad=FOLDER,
     ),
-    "site": Output(argv="site OUT", work="launcher.site.runtime.load", bad=("folder", *FOLDER)),
+    "site": Output(
+        argv="site OUT", work="launcher.tools.site.runtime.load", bad=("folder", *FOLDER)
+    ),
     "sweep": Output(
         argv="sweep --model gpt2 --grid micro_batch=1,2 --out OUT",
-        work="launcher.compare.sweep.cli.cells_of",
+        work="launcher.compare.sweep.sweep_cli.cells_of",
         bad=("folder", *FOLDER),
     ),
     "sweep --prepare": Output(
         argv="sweep --prepare --nproc 2 --model gpt2 --grid micro_batch=1,2 --out OUT",
-        work="launcher.compare.sweep.cli.cells_of",
+        work="launcher.compare.sweep.sweep_cli.cells_of",
         bad=("folder", *FOLDER),
     ),
     "infer-bench": Output(
-        argv="infer-bench run --out OUT", work="launcher.serve.infer_bench.asked", bad=NEW_FOLDER
+        argv="infer-bench run --out OUT",
+        work="launcher.tools.serve.infer_bench.asked",
+        bad=NEW_FOLDER,
     ),
     "prune": Output(
-        argv="prune run --sparsity 0.5 --out OUT", work="launcher.prune.cli._open", bad=NEW_FOLDER
+        argv="prune run --sparsity 0.5 --out OUT",
+        work="launcher.tools.prune.prune_cli._open",
+        bad=NEW_FOLDER,
     ),
     "export": Output(
-        argv="export run --out OUT", work="launcher.exchange.export.open_stored", bad=NEW_FOLDER
+        argv="export run --out OUT",
+        work="launcher.tools.exchange.export.open_stored",
+        bad=NEW_FOLDER,
     ),
     "import": Output(
-        argv="import model --out OUT", work="launcher.exchange.import_.Source", bad=NEW_FOLDER
+        argv="import model --out OUT", work="launcher.tools.exchange.import_.Source", bad=NEW_FOLDER
     ),
 }
 ELSEWHERE = {

@@ -6,11 +6,12 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.memory.parameters import Parameter, parameters_of
-from launcher.memory.timeline import Timeline
+from launcher.forecast.predict import _run, _shortened, predict
+from launcher.forecast.strategies import forecast_of
+from launcher.forecast.timeline import Timeline
 from launcher.parallel.mesh import Mesh
-from launcher.plan.predict import _run, _shortened, predict
 from launcher.strategies import VARIANTS, strategy_of
+from launcher.strategies.parameters import Parameter, parameters_of
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.config import build_config
 
@@ -51,7 +52,7 @@ def gradient_bytes(label: str, run: Resolved) -> int:
         device_type="cpu",
     )
     timeline = Timeline("cpu")
-    buffers = strategy_of(run.config).memory(rank, timeline)
+    buffers = forecast_of(run.config).buffers(rank, timeline)
     buffers.build()
     trace = _shortened(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
     buffers.begin_forward(last=True)

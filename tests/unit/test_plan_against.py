@@ -16,11 +16,11 @@ from launcher.compare.report.find import FoundRun
 from launcher.compare.report.runs import load_run
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
+from launcher.forecast import against
+from launcher.forecast.against import Against, NotPredicted, against_run
 from launcher.measure.records import Summary
-from launcher.memory.ledger import CATEGORIES, Ledger, LedgerLines
 from launcher.parallel.world import World
-from launcher.plan import against
-from launcher.plan.against import Against, NotPredicted, against_run
+from launcher.strategies.ledger import CATEGORIES, Ledger, LedgerLines
 
 FLAGS = [
     *("--layers=2", "--d-model=64", "--heads=4", "--context=32", "--vocab-size=260"),

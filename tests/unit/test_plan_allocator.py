@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from launcher.memory.allocator import AllocatorUse, CachingAllocator, replay
-from launcher.memory.allocator_blocks import EMPTY_CACHE, rounded_bytes, segment_bytes
+from launcher.forecast.allocator import AllocatorUse, CachingAllocator, replay
+from launcher.forecast.allocator_blocks import EMPTY_CACHE
+from launcher.util.cuda_blocks import rounded_bytes, segment_bytes
 
 MIB = 2**20
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from launcher.config.arguments import parse_run_config
-from launcher.plan import answers
-from launcher.plan.assess import Assessment, Place, assess
-from launcher.plan.candidates import choices, given_fields
-from launcher.plan.cli import parse_options
-from launcher.plan.place import find_place
+from launcher.forecast import answers
+from launcher.forecast.assess import Assessment, Place, assess
+from launcher.forecast.candidates import choices, given_fields
+from launcher.forecast.place import find_place
+from launcher.forecast.plan_cli import parse_options
 
 FLAGS = "--model nano --layers 2 --seq-len 64 --precision bf16 --global-batch 16"
 FLAGS += " --activation-checkpointing none"

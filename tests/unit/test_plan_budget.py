@@ -9,11 +9,11 @@ from torch import Tensor
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
-from launcher.memory.live_trace import LiveTrace
+from launcher.forecast.budget import Costs, kept_bytes, spent, within_budget
+from launcher.forecast.predict import traced
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.gpt import GPT
-from launcher.plan.budget import Costs, kept_bytes, spent, within_budget
-from launcher.plan.predict import traced
+from launcher.util.errors import UserError
 
 GPT2: dict[str, Any] = {
     **{"layers": 8, "d_model": 64, "heads": 4, "vocab_size": 300, "context": 32},
@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama with adapters": {**LLAMA, "precision": "bf16", "lora_rank": 4, "lora_targets": "all"},
     "llama in 4 bits": {**LLAMA, "d_ff": 128, "lora_rank": 4, "quantize_base": "nf4"},
     "llama in parts": {**LLAMA, "tensor_parallel": 2},
-    "llama in parts of sequences": {**LLAMA, "sequence_parallel": 2},
+    "llama in parts of sequences": {**LLAMA, "context_parallel": 2},
 }
 COSTS = Costs(least=10, products={"qkv": 30, "attention": 10, "proj": 10, "mlp-up": 40}, most=150)
 FLOPS = {"qkv": 30.0, "attention": 40.0, "proj": 12.0, "mlp-up": 40.0}

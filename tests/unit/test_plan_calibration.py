@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan.calibration import KEPT, Calibration
+from launcher.forecast.calibration import KEPT, Calibration
 
 A100 = "A100-SXM4-40GB"
 MIB = 2**20

@@ -10,18 +10,18 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.errors import ExitCode
+from launcher.forecast.assess import Assessment, Place, assess
+from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.fit import Room, needed_bytes
+from launcher.forecast.machine import Machine
+from launcher.forecast.place import find_place
+from launcher.forecast.plan_cli import Waiting, main, parse_options
+from launcher.forecast.search import Search, plan
 from launcher.model.sizes import NAMED
-from launcher.plan.assess import Assessment, Place, assess
-from launcher.plan.candidates import Choice, choices, given_fields
-from launcher.plan.cli import Waiting, main, parse_options
-from launcher.plan.fit import Room, needed_bytes
-from launcher.plan.machine import Machine
-from launcher.plan.place import find_place
-from launcher.plan.search import Search, plan
-from launcher.sizes import MIB, gib
 from launcher.strategies import variant_of
 from launcher.torchrun import split_command
+from launcher.util.errors import ExitCode
+from launcher.util.sizes import MIB, gib
 
 NARROW = ["--model", "nano", "--activation-checkpointing", "none", "--precision", "bf16"]
 PLACE = ["--gpus", "4", "--gpu", "A100-40GB", "--global-batch", "32"]
@@ -69,7 +69,7 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {name: NAMED[name] for name in ("gpt2", "gpt2-medium")}
-    monkeypatch.setattr("launcher.plan.search.NAMED", few)
+    monkeypatch.setattr("launcher.forecast.search.NAMED", few)
     training = ["--micro-batch", "1", "--seq-len", "64", "--activation-checkpointing", "full"]
     training += ["--strategy", "single"]
     place = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
@@ -334,7 +334,7 @@ def test_seconds_of_different_batches_are_not_side_by_side(
 def test_an_output_that_cannot_be_written_is_refused_before_the_search(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.plan.cli.plan", lambda *_, **__: pytest.fail("searched"))
+    monkeypatch.setattr("launcher.forecast.plan_cli.plan", lambda *_, **__: pytest.fail("searched"))
     for path in (tmp_path / "nope" / "x", Path("/proc/x")):
         assert main([*NARROW, *PLACE, option, str(path)]) == 2
         said = capsys.readouterr().err

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from trace_levels import levels
 
-from launcher.memory.compiled import _Graph
-from launcher.memory.live_trace import LiveTrace
-from launcher.memory.trace import trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Tuned
-from launcher.memory.workspaces import TUNING_BYTES
+from launcher.forecast.trace.blocks import trace_micro_batch
+from launcher.forecast.trace.compiled import _Graph
+from launcher.forecast.trace.events import Born, Compute, Tuned
+from launcher.measure.live_trace import LiveTrace
+from launcher.measure.workspaces import TUNING_BYTES
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, Sequences
 from launcher.model.lora_config import Lora
-from launcher.parallel.mesh import Slice
+from launcher.parallel.mesh import ContextRank
 from launcher.strategies.compiled import compile_blocks
 
 CPU = Compute(compiled=True)
@@ -87,7 +87,7 @@ def test_adapters_beside_full_checkpointing_are_traced() -> None:
 
 def test_blocks_of_a_ring_are_traced() -> None:
     compute = replace(GPU, autocast=False, params_dtype=torch.bfloat16)
-    part = Slice(ranks=2, index=1, method="ring")
+    part = ContextRank(ranks=2, index=1, method="ring")
     model = model_of("full", **QWEN3, layers=80)
     traced = trace_micro_batch(model, compute, micro_batch=1, seq_len=SEQ_LEN, part=part)
     for events, part_of_it in ((traced.forward, "block"), (traced.backward, "block_backward")):

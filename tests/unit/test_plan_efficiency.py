@@ -6,22 +6,22 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.measure.hardware import gpu_named
-from launcher.plan.efficiency import (
+from launcher.forecast.efficiency import (
     EFFICIENCIES,
     LEAST_OF_PREDICTED,
     MOST_OF_PREDICTED,
     architecture,
     busy_share,
 )
-from launcher.plan.machine import Machine
-from launcher.plan.on_gpu import achieved_flops_per_s, product_flops_per_s, ring_slowdown
-from launcher.plan.operators import tokens_of
-from launcher.plan.order import ties
-from launcher.plan.timing import StepTime, hook_operators, step_seconds
-from launcher.plan.work import forward_work
-from launcher.strategies import strategy_of
-from launcher.strategies.traffic import Hooks, Wire
+from launcher.forecast.machine import Machine
+from launcher.forecast.on_gpu import achieved_flops_per_s, product_flops_per_s, ring_slowdown
+from launcher.forecast.operators import tokens_of
+from launcher.forecast.order import ties
+from launcher.forecast.strategies import forecast_of
+from launcher.forecast.timing import StepTime, hook_operators, step_seconds
+from launcher.forecast.traffic import Hooks, Wire
+from launcher.forecast.work import forward_work
+from launcher.measure.hardware import gpu_named
 
 QUIET: dict[str, Any] = {"steps": 1, "activation_checkpointing": "none"}
 
@@ -121,20 +121,23 @@ def test_a_ring_scores_keys_of_others_more_slowly() -> None:
     flags: dict[str, Any] = {"model": "llama-3.1-8b", "precision": "bf16", "strategy": "fsdp"}
     flags |= {"seq_len": 65536, "micro_batch": 1, "activation_checkpointing": "full"}
     seconds = [
-        time_on("H100", 8, sequence_parallel=8, sequence_method=method, **flags).total_s
+        time_on("H100", 8, context_parallel=8, context_parallel_method=method, **flags).total_s
         for method in ("ulysses", "ring")
     ]
     assert seconds[1] > 1.2 * seconds[0]
-    assert ring_slowdown(run_of(8, sequence_parallel=8, sequence_method="ulysses", **flags)) == 1.0
+    assert (
+        ring_slowdown(run_of(8, context_parallel=8, context_parallel_method="ulysses", **flags))
+        == 1.0
+    )
 
 
 def test_long_sequences_on_b200_take_as_long_as_published() -> None:
     # SimuMax, docs/b200: 11.3 s for Llama-3-70B of 12 layers, 4 x 131,072 tokens on 8 GPUs.
     shape: dict[str, Any] = {"model": "llama-3.1-70b", "layers": 12, "zero": 1, "precision": "bf16"}
-    shape |= {"seq_len": 131072, "micro_batch": 1, "global_batch": 4, "sequence_parallel": 8}
-    time = time_on("B200", 8, sequence_method="ulysses", loss_chunk=0, **shape)
+    shape |= {"seq_len": 131072, "micro_batch": 1, "global_batch": 4, "context_parallel": 8}
+    time = time_on("B200", 8, context_parallel_method="ulysses", loss_chunk=0, **shape)
     assert time.total_s == pytest.approx(11.3, rel=0.15)
-    alone = {**shape, "sequence_parallel": 1, "global_batch": 8}
+    alone = {**shape, "context_parallel": 1, "global_batch": 8}
     asked, chosen = (
         time_on("B200", 8, sdpa_backend=backend, **alone).total_s for backend in ("cudnn", "auto")
     )
@@ -166,7 +169,7 @@ def test_compiled_blocks_are_faster_and_fp8_only_then() -> None:
 def test_hooks_of_each_strategy() -> None:
     def hooks(**changes: Any) -> Hooks:
         run = run_of(8, model="gpt2", precision="bf16", micro_batch=1, **changes)
-        return strategy_of(run.config).traffic(Wire(run.config, run.model, world_size=8)).hooks
+        return forecast_of(run.config).traffic(Wire(run.config, run.model, world_size=8)).hooks
 
     tensors = 12 * 12 + 4  # 6 modules of a weight and a bias, two embeddings and the last norm
     assert hooks(strategy="ddp") == Hooks()

@@ -14,10 +14,10 @@ import pytest
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import UserError
-from launcher.plan.fit import Room, needed_bytes
-from launcher.plan.found_sizes import FoundSizes
-from launcher.plan.micro_batch import estimate, largest, sizes_of
+from launcher.forecast.fit import Room, needed_bytes
+from launcher.forecast.found_sizes import FoundSizes
+from launcher.forecast.micro_batch import estimate, largest, sizes_of
+from launcher.util.errors import UserError
 
 
 @pytest.mark.parametrize("true_largest", [1, 2, 7, 33, 100, 1000, 54_321])
@@ -139,7 +139,7 @@ def test_a_larger_micro_batch_needs_more_and_deepspeed_most(flags: str, ranks: i
 
 TRIAL = """
 import sys
-from launcher.plan import trials
+from launcher.forecast import trials
 trials.WORKER = "{worker}"
 with trials.Trials.of([], ranks=2) as some:
     print(some.folder, flush=True)

@@ -8,16 +8,17 @@ import pytest
 import torch
 from trace_levels import levels
 
-from launcher.memory import micro_batches, trace_record
-from launcher.memory.gpu_kernels import partial_sums_bytes
-from launcher.memory.micro_batches import trace_of
-from launcher.memory.trace import _deepened
-from launcher.memory.trace_events import Compute, Trace
-from launcher.memory.trace_record import record_trace
+from launcher.forecast.trace import micro_batches
+from launcher.forecast.trace import record as trace_record
+from launcher.forecast.trace.blocks import _deepened
+from launcher.forecast.trace.events import Compute, Trace
+from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.micro_batches import trace_of
+from launcher.forecast.trace.record import record_trace
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
 from launcher.model.sizes import named
-from launcher.parallel.mesh import Share, Slice
+from launcher.parallel.mesh import ContextRank, TensorRank
 
 SEQ_LEN = 64
 THREADS = 108 * 2048  # of an A100
@@ -26,7 +27,7 @@ LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "tied": False},
     **{"attention_bias": False, "mlp_bias": False},
 }
-CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
+CASES: dict[str, tuple[dict[str, Any], Compute, ContextRank | None, TensorRank | None]] = {
     "gpt2": ({}, GPU, None, None),
     "autocast": (LLAMA, replace(GPU, autocast=True), None, None),
     "vocabulary-that-is-a-prime": ({"vocab_size": 65_537, "loss_chunk": None}, GPU, None, None),
@@ -44,9 +45,9 @@ CASES: dict[str, tuple[dict[str, Any], Compute, Slice | None, Share | None]] = {
         None,
         None,
     ),
-    "ulysses": (LLAMA, GPU, Slice(ranks=2, index=1, method="ulysses"), None),
-    "ring": (LLAMA, GPU, Slice(ranks=2, index=1, method="ring"), None),
-    "matrices": (LLAMA, replace(GPU, autocast=True), None, Share(ranks=2, index=1)),
+    "ulysses": (LLAMA, GPU, ContextRank(ranks=2, index=1, method="ulysses"), None),
+    "ring": (LLAMA, GPU, ContextRank(ranks=2, index=1, method="ring"), None),
+    "matrices": (LLAMA, replace(GPU, autocast=True), None, TensorRank(ranks=2, index=1)),
 }
 
 
@@ -100,16 +101,16 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
 def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
     seq_len = 65_536  # of one of 64 ranks, each with one head and all keys
     model = model_of(context=seq_len, heads=64, d_model=64, attention="eager")
-    part = Slice(ranks=64, index=1, method="ulysses")
+    part = ContextRank(ranks=64, index=1, method="ulysses")
     trace = trace_of(model, GPU, 2, seq_len, part, None)
     scores_bytes = 4 * 2 * (64 * seq_len) ** 2
     assert scores_bytes in {life.size_bytes for life in trace.lives}
 
 
-@pytest.mark.parametrize("share", [None, Share(ranks=2, index=1)], ids=["whole", "matrices"])
+@pytest.mark.parametrize("share", [None, TensorRank(ranks=2, index=1)], ids=["whole", "matrices"])
 @pytest.mark.parametrize("compute", [GPU, Compute(device_type="cpu")], ids=["cuda", "cpu"])
 def test_of_many_chunks_of_the_loss_three_are_recorded(
-    share: Share | None, compute: Compute, monkeypatch: pytest.MonkeyPatch
+    share: TensorRank | None, compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
 

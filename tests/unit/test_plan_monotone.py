@@ -6,8 +6,8 @@ import pytest
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.predict import predict
 from launcher.measure.hardware import find_gpu
-from launcher.plan.predict import predict
 from launcher.strategies import VARIANTS
 
 WORLD_SIZE = 4

@@ -3,9 +3,9 @@
 import pytest
 
 from launcher.config.schema import RunConfig
-from launcher.plan.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
-from launcher.plan.fit import Verdict
-from launcher.plan.order import Merit, Simplicity, best_first, outdone, simplicity, ties
+from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
+from launcher.forecast.fit import Verdict
+from launcher.forecast.order import Merit, Simplicity, best_first, outdone, simplicity, ties
 
 JUST_TIED = 1.01 * LEAST_OF_PREDICTED / MOST_OF_PREDICTED
 """Share of the fastest one's speed that still overlaps with it."""

@@ -9,13 +9,13 @@ import torch
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.predict import Prediction, by_category, predict
 from launcher.measure.hardware import gpu_named
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
-from launcher.plan.predict import Prediction, by_category, predict
-from launcher.sizes import MIB
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
+from launcher.util.sizes import MIB
 
 SMALL = {"layers": 3, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 260}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -220,7 +220,7 @@ def test_half_of_a_long_sequence_takes_half_the_activations(
     changes: dict[str, Any] = {"context": 2048, "seq_len": 2048, "layers": 8, "loss_chunk": 64}
     changes |= {"strategy": "ddp", "micro_batch": 1, "activation_checkpointing": checkpointing}
     whole = predicted(2, **changes)
-    cut = predicted(2, **changes, sequence_parallel=2, sequence_method=method)
+    cut = predicted(2, **changes, context_parallel=2, context_parallel_method=method)
     assert live(cut) <= 0.55 * live(whole)
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from launcher.__main__ import VERBS
-from launcher.errors import UserError
+from launcher.forecast import profile
+from launcher.forecast.benchmarks import Bench, Effort
+from launcher.forecast.collectives import fit_rate
+from launcher.forecast.machine import COLLECTIVES, Machine
 from launcher.measure.hardware import GPUS, find_gpu, gpu_named
 from launcher.model.config import ModelConfig
-from launcher.plan import profile
-from launcher.plan.benchmarks import Bench, Effort
-from launcher.plan.collectives import fit_rate
-from launcher.plan.machine import COLLECTIVES, Machine
+from launcher.util.errors import UserError
 
 TINY = Effort(
     seconds=0.01,

@@ -9,18 +9,18 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.errors import ExitCode
-from launcher.memory.stretches import Stretch
-from launcher.memory.timeline import Events
-from launcher.plan.assess import Assessment, Place, _Sizes, assess
-from launcher.plan.candidates import Choice, choices, given_fields
-from launcher.plan.cli import main, parse_options
-from launcher.plan.fit import replayed, verdict
-from launcher.plan.place import find_place
-from launcher.plan.predict import predict, states_bytes
-from launcher.plan.search import Found, Search, plan
-from launcher.plan.table import best_of_each
+from launcher.forecast.assess import Assessment, Place, _Sizes, assess
+from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.fit import replayed, verdict
+from launcher.forecast.place import find_place
+from launcher.forecast.plan_cli import main, parse_options
+from launcher.forecast.predict import predict, states_bytes
+from launcher.forecast.search import Found, Search, plan
+from launcher.forecast.table import best_of_each
+from launcher.forecast.timeline import Events
+from launcher.forecast.trace.stretches import Stretch
 from launcher.torchrun import split_command
+from launcher.util.errors import ExitCode
 
 
 def silent(done: int, total: int) -> None:
@@ -222,7 +222,7 @@ def test_a_choice_that_fails_is_a_row(
             raise AssertionError("no such size")
         return assess(choice, place, largest=largest)
 
-    monkeypatch.setattr("launcher.plan.search.assess", fail_on_ddp)
+    monkeypatch.setattr("launcher.forecast.search.assess", fail_on_ddp)
     flags = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
     few = ["--layers", "2", "--seq-len", "256", "--precision", "bf16"]
     assert main([*flags, *few, "--activation-checkpointing", "none"]) == 0
@@ -239,7 +239,7 @@ def test_a_planner_that_fails_on_everything_says_so(
     def fail(choice: Choice, place: Place, *, largest: bool) -> Assessment:
         raise AssertionError(choice.label)
 
-    monkeypatch.setattr("launcher.plan.search.assess", fail)
+    monkeypatch.setattr("launcher.forecast.search.assess", fail)
     flags = ["--gpus", "1", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
     assert main([*flags, "--strategy", "single"]) == ExitCode.FAILED
     error = capsys.readouterr().err
@@ -270,7 +270,7 @@ def test_reserved_bytes_that_fall_do_not_hide_a_larger_micro_batch(
         found.prediction = SimpleNamespace(peak_bytes=live[number])
         return found
 
-    monkeypatch.setattr("launcher.plan.assess._assess_run", assessed)
+    monkeypatch.setattr("launcher.forecast.assess._assess_run", assessed)
     runs = [SimpleNamespace(number=number, accumulation=2) for number in range(len(used))]
     choice: Any = SimpleNamespace(runs=runs)
     place: Any = SimpleNamespace(fixed_bytes=0)

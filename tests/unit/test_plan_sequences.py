@@ -6,17 +6,17 @@ import pytest
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode
-from launcher.plan import cli
-from launcher.plan.candidates import choices
-from launcher.plan.collectives import sent_bytes
-from launcher.plan.dimensions import sequence_transfers
-from launcher.strategies.traffic import Collective
+from launcher.forecast import plan_cli as cli
+from launcher.forecast.candidates import choices
+from launcher.forecast.collectives import sent_bytes
+from launcher.forecast.dimensions import sequence_transfers
+from launcher.forecast.traffic import Collective
+from launcher.util.errors import ExitCode
 
 SMALL = {"model": "nano", "heads": 4, "d_model": 64, "layers": 2, "precision": "bf16"}
 
 
-def cuts(*, ranks: int = 8, per_node: int = 8, what: str = "sequence", **changes: Any) -> set[int]:
+def cuts(*, ranks: int = 8, per_node: int = 8, what: str = "context", **changes: Any) -> set[int]:
     """Over how many ranks sequences or matrices are cut, of all choices that cut nothing else."""
     config = RunConfig().replace(**{**SMALL, "activation_checkpointing": "full", **changes})
     found = choices(
@@ -26,10 +26,10 @@ def cuts(*, ranks: int = 8, per_node: int = 8, what: str = "sequence", **changes
         ranks_per_node=per_node,
         device_type="cuda",
     )
-    numbers = {"sequence": set[int](), "tensor": set[int]()}
+    numbers = {"context": set[int](), "tensor": set[int]()}
     for choice in found:
         sharding = choice.runs[0].config.sharding
-        cut = {"sequence": sharding.sequence_parallel, "tensor": sharding.tensor_parallel}
+        cut = {"context": sharding.context_parallel, "tensor": sharding.tensor_parallel}
         own = {name for name, number in cut.items() if number > 1} or set(cut)
         for name in own:
             numbers[name].add(cut[name])
@@ -63,15 +63,15 @@ def test_the_command_has_the_cut(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "nano", "--context", "256", "--seq-len", "256", "--global-batch", "1"]
     where = ["--gpus", "2", "--gpu-memory", "24GiB", "--zero", "3", "--precision", "bf16"]
     assert cli.main([*flags, *where, "--activation-checkpointing", "full"]) == ExitCode.DONE
-    assert "--sequence-parallel 2" in capsys.readouterr().out.splitlines()[-1]
+    assert "--context-parallel 2" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_cut_over_nodes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "nano", "--micro-batch", "1", "--zero", "3", "--precision", "bf16"]
-    flags += ["--activation-checkpointing", "full", "--sequence-parallel", "4"]
+    flags += ["--activation-checkpointing", "full", "--context-parallel", "4"]
     where = ["--gpus", "4", "--gpus-per-node", "2", "--gpu-memory", "24GiB"]
     assert cli.main([*flags, *where]) == ExitCode.DONE
-    assert "--sequence-parallel 2 stays within one" in capsys.readouterr().out
+    assert "--context-parallel 2 stays within one" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -79,8 +79,8 @@ def test_a_cut_over_nodes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bytes_that_a_rank_sends(method: str, checkpointing: str) -> None:
     config = RunConfig().replace(
         **{**SMALL, "heads": 8, "kv_heads": 2, "seq_len": 64, "context": 64, "micro_batch": 3},
-        sequence_parallel=4,
-        sequence_method=method,
+        context_parallel=4,
+        context_parallel_method=method,
         activation_checkpointing=checkpointing,
     )
     run = resolve(config, world_size=4, device_type="cpu")

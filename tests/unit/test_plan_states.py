@@ -8,15 +8,15 @@ import torch
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.memory.live_trace import LiveTrace
-from launcher.memory.parameters import parameters_of, row_shard
-from launcher.memory.storages import optimizer_tensors
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
 from launcher.optim.costs import COUNTER_BYTES
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.strategies.parameters import parameters_of, row_shard
 from launcher.strategies.rank import Rank
-from launcher.strategies.zero.groups import Groups, messages
+from launcher.strategies.storages import optimizer_tensors
+from launcher.strategies.zero.forecast.groups import Groups, messages
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:

@@ -11,15 +11,15 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.flags import as_flags
-from launcher.plan.budget import within_budget
-from launcher.plan.fit import TIGHT_FROM, Room, needed_bytes
-from launcher.plan.machine import Machine
-from launcher.plan.order import Merit, best_first, simplicity
-from launcher.plan.suggestions import Suggestion, suggest
-from launcher.plan.timing import step_seconds
+from launcher.forecast.budget import within_budget
+from launcher.forecast.fit import TIGHT_FROM, Room, needed_bytes
+from launcher.forecast.machine import Machine
+from launcher.forecast.order import Merit, best_first, simplicity
+from launcher.forecast.suggestions import Suggestion, suggest
+from launcher.forecast.timing import step_seconds
 from launcher.strategies import VARIANTS
 from launcher.strategies.base import Variant
+from launcher.util.flags import as_flags
 
 MODEL = (
     "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "

@@ -8,20 +8,20 @@ import pytest
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
-from launcher.errors import UserError
-from launcher.model.cost import flops_per_token
-from launcher.plan.collectives import (
+from launcher.forecast.collectives import (
     Group,
     TimedTransfer,
     collective_s,
     groups_of,
     sent_bytes,
 )
-from launcher.plan.machine import COLLECTIVES, Machine, Rate
-from launcher.plan.timing import StepTime, exposed_s, optimizer_s, step_seconds
-from launcher.plan.work import attention_flops, backward_work, forward_work
-from launcher.strategies import strategy_of
-from launcher.strategies.traffic import Wire
+from launcher.forecast.machine import COLLECTIVES, Machine, Rate
+from launcher.forecast.strategies import forecast_of
+from launcher.forecast.timing import StepTime, exposed_s, optimizer_s, step_seconds
+from launcher.forecast.traffic import Wire
+from launcher.forecast.work import attention_flops, backward_work, forward_work
+from launcher.model.cost import flops_per_token
+from launcher.util.errors import UserError
 
 LINK = Rate(start_s=0.0, hop_s=0.0, bytes_per_s=1e9)
 # Computing and copying take next to no time here, so that links are what is seen.
@@ -105,7 +105,7 @@ def test_groups_of_a_mesh(replicate: int, shard: Group, replica: Group) -> None:
 
 
 def test_ranks_that_share_matrices_are_the_nearest_neighbours() -> None:
-    sharding = ShardingChoice(tensor_parallel=4, sequence_parallel=2)
+    sharding = ShardingChoice(tensor_parallel=4, context_parallel=2)
     groups = groups_of(sharding, world_size=32, ranks_per_node=8)
     assert groups.tensor == Group(size=4, per_node=4)
     assert groups.sequence == Group(size=2, per_node=2)
@@ -445,5 +445,5 @@ def test_only_deepspeeds_bf16_optimizer_waits_for_the_backward(
 ) -> None:
     run = resolved(zero=1, **changes)
     wire = Wire(run.config, run.model, world_size=8)
-    reduced = strategy_of(run.config).traffic(wire).last_backward[0]
+    reduced = forecast_of(run.config).traffic(wire).last_backward[0]
     assert (reduced.kind, reduced.hideable) == ("all_reduce", hideable)

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_levels import levels
 
-from launcher.memory.gpu_kernels import partial_sums_bytes
-from launcher.memory.parameters import parameters_of
-from launcher.memory.trace import _deepened, _few, trace_micro_batch
-from launcher.memory.trace_events import Born, Compute, Gradient, MicroBatch, Module, Place
-from launcher.memory.trace_record import Recorder, record_trace
+from launcher.forecast.trace.blocks import _deepened, _few, trace_micro_batch
+from launcher.forecast.trace.events import Born, Compute, Gradient, MicroBatch, Module, Place
+from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.record import Recorder, record_trace
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.sizes import named
+from launcher.strategies.parameters import parameters_of
 
 COMPUTES = {
     "fp32": Compute(),

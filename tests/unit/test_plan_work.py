@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.moved_bytes import block_bytes, block_elements
+from launcher.forecast.work import backward_work, forward_work, recomputed_work
 from launcher.model.gpt import GPT, Sequences
-from launcher.plan.moved_bytes import block_bytes, block_elements
-from launcher.plan.work import backward_work, forward_work, recomputed_work
 
 SMALL: dict[str, Any] = {
     **{"layers": 2, "d_model": 32, "heads": 4, "vocab_size": 64, "context": 16, "micro_batch": 2},

@@ -11,7 +11,6 @@ from launcher.checkpoint.document import digest
 from launcher.config.model import CHANGES_ADAPTERS
 from launcher.config.schema import field_types
 from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
-from launcher.errors import UserError
 from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
 from launcher.run.preflight import Prepared, prepare
@@ -24,6 +23,7 @@ from launcher.run.provenance import (
     meaning,
 )
 from launcher.train import build_engine
+from launcher.util.errors import UserError
 
 # Where, how long, how fast and on what: no number that training computes changes.
 SAYS_NOTHING = (
@@ -41,7 +41,7 @@ SAYS_NOTHING = (
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
     *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
     "expandable_segments",
-    *("sample_every", "sample_prompt", "sequence_parallel", "sequence_method"),
+    *("sample_every", "sample_prompt", "context_parallel", "context_parallel_method"),
     *("tensor_parallel", "random_base"),
 )
 FLAGS = ["--device=cpu", "--layers=1", "--d-model=48", "--heads=2", "--context=16", "--steps=9"]

@@ -10,23 +10,23 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.data import GlobalBatches
-from launcher.errors import UserError
-from launcher.exchange.stored import open_stored
-from launcher.generate import cli as generate
+from launcher.forecast.predict import predict
 from launcher.parallel.world import start
-from launcher.plan.predict import predict
-from launcher.prune import cli
 from launcher.run.base import base_of
 from launcher.run.preflight import prepare
 from launcher.run.provenance import meaning
-from launcher.serve import export
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.mask_bits import unpack
+from launcher.tools.exchange import export_cli as export
+from launcher.tools.generate import generate_cli as generate
+from launcher.tools.prune import prune_cli as cli
 from launcher.train import build_engine, to_device
+from launcher.util.errors import UserError
 
 SHAPE = ("--layers=2", "--d-model=48", "--heads=4", "--context=16", "--device=cpu")
 BYTE = ("--tokenizer=byte", "--vocab-size=257")

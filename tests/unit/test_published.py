@@ -12,7 +12,7 @@ from published_tables import EXPLAINED_FROM, accuracy_page, explanations, figure
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.plan.predict import predict
+from launcher.forecast.predict import predict
 
 BENCH = Path(__file__).parents[2] / "bench"
 GIB = 2**30

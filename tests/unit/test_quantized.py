@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.exchange.quantized import Quantized
-from launcher.memory.live_trace import LiveTrace
-from launcher.memory.parameters import parameter_shapes
+from launcher.checkpoint.pretrained.quantized import Quantized
+from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig, Quantization
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import BLOCK, Lora
@@ -24,6 +23,7 @@ from launcher.model.quantized import (
     row_bytes,
 )
 from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.parameters import parameter_shapes
 
 KINDS: tuple[Quantization, ...] = ("nf4", "int8")
 MODEL: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 128}
@@ -105,7 +105,9 @@ class Drawn(Whole):
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_range_is_that_of_the_whole(kind: Quantization, monkeypatch: Any) -> None:
     """FSDP's rows, and ZeRO-3's slices, which begin and end in the middle of a code's row."""
-    monkeypatch.setattr("launcher.exchange.quantized.CHUNK_ELEMENTS", 3 * 128)  # three rows
+    monkeypatch.setattr(
+        "launcher.checkpoint.pretrained.quantized.CHUNK_ELEMENTS", 3 * 128
+    )  # three rows
     config = ModelConfig(**MODEL, lora=Lora(rank=2, alpha=4), quantize_base=kind)
     name = "blocks.1.attn.qkv.packed"
     rows, width = parameter_shapes(config)[name]
@@ -122,7 +124,7 @@ def test_any_range_is_that_of_the_whole(kind: Quantization, monkeypatch: Any) ->
 
 def test_loading_holds_a_few_rows(monkeypatch: Any) -> None:
     """Beside the bytes themselves, live memory is that of a chunk, whatever the matrix."""
-    monkeypatch.setattr("launcher.exchange.quantized.CHUNK_ELEMENTS", 4096)
+    monkeypatch.setattr("launcher.checkpoint.pretrained.quantized.CHUNK_ELEMENTS", 4096)
     config = ModelConfig(**MODEL, lora=Lora(rank=2, alpha=4), quantize_base="nf4")
     name = "blocks.0.mlp.fc.packed"
     rows, width = parameter_shapes(config)[name]

@@ -13,13 +13,13 @@ from launcher.checkpoint.document import digest
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
 from launcher.optim.choice import OptimChoice
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import start
 from launcher.run.preflight import Prepared, prepare
 from launcher.run.provenance import differences, meaning
 from launcher.train import build_engine
+from launcher.util.errors import UserError
 
 MODEL = ["--layers=1", "--d-model=48", "--heads=2", "--context=16"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]

@@ -14,11 +14,11 @@ import yaml
 from report_folder import GIB, write_run
 
 from launcher.compare.report.build import Report
-from launcher.compare.report.cli import main
 from launcher.compare.report.find import find_runs
 from launcher.compare.report.output import escaped, markdown_text, report_page
+from launcher.compare.report.report_cli import main
 from launcher.compare.report.runs import load_run
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]
 
@@ -311,7 +311,7 @@ def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
 
 
 def test_a_run_of_whole_sequences_is_the_reference_of_one_that_cuts_them(tmp_path: Path) -> None:
-    write_run(tmp_path / "cut", losses=[3.0, 2.5], strategy="ddp", sequence_parallel=2)
+    write_run(tmp_path / "cut", losses=[3.0, 2.5], strategy="ddp", context_parallel=2)
     write_run(tmp_path / "whole", losses=[3.0, 2.5], strategy="ddp")
     rows = rows_of(report_of(tmp_path))
     assert rows["cut"]["reference"] == "whole"

@@ -11,7 +11,7 @@ from report_folder import steps
 from launcher.compare.report.analysis import pareto
 from launcher.compare.report.columns import printable, shown
 from launcher.compare.report.series import BUCKETS, read_steps, thin, timeline
-from launcher.sizes import GIB
+from launcher.util.sizes import GIB
 
 
 def lines(losses: list[float]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from report_folder import write_run
 
-from launcher.compare.report.cli import main, report_sweep
+from launcher.compare.report.report_cli import main, report_sweep
 from launcher.compare.sweep.folder import SweepFolder
-from launcher.errors import UserError
 from launcher.measure.records import Sweep, SweepRow, SweepState
+from launcher.util.errors import UserError
 
 LOSSES = [8 - 0.1 * step for step in range(20)]
 STATES: dict[str, tuple[SweepState, str | None]] = {

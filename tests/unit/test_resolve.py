@@ -13,8 +13,8 @@ from launcher.config.resolve import (
     steps_of_epochs,
 )
 from launcher.config.schema import RunConfig
-from launcher.errors import UserError
 from launcher.strategies import VARIANTS, variant_of
+from launcher.util.errors import UserError
 
 
 def resolved(world_size: int = 1, device_type: str = "cpu", **changes: Any) -> Resolved:

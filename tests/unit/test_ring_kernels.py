@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launcher.parallel.sequence.ring import _attend, _attend_backward
+from launcher.parallel.context.ring import _attend, _attend_backward
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

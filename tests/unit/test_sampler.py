@@ -15,8 +15,8 @@ from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
 from launcher.measure.records import GpuRecord, RankSummary
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
-from launcher.record import Record
 from launcher.run.summary import _tokens_per_joule
+from launcher.util.record import Record
 
 A = UUIDS[0]
 MS = 10**6

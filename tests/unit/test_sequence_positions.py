@@ -4,19 +4,19 @@ from itertools import chain
 
 import pytest
 
-from launcher.config.sharding import SequenceMethod
-from launcher.parallel.mesh import Slice
+from launcher.config.sharding import ContextParallelMethod
+from launcher.parallel.mesh import ContextRank
 
 
-def held(seq_len: int, ranks: int, method: SequenceMethod) -> list[list[int]]:
-    parts = [Slice(ranks=ranks, index=index, method=method) for index in range(ranks)]
+def held(seq_len: int, ranks: int, method: ContextParallelMethod) -> list[list[int]]:
+    parts = [ContextRank(ranks=ranks, index=index, method=method) for index in range(ranks)]
     return [list(chain.from_iterable(part.pieces(seq_len))) for part in parts]
 
 
 @pytest.mark.parametrize("method", ["ulysses", "ring"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("chunk", [1, 5])
-def test_every_token_has_one_rank(ranks: int, chunk: int, method: SequenceMethod) -> None:
+def test_every_token_has_one_rank(ranks: int, chunk: int, method: ContextParallelMethod) -> None:
     seq_len = 2 * ranks * chunk
     parts = held(seq_len, ranks, method)
     assert sorted(chain.from_iterable(parts)) == list(range(seq_len))

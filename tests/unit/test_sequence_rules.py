@@ -6,7 +6,7 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 SMALL = {"heads": 4, "d_model": 64, "seq_len": 64, "context": 64}
 
@@ -32,49 +32,60 @@ def test_auto_is_ulysses_where_the_ranks_divide_the_heads(
     heads: int, kv_heads: int | None, ranks: int, method: str
 ) -> None:
     found = resolved(
-        ranks, heads=heads, d_model=96, kv_heads=kv_heads, sequence_parallel=ranks, seq_len=48
+        ranks, heads=heads, d_model=96, kv_heads=kv_heads, context_parallel=ranks, seq_len=48
     )
-    assert found.config.sharding.sequence_method == method
+    assert found.config.sharding.context_parallel_method == method
 
 
 def test_ranks_of_one_sequence_read_the_same() -> None:
-    found = resolved(8, sequence_parallel=4, micro_batch=2, strategy="fsdp")
+    found = resolved(8, context_parallel=4, micro_batch=2, strategy="fsdp")
     assert (found.global_batch, found.accumulation) == (4, 1)
     assert (found.seq_len, found.local_seq_len) == (64, 16)
-    assert resolved(8, sequence_parallel=4, micro_batch=1, global_batch=6).accumulation == 3
+    assert resolved(8, context_parallel=4, micro_batch=1, global_batch=6).accumulation == 3
 
 
 @pytest.mark.parametrize(
     ("ranks", "changes", "said"),
     [
-        (4, {"sequence_parallel": 3}, "does not divide 4 ranks: use one of 1, 2, 4"),
-        (2, {"sequence_parallel": 4}, "needs 4 ranks or a multiple, and this is 2"),
-        (1, {"sequence_parallel": 2}, "needs 2 ranks or a multiple, and this is 1"),
-        (2, {"sequence_method": "ring"}, "needs sequences that are cut over ranks"),
+        (4, {"context_parallel": 3}, "does not divide 4 ranks: use one of 1, 2, 4"),
+        (2, {"context_parallel": 4}, "needs 4 ranks or a multiple, and this is 2"),
+        (1, {"context_parallel": 2}, "needs 2 ranks or a multiple, and this is 1"),
+        (2, {"context_parallel_method": "ring"}, "needs sequences that are cut over ranks"),
         (
-            *(8, {"sequence_parallel": 8, "sequence_method": "ulysses"}),
-            "4 heads with 4 of keys do not divide: use --sequence-method ring",
+            *(8, {"context_parallel": 8, "context_parallel_method": "ulysses"}),
+            "4 heads with 4 of keys do not divide: use --context-parallel-method ring",
         ),
-        (2, {"sequence_parallel": 2, "seq_len": 63}, "use --seq-len 62"),
+        (2, {"context_parallel": 2, "seq_len": 63}, "use --seq-len 62"),
         (
-            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "seq_len": 62}),
+            *(2, {"context_parallel": 2, "context_parallel_method": "ring", "seq_len": 62}),
             "cannot be cut into 4 pieces .* use --seq-len 60",
         ),
-        (2, {"sequence_parallel": 2, "sequence_method": "ring", "window": 8}, "--window 8"),
-        (2, {"sequence_parallel": 2, "sequence_method": "ring", "dropout": 0.1}, "--dropout 0.1"),
+        (2, {"context_parallel": 2, "context_parallel_method": "ring", "window": 8}, "--window 8"),
         (
-            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "document_attention": True}),
+            2,
+            {"context_parallel": 2, "context_parallel_method": "ring", "dropout": 0.1},
+            "--dropout 0.1",
+        ),
+        (
+            *(
+                2,
+                {
+                    "context_parallel": 2,
+                    "context_parallel_method": "ring",
+                    "document_attention": True,
+                },
+            ),
             "--document-attention does not go with ring",
         ),
         (
-            *(2, {"sequence_parallel": 2, "sequence_method": "ring", "attention": "eager"}),
+            *(2, {"context_parallel": 2, "context_parallel_method": "ring", "attention": "eager"}),
             "--attention eager",
         ),
-        (8, {"sequence_parallel": 8, "window": 8}, "4 heads on 8 ranks.*divides the heads"),
-        (2, {"sequence_parallel": 2, "sample_every": 5}, "--sample-every 5"),
-        (2, {"sequence_parallel": 2, "micro_batch": AutoMicroBatch()}, "--micro-batch auto"),
+        (8, {"context_parallel": 8, "window": 8}, "4 heads on 8 ranks.*divides the heads"),
+        (2, {"context_parallel": 2, "sample_every": 5}, "--sample-every 5"),
+        (2, {"context_parallel": 2, "micro_batch": AutoMicroBatch()}, "--micro-batch auto"),
         (
-            *(4, {"sequence_parallel": 2, "micro_batch": 2, "global_batch": 6}),
+            *(4, {"context_parallel": 2, "micro_batch": 2, "global_batch": 6}),
             "micro-batch 2 x 2 ranks = 4: use --global-batch 4",
         ),
     ],
@@ -87,7 +98,7 @@ def test_refused_in_one_sentence(ranks: int, changes: dict[str, Any], said: str)
 
 def test_a_ring_on_gpus_takes_some_sizes_of_heads() -> None:
     def on_gpus(head_dim: int, precision: str = "bf16") -> Resolved:
-        cut = {"sequence_parallel": 2, "sequence_method": "ring"}
+        cut = {"context_parallel": 2, "context_parallel_method": "ring"}
         changes = {**SMALL, **cut, "head_dim": head_dim, "precision": precision}
         return resolve(RunConfig().replace(**changes), world_size=2, device_type="cuda")
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from launcher.memory.template import Template
-from launcher.memory.trace_events import Trace
+from launcher.forecast import plan_cli as plan_cli
+from launcher.forecast.trace.events import Trace
+from launcher.forecast.trace.template import Template
 from launcher.model.sizes import NAMED
-from launcher.plan import cli as plan_cli
-from launcher.site import cli, generate
-from launcher.site.bundle import planner_files
-from launcher.site.inside.stored import DATA
-from launcher.site.recorded import record_template
-from launcher.site.template import from_json, kind_of
+from launcher.tools.site import generate
+from launcher.tools.site import site_cli as cli
+from launcher.tools.site.bundle import planner_files
+from launcher.tools.site.inside.stored import DATA
+from launcher.tools.site.recorded import record_template
+from launcher.tools.site.template import from_json, kind_of
 
 FRESH = 6
 """Of the stored templates, recorded again."""
@@ -54,7 +55,7 @@ def without_torch(planner: Path, argv: list[str]) -> tuple[dict[str, Any], list[
     """The page's answers, by a Python that has nothing but the standard library."""
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from launcher.site.inside import start\n"
+        "from launcher.tools.site.inside import start\n"
         "found = json.loads(start.choices_of(sys.argv[2]))\n"
         "rows = [json.loads(start.assessed(sys.argv[2], n)) "
         "for n in range(len(found.get('choices', ())))]\n"
@@ -95,7 +96,7 @@ def test_traces_are_those_of_today(stored: dict[str, Any], monkeypatch: pytest.M
     monkeypatch.setattr(generate, "_configs", lambda: drawn)
     today = generate.structures()
     missing = today.keys() - stored.keys()
-    again = "python -m launcher.site.generate writes them anew"
+    again = "python -m launcher.tools.site.generate writes them anew"
     assert not missing, again
     for structure in random.Random(9).sample(sorted(today), FRESH):
         fresh = record_template(*today[structure])
@@ -127,7 +128,7 @@ def test_every_named_model_is_stored() -> None:
 def test_page_says_what_plan_says(
     planner: Path, flags: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [*flags.split(), "--tensor-parallel", "1", "--sequence-parallel", "1"]
+    argv = [*flags.split(), "--tensor-parallel", "1", "--context-parallel", "1"]
     argv += ["--precision", "bf16"]
     assert plan_cli.main([*argv, "--no-calibration", "--json"]) == 0
     planned = {row["sharding"]: row for row in json.loads(capsys.readouterr().out)}

@@ -9,10 +9,10 @@ import pytest
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import Strategy
-from launcher.errors import UserError
-from launcher.plan.candidates import choices
-from launcher.plan.predict import predict
+from launcher.forecast.candidates import choices
+from launcher.forecast.predict import predict
 from launcher.strategies import STRATEGIES, VARIANTS, base, strategy_of, variant_of
+from launcher.util.errors import UserError
 
 LAUNCHER = Path(__file__).parents[2] / "launcher"
 

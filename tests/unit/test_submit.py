@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.submit.cli import main
-from launcher.submit.job import SCRIPTS
+from launcher.tools.submit.job import SCRIPTS
+from launcher.tools.submit.submit_cli import main
 
 SMALL = ("--model=nano", "--micro-batch=2")
 CPU = ("--gpus-per-node=0", "--dry-run", "--")

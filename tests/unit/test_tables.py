@@ -10,8 +10,8 @@ import termios
 
 import pytest
 
-from launcher.sizes import duration, gib, parse_bytes
-from launcher.tables import GAP, MUST, SHY, Column, fitting
+from launcher.util.sizes import duration, gib, parse_bytes
+from launcher.util.tables import GAP, MUST, SHY, Column, fitting
 
 COLUMNS = [
     Column(title="sharding", rank=MUST),
@@ -68,7 +68,7 @@ def test_columns_are_whole_or_left_out(width: int) -> None:
 def test_nothing_is_cut_on_a_terminal(width: int) -> None:
     code = (
         "from tests_columns import COLUMNS, ROWS\n"
-        "from launcher.tables import print_table\n"
+        "from launcher.util.tables import print_table\n"
         "print_table(COLUMNS, ROWS, otherwise='--json has them all')"
     ).replace("tests_columns", "unit.test_tables")
     shown = printed_on_terminal(f"import sys; sys.path.insert(0, 'tests')\n{code}", width)
@@ -83,7 +83,7 @@ def test_nothing_is_cut_on_a_terminal(width: int) -> None:
 
 
 def test_a_file_gets_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    from launcher.tables import print_table
+    from launcher.util.tables import print_table
 
     print_table(COLUMNS, ROWS, otherwise="")
     shown = capsys.readouterr().out.splitlines()

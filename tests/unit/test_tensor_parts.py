@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.config.model import part_of
-from launcher.memory.parameters import cuts_of, parameters_of
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
 from launcher.model.norms import RMSNorm
 from launcher.parallel.decoder import decoder
-from launcher.parallel.mesh import Share
+from launcher.parallel.mesh import TensorRank
 from launcher.parallel.tensor.cut import Cut
 from launcher.parallel.tensor.decoder import connect
-from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.tensor.group import TensorGroup
+from launcher.strategies.parameters import cuts_of, parameters_of
 from launcher.strategies.places import Places
 
 ODD: dict[str, Any] = {"vocab_size": 263, "context": 33, "layers": 2, "d_model": 48, "heads": 6}
@@ -32,8 +32,8 @@ LLAMA: dict[str, Any] = {
 MODELS = {"gpt2": ModelConfig(**ODD), "llama": ModelConfig(**ODD, **LLAMA)}
 
 
-def shares(ranks: int) -> list[Share]:
-    return [Share(ranks=ranks, index=index) for index in range(ranks)]
+def shares(ranks: int) -> list[TensorRank]:
+    return [TensorRank(ranks=ranks, index=index) for index in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
@@ -41,7 +41,7 @@ def shares(ranks: int) -> list[Share]:
 def test_parts_are_the_modules_own_shapes(model: ModelConfig, ranks: int) -> None:
     for share in shares(ranks):
         with torch.device("meta"):
-            module = decoder(model, None, Peers(share=share, group=None))
+            module = decoder(model, None, TensorGroup(share=share, group=None))
         found = {name: tuple(p.shape) for name, p in module.named_parameters()}
         assert found == {p.name: p.shape for p in parameters_of(model, share)}
         assert list(found) == [p.name for p in parameters_of(model)]  # in the same order
@@ -110,7 +110,7 @@ def test_a_module_that_is_not_known_exactly_is_refused(place: str) -> None:
         size = module.get_submodule(place).get_parameter("weight").numel()
         module.set_submodule(place, _Shifted(size, eps=1e-6))
     with pytest.raises(TypeError, match=f"{place} is a _Shifted, which tensor parallelism"):
-        connect(module, model, Peers(share=Share(ranks=2, index=0), group=None))
+        connect(module, model, TensorGroup(share=TensorRank(ranks=2, index=0), group=None))
 
 
 class _Sent(TorchDispatchMode):
@@ -137,8 +137,8 @@ def alone() -> Any:
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_selective_checkpointing_sends_nothing_again(mode: str, alone: Any) -> None:
     model = ModelConfig(**ODD, activation_checkpointing=mode)
-    peers = Peers(share=Share(ranks=1, index=0), group=alone)
-    module = decoder(model, None, peers)
+    tensor_group = TensorGroup(share=TensorRank(ranks=1, index=0), group=alone)
+    module = decoder(model, None, tensor_group)
     tokens = torch.zeros(2, 32, dtype=torch.int64)
     with _Sent() as sent:
         loss = module(tokens, tokens)
@@ -162,7 +162,7 @@ def test_one_rank_with_all_parts_computes_the_same(name: str, mode: str, alone: 
     parts = decoder(
         dataclasses.replace(model, activation_checkpointing=mode),
         None,
-        Peers(share=Share(ranks=1, index=0), group=alone),
+        TensorGroup(share=TensorRank(ranks=1, index=0), group=alone),
     )
     parts.load_state_dict(whole.state_dict())
     tokens = torch.randint(0, model.vocab_size, (2, 33))

@@ -6,8 +6,8 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import UserError
 from launcher.parallel.mesh import Mesh, across_nodes
+from launcher.util.errors import UserError
 
 SMALL = {"heads": 4, "d_model": 64, "seq_len": 64, "context": 64, "tensor_parallel": 2}
 
@@ -18,14 +18,14 @@ def resolved(ranks: int, **changes: Any) -> Resolved:
 
 
 def test_ranks_that_share_matrices_read_the_same() -> None:
-    found = resolved(8, sequence_parallel=2, micro_batch=2, strategy="fsdp")
+    found = resolved(8, context_parallel=2, micro_batch=2, strategy="fsdp")
     assert (found.global_batch, found.accumulation) == (4, 1)
     assert resolved(2).config.sharding.strategy == "single"
     assert resolved(4).config.sharding.strategy == "ddp"
 
 
 def test_ranks_in_the_mesh() -> None:
-    sharding = resolved(8, sequence_parallel=2).config.sharding
+    sharding = resolved(8, context_parallel=2).config.sharding
     places = [Mesh.at(rank, 8, sharding) for rank in range(8)]
     found = [(m.data_rank, m.part and m.part.index, m.share and m.share.index) for m in places]
     assert found == [(d, s, t) for d in range(2) for s in range(2) for t in range(2)]
@@ -33,18 +33,18 @@ def test_ranks_in_the_mesh() -> None:
 
 
 def test_ulysses_divides_the_heads_that_a_rank_has_left() -> None:
-    method = resolved(4, sequence_parallel=2).config.sharding.sequence_method
+    method = resolved(4, context_parallel=2).config.sharding.context_parallel_method
     assert method == "ulysses"
-    method = resolved(8, sequence_parallel=4).config.sharding.sequence_method
+    method = resolved(8, context_parallel=4).config.sharding.context_parallel_method
     assert method == "ring"
 
 
 def test_ranks_on_several_nodes_are_told() -> None:
-    sharding = resolved(16, tensor_parallel=4, sequence_parallel=2).config.sharding
+    sharding = resolved(16, tensor_parallel=4, context_parallel=2).config.sharding
     assert across_nodes(sharding, 8) == []
     assert across_nodes(sharding, 4) == [
         "the 2 ranks of a sequence are on 2 nodes, and talk in every block: "
-        "--sequence-parallel 1 stays within one"
+        "--context-parallel 1 stays within one"
     ]
     assert "--tensor-parallel 2 stays within one" in across_nodes(sharding, 2)[0]
 
@@ -54,8 +54,8 @@ def test_ranks_on_several_nodes_are_told() -> None:
     [
         (1, {}, "--tensor-parallel 2 needs 2 ranks or a multiple, and this is 1"),
         (3, {}, "does not divide 3 ranks: use --tensor-parallel 1 or 3"),
-        (2, {"sequence_parallel": 2}, "with --sequence-parallel 2 needs 4 ranks or a multiple"),
-        (6, {"sequence_parallel": 2}, "does not divide 6 ranks: use --tensor-parallel 1 or 3"),
+        (2, {"context_parallel": 2}, "with --context-parallel 2 needs 4 ranks or a multiple"),
+        (6, {"context_parallel": 2}, "does not divide 6 ranks: use --tensor-parallel 1 or 3"),
         (8, {"tensor_parallel": 8}, "4 heads do not divide: use --tensor-parallel 4"),
         (4, {"tensor_parallel": 4, "kv_heads": 2}, "4 heads with 2 of keys .* use --.* 2"),
         (3, {"tensor_parallel": 3, "heads": 4}, "4 heads do not divide: use --tensor-parallel 1"),
@@ -77,8 +77,8 @@ def test_ranks_on_several_nodes_are_told() -> None:
             "--offload-optimizer nvme is not proven with --tensor-parallel 2",
         ),
         (
-            *(8, {"sequence_parallel": 4, "sequence_method": "ulysses"}),
-            "2 heads with 2 of keys do not divide: use --sequence-method ring",
+            *(8, {"context_parallel": 4, "context_parallel_method": "ulysses"}),
+            "2 heads with 2 of keys do not divide: use --context-parallel-method ring",
         ),
         (4, {"micro_batch": 2, "global_batch": 6}, "micro-batch 2 x 2 ranks = 4"),
         (2, {"tensor_parallel": 0}, "0"),

@@ -11,10 +11,10 @@ import torch
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.dimensions import tensor_transfers
 from launcher.parallel.decoder import decoder
-from launcher.parallel.mesh import Share
-from launcher.parallel.tensor.peers import Peers
-from launcher.plan.dimensions import tensor_transfers
+from launcher.parallel.mesh import TensorRank
+from launcher.parallel.tensor.group import TensorGroup
 from launcher.strategies import strategy_of
 
 SMALL: dict[str, Any] = {
@@ -25,8 +25,8 @@ LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "qk_norm": True},
     **{"attention_bias": False, "mlp_bias": False},
 }
-KINDS = {"gather": "all_gather", "scatter": "reduce_scatter"}
-KINDS |= dict.fromkeys(("sum", "max"), "all_reduce")
+KINDS = {name: name for name in ("all_gather", "reduce_scatter", "all_reduce")}
+KINDS["all_reduce_max"] = "all_reduce"
 Sent = Counter[tuple[str, str, str]]
 
 
@@ -35,15 +35,15 @@ def counted(found: Sent, part: str) -> Iterator[None]:
     """Bytes and number of collectives by kind, of what the ranks of a matrix call meanwhile."""
 
     def counting(name: str, kind: str) -> Any:
-        original = getattr(Peers, name)
+        original = getattr(TensorGroup, name)
 
-        def call(peers: Peers, x: torch.Tensor) -> torch.Tensor:
-            times = peers.share.ranks if kind == "all_gather" else 1
+        def call(tensor_group: TensorGroup, x: torch.Tensor) -> torch.Tensor:
+            times = tensor_group.share.ranks if kind == "all_gather" else 1
             found[part, kind, "bytes"] += times * x.nbytes
             found[part, kind, "pieces"] += 1
-            return cast(torch.Tensor, original(peers, x))
+            return cast(torch.Tensor, original(tensor_group, x))
 
-        return mock.patch.object(Peers, name, call)
+        return mock.patch.object(TensorGroup, name, call)
 
     with ExitStack() as stack:
         for name, kind in KINDS.items():
@@ -52,10 +52,12 @@ def counted(found: Sent, part: str) -> Iterator[None]:
 
 
 def sent_in_a_step(run: Resolved) -> Sent:
-    """Forward and backward of a rank whose peers are not there: their values are anything."""
+    """Forward and backward of a rank whose group is not there: values are anything."""
     types = strategy_of(run.config).dtypes(run.config)
-    peers = Peers(share=Share(ranks=run.config.sharding.tensor_parallel, index=0), group=None)
-    model = decoder(run.model, None, peers).to(types.parameters)
+    tensor_group = TensorGroup(
+        share=TensorRank(ranks=run.config.sharding.tensor_parallel, index=0), group=None
+    )
+    model = decoder(run.model, None, tensor_group).to(types.parameters)
     tokens = torch.zeros(run.config.data.micro_batch, run.seq_len, dtype=torch.int64)
     found: Sent = Counter()
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=types.autocast is not None)

@@ -4,8 +4,8 @@ answers like its own stands in; tests/gpu/test_inference.py runs the real one.""
 import pytest
 import torch
 
-from launcher.errors import UserError
-from launcher.serve.engine import execute
+from launcher.tools.serve.engine import execute
+from launcher.util.errors import UserError
 
 TOKENS = torch.zeros(2, 3, dtype=torch.int64)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import UserError
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
+from launcher.util.errors import UserError
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 

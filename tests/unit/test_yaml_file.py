@@ -10,7 +10,7 @@ import yaml
 from launcher.compare.sweep.grid_source import read_grid_file
 from launcher.config.arguments import parse_run_config
 from launcher.config.yaml_file import read_yaml
-from launcher.errors import UserError
+from launcher.util.errors import UserError
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12)

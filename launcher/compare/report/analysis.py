@@ -11,9 +11,9 @@ from launcher.compare.report.runs import Run
 from launcher.compare.report.series import STEP_PEAKS
 from launcher.config.model import LORA, ModelChoice
 from launcher.config.schema import OptimChoice
-from launcher.errors import UserError
 from launcher.measure.hardware import peak_flops_per_s
 from launcher.strategies import VARIANTS
+from launcher.util.errors import UserError
 
 MEMORY_KINDS = {
     "allocated_peak_bytes": "allocated peak",
@@ -153,7 +153,7 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             not run.completed,
             order.index(run.record["strategy"]),
             run.record.get("precision") != "fp32",
-            any(run.config.get(f"{what}_parallel", 1) != 1 for what in ("sequence", "tensor")),
+            any(run.config.get(f"{what}_parallel", 1) != 1 for what in ("context", "tensor")),
         ),
     )
     kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}

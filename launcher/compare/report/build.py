@@ -12,8 +12,8 @@ from launcher.compare.report.columns import COLUMNS, printable
 from launcher.compare.report.find import telling_tails
 from launcher.compare.report.goals import best_by_goal
 from launcher.compare.report.runs import Run
-from launcher.sizes import GIB
 from launcher.strategies import VARIANTS
+from launcher.util.sizes import GIB
 
 REPORT_VERSION = 1
 # The moments that tell most about a rank, before any other.
@@ -30,7 +30,7 @@ _UNSAID = (None, False, "none", "auto")  # a setting that is off goes without sa
 _QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
 _OF_RECORD = (
     *("strategy", "strategy_also_called", "precision", "world_size", "micro_batch"),
-    *("accumulation", "global_batch", "seq_len", "sequence_parallel", "tensor_parallel"),
+    *("accumulation", "global_batch", "seq_len", "context_parallel", "tensor_parallel"),
     *("model", "parameters", "device_name"),
 )
 

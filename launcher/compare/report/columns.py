@@ -34,7 +34,7 @@ COLUMNS = (
     _column("setting", "setting", "text", "What runs share to be compared in speed and memory"),
     _column("precision", "precision", "text", "Precision of the computation", "b"),
     _column("world_size", "ranks", "count", "Processes, one per device", "b"),
-    _column("sequence_parallel", "per sequence", "count", "Ranks that share each sequence"),
+    _column("context_parallel", "per sequence", "count", "Ranks that share each sequence"),
     _column("tensor_parallel", "per matrix", "count", "Ranks that share each matrix"),
     _column("micro_batch", "micro-batch", "count", "Sequences per rank and forward"),
     _column("accumulation", "accum.", "count", "Micro-batches per optimizer step"),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.checkpoint.document import strictly
-from launcher.errors import UserError
 from launcher.measure.records import Sweep, SweepRow
+from launcher.util.errors import UserError
 
 MARKS = ("config.yaml", "status.json", "rank0.jsonl")
 SWEEP_FILE = "sweep.json"

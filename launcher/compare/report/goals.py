@@ -7,7 +7,7 @@ from typing import Any
 from launcher.compare.report.analysis import MEMORY_KINDS, Figures, pareto_points
 from launcher.compare.report.columns import Kind, shown
 from launcher.compare.report.runs import Run
-from launcher.sizes import GIB
+from launcher.util.sizes import GIB
 
 Values = dict[str, Any]
 MOST_NAMED = 3

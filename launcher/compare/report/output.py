@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from launcher import tables
+from launcher.compare.inference import for_page
 from launcher.compare.report.build import Report, clean
 from launcher.compare.report.columns import COLUMNS, Column, shown
 from launcher.compare.report.series import Floats, Timeline, thin
-from launcher.page import page_html
-from launcher.serve.outputs import for_page
-from launcher.tables import say
+from launcher.util import tables
+from launcher.util.page import page_html
+from launcher.util.tables import say
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
 _STATES |= {"timeout": "red", "interrupted": "yellow"}

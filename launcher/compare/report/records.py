@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from launcher.config.schema import OLD_NAMES
 from launcher.measure import records
-from launcher.memory.ledger import Ledger
-from launcher.record import Record
+from launcher.strategies.ledger import Ledger
+from launcher.util.record import Record
 
 KINDS: dict[str, type[Record]] = {
     kind.kind: kind for kind in (*vars(records).values(), Ledger) if hasattr(kind, "kind")
@@ -31,8 +32,14 @@ def sound_record(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
+    record = with_names_of_today(record)
     kind = KINDS.get(record["kind"])  # a kind of a newer version is nobody's business here
     return record if kind is None or fits(record, kind) else None
+
+
+def with_names_of_today(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping whose fields may have their names of an earlier version."""
+    return {OLD_NAMES.get(name, name): value for name, value in record.items()}
 
 
 def fits(record: Mapping[str, Any], kind: type) -> bool:
@@ -54,6 +61,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 def sound_fields(content: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """The entries that the schema names and whose values are of its types."""
+    content = with_names_of_today(content)
     return {
         name: content[name]
         for name, kind in schema.items()

@@ -13,10 +13,10 @@ import yaml
 from launcher.compare.report.find import FoundRun
 from launcher.compare.report.records import fits, is_a, sound_fields, sound_record
 from launcher.compare.report.series import STEP_PREFIX, StepSeries, Timeline, read_steps, timeline
-from launcher.errors import one_line
 from launcher.measure.records import Status, Summary, SweepRow
-from launcher.memory.ledger import Ledger
 from launcher.strategies import VARIANTS
+from launcher.strategies.ledger import Ledger
+from launcher.util.errors import one_line
 
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 # What is read of each file: the rest may be anything.

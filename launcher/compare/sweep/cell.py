@@ -18,12 +18,12 @@ import psutil
 from launcher.checkpoint.store import CheckpointFolder
 from launcher.compare.sweep.folder import SweepFolder
 from launcher.compare.sweep.grid import training_flags
-from launcher.errors import ExitCode
 from launcher.measure.records import Summary, SweepRow
-from launcher.orphans import for_children
 from launcher.run.folder import RunFolder
 from launcher.run.lifecycle import Interrupted
 from launcher.run.stopping import ASKS, heard
+from launcher.util.errors import ExitCode
+from launcher.util.orphans import for_children
 
 # What a cell is that neither ended nor failed by itself; "running" where all died at once.
 STOPPED = ("running", "preempted", "interrupted", "timeout")

@@ -12,8 +12,8 @@ from rich.text import Text
 from launcher.compare.sweep.folder import SweepFolder
 from launcher.measure.records import SweepRow
 from launcher.run.folder import RunFolder
-from launcher.sizes import duration, gib
-from launcher.tables import MUST, Column, fitting, table_of
+from launcher.util.sizes import duration, gib
+from launcher.util.tables import MUST, Column, fitting, table_of
 
 STYLES = {
     "completed": "green",

@@ -14,9 +14,9 @@ from typing import Any
 
 from launcher.checkpoint.document import strictly
 from launcher.compare.report.find import ROWS, SWEEP_FILE, read_sweep
-from launcher.errors import UserError, naming
-from launcher.files import check_writable, replace_text
 from launcher.measure.records import Sweep, SweepRow
+from launcher.util.errors import UserError, naming
+from launcher.util.files import check_writable, replace_text
 
 
 class SweepFolder:

@@ -13,14 +13,14 @@ from launcher.compare.sweep.grid_source import OURS, Grid, Values, flags_of
 from launcher.config.arguments import SUPERSEDES, parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig, field_types
-from launcher.errors import UserError
-from launcher.flags import fields_of, flag, is_number
+from launcher.forecast import for_runs
 from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
-from launcher.plan import for_runs
 from launcher.run.base import check_beginning
 from launcher.run.preflight import prepare
 from launcher.strategies import VARIANTS
+from launcher.util.errors import UserError
+from launcher.util.flags import fields_of, flag, is_number
 
 HYBRID_GROUPS = 2
 ABBREVIATIONS = {

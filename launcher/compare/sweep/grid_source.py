@@ -20,8 +20,9 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.model import ModelChoice
 from launcher.config.sharding import Offload
 from launcher.config.yaml_file import read_yaml
-from launcher.errors import UserError, naming
-from launcher.flags import (
+from launcher.strategies import STRATEGIES, VARIANTS
+from launcher.util.errors import UserError, naming
+from launcher.util.flags import (
     MOST_RANKS,
     YEAR_S,
     OptionParser,
@@ -30,7 +31,6 @@ from launcher.flags import (
     split_options,
     usable_path,
 )
-from launcher.strategies import STRATEGIES, VARIANTS
 
 SHIPPED = Path(__file__).parent / "grids"
 # Labels of variants, and names of strategies, as `zero` where another axis sets the stage.

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
-from launcher import tables
 from launcher.compare.sweep.grid import expand_strategy
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.errors import ExitCode, NotInstalled, UserError, naming, refusing
-from launcher.flags import OptionParser
 from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS, strategy_of
+from launcher.util import tables
+from launcher.util.errors import ExitCode, NotInstalled, UserError, naming, refusing
+from launcher.util.flags import OptionParser
 
 LABELS: Final = tuple(VARIANTS)
 RANKS: Final = 2
@@ -93,8 +93,11 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
         "--offload-param nvme": {"offload_param": "nvme", **_BF16, **_DISK},
     },
     {
-        "--sequence-parallel N": {"sequence_parallel": 2},
-        "--sequence-method ring": {"sequence_parallel": 2, "sequence_method": "ring"},
+        "--context-parallel N": {"context_parallel": 2},
+        "--context-parallel-method ring": {
+            "context_parallel": 2,
+            "context_parallel_method": "ring",
+        },
         "--tensor-parallel N": {"tensor_parallel": 2},
     },
     {"--memory-trace": {"memory_trace": True}},

@@ -10,9 +10,9 @@ from typing import Any
 
 from launcher.config.deepspeed_file.reading import DeepSpeedFile, read_file
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.errors import MOST_CHARACTERS, UserError, naming, one_line
-from launcher.flags import flag
-from launcher.json_file import JsonObject
+from launcher.util.errors import MOST_CHARACTERS, UserError, naming, one_line
+from launcher.util.flags import flag
+from launcher.util.json_file import JsonObject
 
 LONGEST_LINE = 1000
 
@@ -77,10 +77,8 @@ def passed_on(path: Path | None) -> JsonObject:
     return {} if path is None else read_file(path).passed
 
 
-def opening_lines(path: Path | None) -> list[str]:
-    """What a run with a file says at its start."""
-    if path is None:
-        return []
+def opening_lines(path: Path) -> list[str]:
+    """For the start of a run, what its file sets and what has no effect."""
     file = read_file(path)
     sets = ", ".join(f"{flag(name)} {_shown(said.value)}" for name, said in file.fields.items())
     lines = [f"DeepSpeed file {path}: {sets or 'no flags'}"]

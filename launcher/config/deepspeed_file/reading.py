@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launcher.config.deepspeed_file.table import AUTO, KEYS, RENAMED, SECTIONS
-from launcher.errors import naming
-from launcher.json_file import JsonObject, brief, read_json
 from launcher.optim.choice import OptimizerName
+from launcher.util.errors import naming
+from launcher.util.json_file import JsonObject, brief, read_json
 
 MOST_BYTES = 2**20
 LARGEST = 2**62  # DeepSpeed counts in int64

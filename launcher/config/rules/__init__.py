@@ -42,7 +42,7 @@ class Setting:
     @property
     def local_seq_len(self) -> int:
         """Tokens that a rank has of each sequence."""
-        return self.seq_len // self.config.sharding.sequence_parallel
+        return self.seq_len // self.config.sharding.context_parallel
 
     @property
     def data_ranks(self) -> int:

@@ -5,7 +5,7 @@ from typing import Final
 
 from launcher.config.rules import Rule, Setting
 from launcher.config.schema import AutoMicroBatch
-from launcher.config.sharding import SequenceMethod, ShardingChoice
+from launcher.config.sharding import ContextParallelMethod, ShardingChoice
 from launcher.model.config import ModelConfig
 from launcher.optim.dtypes import dtypes
 
@@ -14,55 +14,55 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 FP32_BYTES = 4
 
 
-def sequence_method(sharding: ShardingChoice, model: ModelConfig) -> SequenceMethod:
+def context_parallel_method(sharding: ShardingChoice, model: ModelConfig) -> ContextParallelMethod:
     """What `auto` comes to: Ulysses takes any kernel, where its ranks divide the heads."""
-    if sharding.sequence_method != "auto" or sharding.sequence_parallel == 1:
-        return sharding.sequence_method
+    if sharding.context_parallel_method != "auto" or sharding.context_parallel == 1:
+        return sharding.context_parallel_method
     return "ulysses" if _heads_divide(model, sharding) else "ring"
 
 
 def ranks(setting: Setting) -> Iterator[str]:
     """Ranks that are no multiple of those of a sequence; flags without them."""
     chosen = setting.config.sharding
-    number = chosen.sequence_parallel
+    number = chosen.context_parallel
     if setting.world_size < number:
         yield (
-            f"--sequence-parallel {number} needs {number} ranks or a multiple, and this is "
+            f"--context-parallel {number} needs {number} ranks or a multiple, and this is "
             f"{setting.world_size}: start more with torchrun --nproc, or leave it out"
         )
     elif setting.world_size % number:
         fitting = [n for n in range(1, setting.world_size + 1) if setting.world_size % n == 0]
         yield (
-            f"--sequence-parallel {number} does not divide {setting.world_size} ranks: use one of "
+            f"--context-parallel {number} does not divide {setting.world_size} ranks: use one of "
             + ", ".join(map(str, fitting[:20]))
         )
-    if number == 1 and chosen.sequence_method != "auto":
+    if number == 1 and chosen.context_parallel_method != "auto":
         yield (
-            f"--sequence-method {chosen.sequence_method} needs sequences that are cut over ranks: "
-            "give --sequence-parallel 2 or more, or leave it out"
+            f"--context-parallel-method {chosen.context_parallel_method} needs sequences that are "
+            "cut over ranks: give --context-parallel 2 or more, or leave it out"
         )
 
 
 def heads(setting: Setting) -> Iterator[str]:
     """Ulysses gives each rank as many heads."""
     chosen, model = setting.config.sharding, setting.model
-    number = chosen.sequence_parallel
-    if chosen.sequence_method == "ulysses" and not _heads_divide(model, chosen):
+    number = chosen.context_parallel
+    if chosen.context_parallel_method == "ulysses" and not _heads_divide(model, chosen):
         tensor = chosen.tensor_parallel
         yield (
-            f"--sequence-method ulysses gives each of {number} ranks as many heads, and "
+            f"--context-parallel-method ulysses gives each of {number} ranks as many heads, and "
             f"{model.heads // tensor} heads with {model.kv_head_count // tensor} of keys do not "
-            "divide: use --sequence-method ring"
+            "divide: use --context-parallel-method ring"
         )
 
 
 def ring(setting: Setting) -> Iterator[str]:
     """What a kernel that merges parts of the scores cannot."""
     config, model = setting.config, setting.model
-    if config.sharding.sequence_method != "ring":
+    if config.sharding.context_parallel_method != "ring":
         return
-    why = f"ring attention ({model.heads} heads on {config.sharding.sequence_parallel} ranks)"
-    fix = "use --sequence-method ulysses with a --sequence-parallel that divides the heads"
+    why = f"ring attention ({model.heads} heads on {config.sharding.context_parallel} ranks)"
+    fix = "use --context-parallel-method ulysses with a --context-parallel that divides the heads"
     if model.window is not None:
         yield f"--window {model.window} does not go with {why}: {fix}"
     if model.dropout:
@@ -80,25 +80,25 @@ def ring_on_gpus(setting: Setting) -> Iterator[str]:
     """Heads that the kernel for GPUs does not take in low precision."""
     config, size = setting.config, setting.model.head_size
     low = dtypes(config.optim).computed.itemsize < FP32_BYTES
-    on_gpus = config.sharding.sequence_method == "ring" and setting.device_type == "cuda"
+    on_gpus = config.sharding.context_parallel_method == "ring" and setting.device_type == "cuda"
     if on_gpus and low and (size % HEAD_MULTIPLE or size > LARGEST_HEAD):
         yield (
-            f"--sequence-method ring on GPUs takes heads of {HEAD_MULTIPLE} to {LARGEST_HEAD} in "
-            f"steps of {HEAD_MULTIPLE} in {config.optim.precision}, not {size}: give another "
-            "--head-dim, or use --sequence-method ulysses with a --sequence-parallel that divides "
-            "the heads"
+            f"--context-parallel-method ring on GPUs takes heads of {HEAD_MULTIPLE} to "
+            f"{LARGEST_HEAD} in steps of {HEAD_MULTIPLE} in {config.optim.precision}, not {size}: "
+            "give another --head-dim, or use --context-parallel-method ulysses with a "
+            "--context-parallel that divides the heads"
         )
 
 
 def length(setting: Setting) -> Iterator[str]:
     """Sequences that cannot be cut evenly."""
     chosen = setting.config.sharding
-    pieces = chosen.sequence_parallel * (2 if chosen.sequence_method == "ring" else 1)
+    pieces = chosen.context_parallel * (2 if chosen.context_parallel_method == "ring" else 1)
     if setting.seq_len % pieces:
         lower = setting.seq_len // pieces * pieces
         yield (
             f"--seq-len {setting.seq_len} cannot be cut into {pieces} pieces of one length for "
-            f"--sequence-parallel {chosen.sequence_parallel}: use --seq-len "
+            f"--context-parallel {chosen.context_parallel}: use --seq-len "
             f"{lower or pieces}"
         )
 
@@ -106,9 +106,9 @@ def length(setting: Setting) -> Iterator[str]:
 def whole_sequences(setting: Setting) -> Iterator[str]:
     """What is not known to be right over parts of them."""
     config = setting.config
-    if config.sharding.sequence_parallel == 1:
+    if config.sharding.context_parallel == 1:
         return
-    flag = f"--sequence-parallel {config.sharding.sequence_parallel}"
+    flag = f"--context-parallel {config.sharding.context_parallel}"
     if config.loop.sample_every is not None:
         yield (
             f"--sample-every {config.loop.sample_every} writes one token after the other, which "
@@ -124,7 +124,7 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
 def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
     """Whether each rank of a sequence can have as many of its heads, with the keys and values they
     need; ranks that share matrices have shared the heads before."""
-    number, tensor = sharding.sequence_parallel, sharding.tensor_parallel
+    number, tensor = sharding.context_parallel, sharding.tensor_parallel
     heads, kv_heads = model.heads // tensor, max(1, model.kv_head_count // tensor)
     return heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)
 

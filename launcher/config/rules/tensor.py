@@ -11,12 +11,12 @@ from launcher.optim.registry import OPTIMIZERS
 def ranks(setting: Setting) -> Iterator[str]:
     """Ranks that are no multiple of those that share matrices and sequences."""
     chosen, size = setting.config.sharding, setting.world_size
-    tensor, sequence = chosen.tensor_parallel, chosen.sequence_parallel
+    tensor, sequence = chosen.tensor_parallel, chosen.context_parallel
     if tensor == 1:
         return
     flags, needed = f"--tensor-parallel {tensor}", tensor * sequence
     if sequence > 1:
-        flags += f" with --sequence-parallel {sequence}"
+        flags += f" with --context-parallel {sequence}"
     if size < needed:
         yield (
             f"{flags} needs {needed} ranks or a multiple, and this is {size}: start more with "
@@ -26,7 +26,7 @@ def ranks(setting: Setting) -> Iterator[str]:
         fitting = [n for n in range(1, size + 1) if size % (n * sequence) == 0]
         yield (
             f"{flags} does not divide {size} ranks: use --tensor-parallel "
-            + (" or ".join(map(str, fitting[:20])) or "1 and another --sequence-parallel")
+            + (" or ".join(map(str, fitting[:20])) or "1 and another --context-parallel")
         )
 
 

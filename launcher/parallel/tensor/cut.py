@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from launcher.model.config import ModelConfig
-from launcher.parallel.mesh import Share
-from launcher.sizes import even_part
+from launcher.parallel.mesh import TensorRank
+from launcher.util.sizes import even_part
 
 Bounds = tuple[int, int]
 
@@ -84,7 +84,7 @@ class Cut:
             yield Piece(low, high - low, start, *((run, pitch) if strided else ()))
 
 
-def cut_of(name: str, whole: Sequence[int], model: ModelConfig, share: Share | None) -> Cut:
+def cut_of(name: str, whole: Sequence[int], model: ModelConfig, share: TensorRank | None) -> Cut:
     """How the parameter `name` of a model is cut.
 
     Attention by heads and the MLP by its width, in and out again; the tables of tokens and
@@ -107,12 +107,12 @@ def cut_of(name: str, whole: Sequence[int], model: ModelConfig, share: Share | N
     return cut
 
 
-def bounds(total: int, share: Share) -> Bounds:
+def bounds(total: int, share: TensorRank) -> Bounds:
     """A rank's range of `total`, as evenly as can be."""
     return even_part(total, share.index, share.ranks)
 
 
-def _sections(sizes: Sequence[int], share: Share) -> tuple[Bounds, ...]:
+def _sections(sizes: Sequence[int], share: TensorRank) -> tuple[Bounds, ...]:
     """The same range of each of the sections that follow each other."""
     found, begin = [], 0
     for size in sizes:

@@ -8,6 +8,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, LMHead
 from launcher.model.norms import LayerNorm, RMSNorm
 from launcher.parallel.tensor.cut import bounds
+from launcher.parallel.tensor.group import TensorGroup
 from launcher.parallel.tensor.layers import (
     CutEmbedding,
     GatheredLinear,
@@ -16,13 +17,12 @@ from launcher.parallel.tensor.layers import (
     SummedLinear,
 )
 from launcher.parallel.tensor.loss import CutHead
-from launcher.parallel.tensor.peers import Peers
 
 _KNOWN: Final = (nn.Linear, LayerNorm, RMSNorm, nn.Embedding, LMHead)
 
 
-def connect(model: GPT, config: ModelConfig, peers: Peers) -> None:
-    """Have a GPT of a part of `config` compute with its peers what one of `config` computes.
+def connect(model: GPT, config: ModelConfig, tensor_group: TensorGroup) -> None:
+    """Have a GPT of a part of `config` compute within its group what one of `config` computes.
 
     Raises:
         TypeError: a module has parameters and is none of those that are known here. A subclass may
@@ -35,24 +35,26 @@ def connect(model: GPT, config: ModelConfig, peers: Peers) -> None:
                 f"{name} is a {type(module).__qualname__}, which tensor parallelism cannot shard: "
                 "add it to launcher/parallel/tensor/decoder.py"
             )
-        if (with_peers := _connected(name, module, config, peers)) is not None:
+        if (with_peers := _connected(name, module, config, tensor_group)) is not None:
             model.set_submodule(name, with_peers)
 
 
-def _connected(name: str, module: nn.Module, config: ModelConfig, peers: Peers) -> nn.Module | None:
+def _connected(
+    name: str, module: nn.Module, config: ModelConfig, tensor_group: TensorGroup
+) -> nn.Module | None:
     """What stands for a module, with its parameters; None where nothing is cut."""
-    first = bounds(config.vocab_size, peers.share)[0]
+    first = bounds(config.vocab_size, tensor_group.share)[0]
     if isinstance(module, LayerNorm | RMSNorm):
-        return RowNorm(module, peers)
+        return RowNorm(module, tensor_group)
     if isinstance(module, nn.Linear):
         if name.endswith(("attn.qkv", "mlp.fc")):
-            return GatheredLinear(module, peers)
-        return SummedLinear(module, peers, last=name.endswith("mlp.out"))
+            return GatheredLinear(module, tensor_group)
+        return SummedLinear(module, tensor_group, last=name.endswith("mlp.out"))
     if isinstance(module, LMHead):
-        return CutHead(module, peers, vocab_size=config.vocab_size, first=first)
+        return CutHead(module, tensor_group, vocab_size=config.vocab_size, first=first)
     if name == "wte":
         return CutEmbedding(cast(nn.Embedding, module).weight, first)
     if name == "wpe":
-        begin, end = bounds(config.context, peers.share)
+        begin, end = bounds(config.context, tensor_group.share)
         return CutEmbedding(nn.Embedding(end - begin, config.d_model).weight, begin)
-    return SummedDropout(cast(nn.Dropout, module), peers) if name == "drop" else None
+    return SummedDropout(cast(nn.Dropout, module), tensor_group) if name == "drop" else None

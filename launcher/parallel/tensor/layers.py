@@ -17,35 +17,37 @@ from torch import Tensor, nn
 from launcher.model.loss import compute_dtype
 from launcher.model.norms import normalized
 from launcher.model.recompute import as_one
-from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.tensor.group import TensorGroup
 
 
 class GatheredLinear(nn.Module):
     """A projection of all rows to this rank's columns: [r, in] -> [ranks * r, out / ranks]."""
 
-    def __init__(self, linear: nn.Linear, peers: Peers) -> None:
+    def __init__(self, linear: nn.Linear, tensor_group: TensorGroup) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self.peers = peers
+        self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps this rank's rows for backward, and gathers the others' again."""
-        y: Tensor = _GatheredLinear.apply(x, self.weight, self.bias, self.peers)
+        y: Tensor = _GatheredLinear.apply(x, self.weight, self.bias, self.tensor_group)
         return y
 
 
 class _GatheredLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, peers: Peers) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tensor_group: TensorGroup
+    ) -> Tensor:
         dtype = compute_dtype(weight)
         rows = x.to(dtype)
         ctx.save_for_backward(rows, weight)
-        ctx.peers, ctx.x_dtype = peers, x.dtype
+        ctx.tensor_group, ctx.x_dtype = tensor_group, x.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
 
         def product() -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                whole = peers.gather(rows)
+                whole = tensor_group.all_gather(rows)
                 if bias is None:
                     return whole @ weight.to(dtype).t()
                 return torch.addmm(bias.to(dtype), whole, weight.to(dtype).t())
@@ -55,8 +57,8 @@ class _GatheredLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         rows, weight = ctx.saved_tensors
-        grad_x = ctx.peers.scatter(grad @ weight.to(grad.dtype)).to(ctx.x_dtype)
-        grad_weight = (grad.t() @ ctx.peers.gather(rows)).to(weight.dtype)
+        grad_x = ctx.tensor_group.reduce_scatter(grad @ weight.to(grad.dtype)).to(ctx.x_dtype)
+        grad_weight = (grad.t() @ ctx.tensor_group.all_gather(rows)).to(weight.dtype)
         grad_bias = None if ctx.bias_dtype is None else grad.sum(0).to(ctx.bias_dtype)
         return grad_x, grad_weight, grad_bias, None
 
@@ -70,56 +72,56 @@ class SummedLinear(nn.Module):
             are one function, whose output selective checkpointing keeps, and nothing is sent twice.
     """
 
-    def __init__(self, linear: nn.Linear, peers: Peers, *, last: bool) -> None:
+    def __init__(self, linear: nn.Linear, tensor_group: TensorGroup, *, last: bool) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias: Tensor | None = linear.bias
-        self.peers, self.last = peers, last
+        self.tensor_group, self.last = tensor_group, last
 
     def forward(self, x: Tensor) -> Tensor:
         """x [ranks * r, in / ranks] -> [r, out]."""
         rows: Tensor
         if self.last:
-            rows = _Scatter.apply(F.linear(x, self.weight), self.peers)
+            rows = _Scatter.apply(F.linear(x, self.weight), self.tensor_group)
         else:
-            rows = _SummedLinear.apply(x, self.weight, self.peers)
+            rows = _SummedLinear.apply(x, self.weight, self.tensor_group)
         if self.bias is None:
             return rows
-        return rows + summed(self.bias, self.peers).to(rows.dtype)
+        return rows + summed(self.bias, self.tensor_group).to(rows.dtype)
 
 
 class _SummedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, peers: Peers) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, tensor_group: TensorGroup) -> Tensor:
         dtype = compute_dtype(weight)
         ctx.save_for_backward(x, weight)
-        ctx.peers = peers
+        ctx.tensor_group = tensor_group
 
         def product() -> Tensor:
             with torch.autocast(x.device.type, enabled=False):
-                return peers.scatter(x.to(dtype) @ weight.to(dtype).t())
+                return tensor_group.reduce_scatter(x.to(dtype) @ weight.to(dtype).t())
 
         return as_one(product)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        whole = ctx.peers.gather(grad.contiguous())
+        whole = ctx.tensor_group.all_gather(grad.contiguous())
         grad_x = (whole @ weight.to(whole.dtype)).to(x.dtype)
         grad_weight = (whole.t() @ x.to(whole.dtype)).to(weight.dtype)
         return grad_x, grad_weight, None
 
 
 class SummedDropout(nn.Dropout):
-    """Dropout on a rank's rows of what its peers hold parts of: [B, T, d] -> [1, r, d]."""
+    """Dropout on a rank's rows of what its group holds parts of: [B, T, d] -> [1, r, d]."""
 
-    def __init__(self, dropout: nn.Dropout, peers: Peers) -> None:
+    def __init__(self, dropout: nn.Dropout, tensor_group: TensorGroup) -> None:
         super().__init__(dropout.p)
-        self.peers = peers
+        self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows follow each other as in [B*T, d]."""
-        return super().forward(_Scatter.apply(x.flatten(0, 1), self.peers)[None])
+        return super().forward(_Scatter.apply(x.flatten(0, 1), self.tensor_group)[None])
 
 
 class CutEmbedding(nn.Module):
@@ -140,36 +142,36 @@ class CutEmbedding(nn.Module):
 class RowNorm(nn.Module):
     """LayerNorm or RMSNorm of a rank's rows, or of its heads."""
 
-    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, peers: Peers) -> None:
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, tensor_group: TensorGroup) -> None:
         super().__init__()
         self.weight, self.shape = norm.weight, list(norm.normalized_shape)
         self.bias: Tensor | None = getattr(norm, "bias", None)
         assert norm.eps is not None  # _norm gives one
         self.eps = norm.eps
-        self.peers = peers
+        self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
         """As the norm that it stands for."""
-        bias = None if self.bias is None else summed(self.bias, self.peers)
-        return normalized(x, self.shape, summed(self.weight, self.peers), bias, self.eps)
+        bias = None if self.bias is None else summed(self.bias, self.tensor_group)
+        return normalized(x, self.shape, summed(self.weight, self.tensor_group), bias, self.eps)
 
 
-def summed(parameter: Tensor, peers: Peers) -> Tensor:
+def summed(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
     """A parameter that is whole on every rank, whose gradient is the sum of theirs."""
-    same: Tensor = _Summed.apply(parameter, peers)
+    same: Tensor = _Summed.apply(parameter, tensor_group)
     return same
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
+    def forward(ctx: Any, parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.tensor_group = tensor_group
         return parameter.view_as(parameter)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # In fp32, and not in autograd's own tensor, which others may read.
-        total = ctx.peers.sum(grad.to(torch.float32, copy=True))
+        total = ctx.tensor_group.all_reduce(grad.to(torch.float32, copy=True))
         return total.to(grad.dtype), None
 
 
@@ -177,10 +179,10 @@ class _Scatter(torch.autograd.Function):
     """[ranks * r, d] of which each rank has a part -> its [r, d]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
-        ctx.peers = peers
-        return peers.scatter(x)
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.tensor_group = tensor_group
+        return tensor_group.reduce_scatter(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.peers.gather(grad.contiguous()), None
+        return ctx.tensor_group.all_gather(grad.contiguous()), None

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from launcher.model import loss as head_loss
 from launcher.model.gpt import LMHead
 from launcher.model.loss import IGNORE_INDEX, automatic_chunk_rows, compute_dtype
-from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.tensor.group import TensorGroup
 
 
 class CutHead(nn.Module):
@@ -27,14 +27,16 @@ class CutHead(nn.Module):
         first: row of the whole that its weight begins with.
     """
 
-    def __init__(self, head: LMHead, peers: Peers, *, vocab_size: int, first: int) -> None:
+    def __init__(
+        self, head: LMHead, tensor_group: TensorGroup, *, vocab_size: int, first: int
+    ) -> None:
         super().__init__()
         self.weight, self.loss_chunk = head.weight, head.loss_chunk
-        self.vocab_size, self.first, self.peers = vocab_size, first, peers
+        self.vocab_size, self.first, self.tensor_group = vocab_size, first, tensor_group
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [1, r, d] of this rank, targets [B, T] of all -> scalar mean loss."""
-        ranks, rows = self.peers.share.ranks, targets.numel()
+        ranks, rows = self.tensor_group.share.ranks, targets.numel()
         chunk_rows = self.loss_chunk
         if chunk_rows is None:
             most = -(-self.vocab_size // ranks)  # the same on all ranks, which go chunk by chunk
@@ -45,7 +47,7 @@ class CutHead(nn.Module):
             targets.reshape(ranks, -1),
             -(-(chunk_rows or rows) // ranks),
             self.first,
-            self.peers,
+            self.tensor_group,
             torch.is_grad_enabled(),
         )
         return loss
@@ -62,7 +64,7 @@ class _CutLoss(torch.autograd.Function):
         targets: Tensor,
         chunk_rows: int,
         first: int,
-        peers: Peers,
+        tensor_group: TensorGroup,
         training: bool,
     ) -> Tensor:
         dtype = compute_dtype(weight)
@@ -72,14 +74,14 @@ class _CutLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight = weight.to(dtype)
             for rows in head_loss.row_chunks(hidden.size(0), chunk_rows):
-                whole = peers.gather(hidden[rows].to(dtype))
+                whole = tensor_group.all_gather(hidden[rows].to(dtype))
                 wanted = targets[:, rows].flatten()
                 logits = (whole @ cast_weight.t()).float()
-                total += _losses(logits, wanted, first, peers).sum()
+                total += _losses(logits, wanted, first, tensor_group).sum()
                 if grad_hidden is None or grad_weight is None:
                     continue
                 grad_logits = logits.to(dtype)
-                grad_hidden[rows] = peers.scatter(grad_logits @ cast_weight)
+                grad_hidden[rows] = tensor_group.reduce_scatter(grad_logits @ cast_weight)
                 if dtype == torch.float32:
                     grad_weight.addmm_(grad_logits.t(), whole)
                 else:
@@ -103,10 +105,10 @@ class _CutLoss(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _losses(logits: Tensor, targets: Tensor, first: int, peers: Peers) -> Tensor:
+def _losses(logits: Tensor, targets: Tensor, first: int, tensor_group: TensorGroup) -> Tensor:
     """Losses [n] of logits [n, v] over this rank's part of the vocabulary, which turn into the
     gradients of the losses' sum. Two small reductions, and 0 for what is ignored."""
-    top = peers.max(logits.amax(-1))
+    top = tensor_group.all_reduce_max(logits.amax(-1))
     logits.sub_(top[:, None])
     counts = targets != IGNORE_INDEX
     index = targets - first
@@ -114,7 +116,7 @@ def _losses(logits: Tensor, targets: Tensor, first: int, peers: Peers) -> Tensor
     index = index.masked_fill_(~here, 0)[:, None]
     of_target = logits.gather(1, index).squeeze(1).masked_fill_(~here, 0.0)
     logits.exp_()
-    sums, of_target = peers.sum(torch.stack((logits.sum(-1), of_target)))
+    sums, of_target = tensor_group.all_reduce(torch.stack((logits.sum(-1), of_target)))
     logits.div_(sums[:, None]).masked_fill_(~counts[:, None], 0.0)
     logits.scatter_add_(1, index, -here.to(logits.dtype)[:, None])
     losses: Tensor = (sums.log() - of_target).masked_fill_(~counts, 0.0)

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.parallel.tensor.cut import Cut
-from launcher.parallel.tensor.peers import Peers
+from launcher.parallel.tensor.group import TensorGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
     """A rank's part of each parameter."""
 
-    peers: Peers
+    tensor_group: TensorGroup
     """The ranks that have the other parts."""
     cuts: Mapping[str, Cut]
     """Name -> which part."""

@@ -1,8 +1,8 @@
 """FSDP2: parameters, gradients and optimizer states sharded over the ranks.
 
-engine.py   builds it
-grouping.py which parameters are gathered and reduced together
-memory.py   what it allocates, group by group (groups.py)
+engine.py    builds it
+grouping.py  groups of parameters that are gathered and reduced together
+forecast/    its allocations, group by group, and its traffic; imported by the forecast only
 """
 
 from dataclasses import replace
@@ -10,15 +10,9 @@ from typing import Any
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
-from launcher.memory.timeline import Timeline
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.buffers import Buffers
 from launcher.strategies.engine import Engine, Recipe
-from launcher.strategies.fsdp.grouping import ROOT, reshards
-from launcher.strategies.fsdp.memory import FsdpBuffers
-from launcher.strategies.rank import Rank
-from launcher.strategies.traffic import Hooks, Traffic, Wire
 
 _FULL = Variant(
     label="fsdp",
@@ -76,31 +70,3 @@ class Fsdp(Strategy):
         from launcher.strategies.fsdp.engine import build
 
         return build(recipe)
-
-    def memory(self, rank: Rank, timeline: Timeline) -> Buffers:
-        """Shards, and whole groups while they compute."""
-        return FsdpBuffers(rank, timeline)
-
-    def traffic(self, wire: Wire) -> Traffic:
-        """Gathers and reduce-scatters.
-
-        Each group is gathered in the compute type before its forward, one group ahead, and after a
-        reshard again before its backward; gradients are reduced in the type they are stored in, and
-        with --replicate all-reduced across the replicas, in the last micro-batch or in each
-        (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
-        """
-        sharding, model = wire.sharding, wire.model
-        reshard = sharding.reshard_after_forward
-        root_again = reshards(ROOT, reshard_after_forward=reshard, tied=model.tied)
-        element = wire.resting_bytes  # shards move as they are stored, and are cast on the device
-        forward = tuple(wire.gather_model(element))
-        embeddings, blocks = wire.embeddings if root_again else 0, wire.blocks if reshard else 0
-        backward = (
-            *wire.gather(embeddings, pieces=1, host_element=element, hideable=False),
-            *wire.gather(blocks, pieces=model.layers, host_element=element),
-        )
-        reduce = tuple(wire.reduce_model(wire.stored_bytes))
-        hooks = Hooks(groups=model.layers + 1)
-        if sharding.reduce_each_micro_batch:
-            return Traffic(forward=forward, backward=(*backward, *reduce), hooks=hooks)
-        return Traffic(forward=forward, backward=backward, last_backward=reduce, hooks=hooks)

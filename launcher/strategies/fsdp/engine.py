@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from launcher.memory.materialize import InitialValue
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, Recipe
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, head_modules, reshards
+from launcher.strategies.materialize import InitialValue
 from launcher.strategies.native import native_engine
 
 
@@ -94,9 +94,9 @@ def _mesh(recipe: Recipe) -> DeviceMesh:
     """The ranks that this one shards with, and replicates across."""
     device, size = recipe.world.device.type, recipe.shards.size
     replicas = recipe.config.sharding.replicate
-    if recipe.peers is None and replicas == 1:
+    if recipe.tensor_group is None and replicas == 1:
         return init_device_mesh(device, (size,))
-    tensor = 1 if recipe.peers is None else recipe.peers.share.ranks
+    tensor = 1 if recipe.tensor_group is None else recipe.tensor_group.share.ranks
     shape = (replicas, size // replicas, tensor)
     whole = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "tensor"))
     return whole["shard"] if replicas == 1 else whole["replicate", "shard"]

@@ -11,17 +11,17 @@ from launcher.config.deepspeed_file import passed_on
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
-from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
-from launcher.sizes import parse_bytes
 from launcher.strategies.offload_sizes import (
     PARAM_BUFFERS,
     largest_slice_count,
     optimizer_buffer_count,
     swap_buffer_count,
 )
+from launcher.strategies.parameters import parameters_of
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.fraction import sub_group_elements
+from launcher.util.sizes import parse_bytes
 
 JsonObject = dict[str, Any]
 

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.memory.materialize import fill_flat_slice
-from launcher.memory.storages import StorageCount
 from launcher.parallel.tensor.parts import Parts
-from launcher.startup import importing
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.gradients import Gradients
+from launcher.strategies.materialize import fill_flat_slice
+from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
 from launcher.strategies.zero.states import count_states, zero_state
@@ -29,6 +28,7 @@ from launcher.strategies.zero.swap import (
     place_swap_files,
     prefetch_each_once,
 )
+from launcher.util.startup import importing
 
 
 def build(recipe: Recipe) -> Engine:
@@ -180,9 +180,9 @@ def _import_muon_uncompiled() -> None:
 
 def _groups(recipe: Recipe) -> SimpleNamespace | None:
     """What DeepSpeed asks a Megatron-like model parallel unit; None where all ranks shard."""
-    if recipe.peers is None:
+    if recipe.tensor_group is None:
         return None
-    peers, shards = recipe.peers, recipe.shards
+    tensor_group, shards = recipe.tensor_group, recipe.shards
     answers: dict[str, Any] = {
         "get_data_parallel_rank": shards.rank,
         "get_data_parallel_world_size": shards.size,
@@ -190,9 +190,9 @@ def _groups(recipe: Recipe) -> SimpleNamespace | None:
         "get_data_parallel_group_ranks": dist.get_process_group_ranks(shards.group),
     }
     for kind in ("model", "tensor_model"):
-        answers[f"get_{kind}_parallel_rank"] = peers.share.index
-        answers[f"get_{kind}_parallel_world_size"] = peers.share.ranks
-        answers[f"get_{kind}_parallel_group"] = peers.group
+        answers[f"get_{kind}_parallel_rank"] = tensor_group.share.index
+        answers[f"get_{kind}_parallel_world_size"] = tensor_group.share.ranks
+        answers[f"get_{kind}_parallel_group"] = tensor_group.group
     return SimpleNamespace(**{name: lambda it=it: it for name, it in answers.items()})
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from launcher.memory.parameters import parameters_of
 from launcher.model.config import ModelConfig
+from launcher.strategies.parameters import parameters_of
 
 SUB_GROUPS = 64
 """So many, where no parameter is larger than that: what is moved is whole sub-groups, and so a

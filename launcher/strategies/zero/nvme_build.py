@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from launcher.errors import UserError
-from launcher.orphans import for_children
-from launcher.packages import version_of
 from launcher.strategies.zero.nvme_folder import file_system
+from launcher.util.errors import UserError
+from launcher.util.orphans import for_children
+from launcher.util.packages import version_of
 
 OPS = ("pin_memory", "async_io")
 STAMP = "shardscale-built"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from launcher.errors import UserError
 from launcher.parallel.world import before_leaving
+from launcher.util.errors import UserError
 
 PREFIX = "shardscale-swap-"
 OWNER = "owner.json"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from launcher.memory.storages import StorageCount
 from launcher.parallel.tensor.parts import Parts
 from launcher.strategies.flat_shards import (
     PARAM,
@@ -27,6 +26,7 @@ from launcher.strategies.flat_shards import (
     write_state,
 )
 from launcher.strategies.part_shards import PartState, native_state
+from launcher.strategies.storages import StorageCount
 from launcher.strategies.updates import Piece, Updated
 from launcher.strategies.zero.swap import Swapped, count_swapped
 

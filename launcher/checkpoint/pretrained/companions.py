@@ -1,0 +1,167 @@
+"""The small files beside the weights: tokenizer, chat template, generation config."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint import Checkpoint
+from launcher.checkpoint.pretrained.files import write_json
+from launcher.config.families.token_ids import ENDS, check_token_ids
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
+from launcher.model.config import ModelConfig
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# Kept as they are, from an import through training to an export.
+_OF_A_TOKENIZER = (
+    *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
+)
+
+
+def carry_beside(tokenizer: str, run: Path) -> bool:
+    """Copy what transformers has saved beside a tokenizer.json, so that an export of the run gives
+    it back; whether the tokenizer's own configuration is among it.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    given = Path(tokenizer).expanduser()
+    if given.name != TOKENIZER_FILE or not given.is_file():
+        return False
+    _carry(given.parent, run)
+    return (given.parent / TOKENIZER_CONFIG_FILE).is_file()
+
+
+def _carry(source: Path, target: Path) -> None:
+    if source.resolve() == target.resolve():
+        return
+    for name in (GENERATION_FILE, *_OF_A_TOKENIZER):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    if (target / GENERATION_FILE).exists() or not (source / "config.json").is_file():
+        return
+    # Older folders name the tokens that end a text in config.json only.
+    document = read_json(source / "config.json")
+    ends: dict[str, Any] = {key: document[key] for key in ENDS if key in document}
+    if ends:
+        write_json(target / GENERATION_FILE, {"_from_model_config": True, **ends})
+
+
+def carry_in(folder: Path, run: Path) -> None:
+    """Copy them from a folder of transformers.
+
+    Raises:
+        UserError: the tokenizer is a program.
+    """
+    path = folder / TOKENIZER_CONFIG_FILE
+    if path.exists() and read_json(path).get("auto_map") is not None:
+        raise UserError(
+            f"{path}: auto_map names code that comes with the tokenizer, which is never run; take "
+            f"auto_map out if {TOKENIZER_FILE} does without it"
+        )
+    _carry(folder, run)
+
+
+def read_generation_config(folder: Path, vocab_size: int) -> dict[str, Any] | None:
+    """A folder's generation_config.json, None where it has none.
+
+    Raises:
+        UserError: it is damaged, or names tokens that the model does not have.
+    """
+    path = folder / GENERATION_FILE
+    if not path.exists():
+        return None
+    document = read_json(path)
+    check_token_ids(document, vocab_size, path)
+    return document
+
+
+def generation_config(
+    places: Sequence[Path], end_of_text: int | None, vocab_size: int
+) -> dict[str, Any]:
+    """The first of these folders' that has one, or else one with the token that ends a text.
+
+    Raises:
+        UserError: as of `read_generation_config`.
+    """
+    for place in places:
+        found = read_generation_config(place, vocab_size)
+        if found is not None:
+            return found
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    return {"_from_model_config": True, **ends}
+
+
+def ends_of(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that begin and end a text, for config.json. Spelled out also where there are none:
+    left out they would be the family's own."""
+    first, last, padding = ENDS
+    ends = {key: generation.get(key) for key in (first, last)}
+    return ends | ({padding: generation[padding]} if padding in generation else {})
+
+
+def run_of(checkpoint: Checkpoint) -> Path:
+    """The run folder that a checkpoint is in."""
+    return checkpoint.path.absolute().parent.parent
+
+
+def choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
+    """The tokenizer whose ids the model was trained on: the run's own copy, or what is named.
+
+    None where it is left out, or where the model was imported without one.
+    """
+    if given == "none":
+        return None
+    run = run_of(checkpoint)
+    if given is None and (run / TOKENIZER_FILE).exists():
+        return str(run / TOKENIZER_FILE)
+    choice: str | None = given or checkpoint.extra.get("config", {}).get("tokenizer")
+    if choice == "bpe":
+        # Training it again would give another one wherever the text has changed since.
+        raise UserError(
+            f"{run}: has no {TOKENIZER_FILE}, and the one that was trained for it is found nowhere "
+            "else; give --tokenizer FILE, or export with --tokenizer none"
+        )
+    return choice
+
+
+def write_tokenizer(folder: Path, tokenizer: str, config: ModelConfig) -> int:
+    """Write what AutoTokenizer reads; the id of the end-of-text token.
+
+    Raises:
+        UserError: there is no such tokenizer, it is not the model's, or transformers has no file
+            for it.
+    """
+    tokenizer_key(tokenizer, config.vocab_size)  # refuses what does not exist
+    encoder = load_encoder(tokenizer)
+    check_vocabulary(tokenizer, encoder.vocab_size, config.vocab_size)
+    path = folder / TOKENIZER_FILE
+    if carry_beside(tokenizer, folder):
+        shutil.copyfile(Path(tokenizer).expanduser(), path)
+        return encoder.end_of_text
+    encoder.save(path)
+    if not path.exists():
+        raise UserError(
+            f"tokenizer {tokenizer} cannot be written as a {TOKENIZER_FILE}: "
+            "give --tokenizer none to leave it out"
+        )
+    from tokenizers import Tokenizer
+
+    end_of_text = Tokenizer.from_file(str(path)).id_to_token(encoder.end_of_text)
+    document = {
+        # The class that takes tokenizer.json as it is; GPT2Tokenizer would build its own.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end_of_text,
+        "eos_token": end_of_text,
+        "model_max_length": config.context,
+        # transformers 4 would add token_type_ids, which GPT-2 takes for further token embeddings.
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / TOKENIZER_CONFIG_FILE, document)
+    return encoder.end_of_text

@@ -1,0 +1,144 @@
+"""A model that gives text, from whatever folder holds its weights."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.pretrained.companions import (
+    choose_tokenizer,
+    read_generation_config,
+    run_of,
+)
+from launcher.checkpoint.pretrained.peft import folder_beside
+from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
+from launcher.config.beginning import HF_CONFIG
+from launcher.config.families.token_ids import check_token_ids
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.hub import HUB_PREFIX
+from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
+from launcher.strategies.materialize import materialize_whole
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+
+_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
+"""What transformers wrote before tokenizer.json."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Weights in a folder, in whatever form they are there."""
+
+    config: ModelConfig
+    read: Callable[[str], Tensor]
+    """Our parameter of that name, in its shape."""
+    tokenizer: Callable[[], str | None]
+    """The choice of tokenizer that goes with them; refuses where it is lost."""
+    beside: Path
+    """Folder of what else belongs to the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """What a model's token ids mean."""
+
+    encoder: Encoder
+    ends: Collection[int]
+    """Tokens that end a text."""
+
+
+@contextmanager
+def open_source(folder: Path) -> Iterator[Source]:
+    """What `folder` holds: a run, a checkpoint, a model of transformers, or adapters of PEFT; reads
+    no weights yet.
+
+    Raises:
+        UserError: nothing of that, or it is damaged.
+    """
+    with open_stored(folder) as stored:
+        model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
+        checkpoint = model.checkpoint
+        if checkpoint is None:
+            beside = folder if (folder / HF_CONFIG).is_file() else folder_beside(folder)
+            tokenizer = partial(_tokenizer_in, beside)
+        else:
+            beside = run_of(checkpoint)
+            tokenizer = partial(choose_tokenizer, checkpoint, None)
+        yield Source(config=model.config, read=model.read, tokenizer=tokenizer, beside=beside)
+
+
+def _tokenizer_in(folder: Path) -> str | None:
+    """That of a folder of transformers."""
+    if (folder / TOKENIZER_FILE).exists():
+        return str(folder / TOKENIZER_FILE)
+    older = any((folder / name).exists() for name in _OLDER_TOKENIZERS)
+    return f"{HUB_PREFIX}{folder}" if older else None
+
+
+def _ends_in(folder: Path, vocab_size: int) -> set[int]:
+    """The tokens that config.json says end a text, and generation_config.json, which often knows
+    more.
+
+    Raises:
+        UserError: they are none of the model's.
+    """
+    path = folder / HF_CONFIG
+    config = read_json(path) if path.is_file() else {}
+    check_token_ids(config, vocab_size, path)
+    documents = (config, read_generation_config(folder, vocab_size) or {})
+    named = [document.get("eos_token_id") for document in documents]
+    listed = [ids if isinstance(ids, list) else [ids] for ids in named]
+    return {token for ids in listed for token in ids if token is not None}
+
+
+def vocabulary(source: Source, given: str | None) -> Vocabulary:
+    """By the tokenizer that is `given`, or the one that belongs to the weights.
+
+    Raises:
+        UserError: there is none, or it is not the model's.
+    """
+    choice = given or source.tokenizer()
+    if choice is None:
+        raise UserError(
+            "the model came without a tokenizer: give --tokenizer FILE, byte or hf:NAME"
+        )
+    if choice == "bpe":
+        raise UserError(
+            "--tokenizer bpe is trained on a run's data: give the tokenizer.json that it wrote"
+        )
+    size = source.config.vocab_size
+    tokenizer_key(choice, size)  # refuses what does not exist
+    encoder = load_encoder(choice)
+    check_vocabulary(choice, encoder.vocab_size, size)
+    return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside, size)})
+
+
+class Readable(Protocol):
+    """Weights of a model, one at a time."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model."""
+
+    @property
+    def read(self) -> Callable[[str], Tensor]:
+        """Our parameter of that name, in its shape."""
+
+
+def build(source: Readable, *, device: torch.device, dtype: torch.dtype) -> GPT:
+    """The model with its weights, ready to be asked; the peak is the model and one tensor more.
+
+    It attends with what runs everywhere: what the training machine had may not be here.
+    """
+    config = replace(source.config, attention="auto", sdpa_backend="auto")
+    with torch.device("meta"):
+        model = GPT(config)
+    materialize_whole(model, lambda name, shape: source.read(name), device=device, dtype=dtype)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,174 @@
+"""A model of transformers in a folder, read as our model that computes the same."""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.index import CHUNK_ELEMENTS
+from launcher.checkpoint.pretrained.companions import read_generation_config
+from launcher.checkpoint.pretrained.files import Weights
+from launcher.config.families import Family, Part, family_of
+from launcher.config.families.fields import Value
+from launcher.model.config import ModelConfig
+from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+
+_EMBEDDING = "wte.weight"
+
+
+class Source:
+    """The parameters of our model in a folder that transformers' save_pretrained has written.
+
+    Nothing is read before it is asked for, and then only what is asked for; names, shapes and types
+    are checked at once. To be closed, or used in a `with`.
+
+    Raises:
+        UserError: the model is not one that ours computes, or files are missing or damaged.
+    """
+
+    folder: Path
+    family: Family
+    config: ModelConfig
+    shapes: dict[str, tuple[int, ...]]
+    """Name -> shape of our parameters, in their order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / "config.json"
+        document = read_json(path)
+        self.family = family_of(document, path)
+        self.config = self.family.read(document, path)
+        read_generation_config(folder, self.config.vocab_size)  # refused now, not by an export
+        self.shapes = dict(parameter_shapes(self.config))
+        self._parts: dict[str, list[Part]] = {}
+        for part in self.family.parts(self.config, self.shapes):
+            self._parts.setdefault(part.ours, []).append(part)
+        with contextlib.ExitStack() as opening:
+            self._weights = opening.enter_context(Weights(folder))
+            self._stored = self._match()
+            self._stack = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files; tensors that have been read stay."""
+        self._stack.close()
+
+    def files(self) -> list[Path]:
+        """Those that hold weights, by name."""
+        return self._weights.paths
+
+    def parts(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """Our parameter `name`, flattened, as pieces one after another: the first element of each
+        and the piece as it is stored, most often a view of a file that is not read yet.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+        for part in self._parts[name]:
+            yield part.start, self._finite(part, self._rows(part).reshape(-1))
+
+    def read(self, name: str) -> Tensor:
+        """Our parameter `name` in its own shape, of the type that it is stored as.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+        pieces = [self._finite(part, self._rows(part)) for part in self._parts[name]]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def read_range(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of our flattened parameter `name`, as fp32 of our own.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+        found = torch.empty(stop - start)
+        for part in self._parts[name]:
+            low = max(start, part.start)
+            high = min(stop, part.start + math.prod(part.shape))
+            if low < high:
+                target = found[low - start : high - start]
+                target.copy_(self._flat(part, low - part.start, high - part.start))
+                self._finite(part, target)
+        return found
+
+    def _rows(self, part: Part) -> Tensor:
+        return part.turned(self._weights.read(self._stored[part.theirs]))
+
+    def _flat(self, part: Part, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of the part's rows; only rows with some of them are read."""
+        width = math.prod(part.shape[1:])
+        first = start // width
+        rows = self._rows(part)[first : -(-stop // width)]
+        return rows.reshape(-1)[start - first * width : stop - first * width]
+
+    def _finite(self, part: Part, tensor: Tensor) -> Tensor:
+        rows = max(1, CHUNK_ELEMENTS * len(tensor) // tensor.numel())
+        if not all(piece.isfinite().all() for piece in tensor.split(rows)):
+            raise UserError(
+                f"{self._stored[part.theirs]}: has values that are NaN or infinite, so nothing can "
+                "be computed with this model; fetch it again, or take a checkpoint from before it "
+                "diverged"
+            )
+        return tensor
+
+    def _match(self) -> dict[str, str]:
+        """The name in the files of each tensor; none is left over."""
+        prefix = self.family.prefix
+        # A language model's names have a prefix, those of its decoder saved alone do not.
+        stored = {name.removeprefix(prefix): name for name in self._weights.names()}
+        found = {}
+        for part in (part for parts in self._parts.values() for part in parts):
+            name = stored.pop(part.theirs.removeprefix(prefix), None)
+            if name is None:
+                raise UserError(
+                    f"{self.folder}: has no tensor {part.theirs}, which its config.json asks for; "
+                    "give the config.json that belongs to these weights"
+                )
+            self._weights.check(name, part.their_shape)
+            found[part.theirs] = name
+        self._check_tied(stored, found)
+        self._check_left_over(stored)
+        return found
+
+    def _check_tied(self, stored: dict[str, str], found: dict[str, str]) -> None:
+        """A head that is stored although it is tied is the embedding again."""
+        head = stored.pop(f"{self.family.tensors['head'][0]}.weight", None)
+        if head is None:
+            return
+        embedding = found[self._parts[_EMBEDDING][0].theirs]
+        if not torch.equal(self._weights.read(head), self._weights.read(embedding)):
+            raise UserError(
+                f"{self.folder}: {head} differs from {embedding}, but config.json says that they "
+                'are tied; set "tie_word_embeddings": false there'
+            )
+
+    def _check_left_over(self, stored: dict[str, str]) -> None:
+        left = {k: name for k, name in stored.items() if not re.fullmatch(self.family.buffers, k)}
+        block = re.escape(self.family.tensors["ln_1"][0].removeprefix(self.family.prefix))
+        block = block.partition(r"\{\}")[0] + r"(\d{1,6})\."
+        blocks = [int(match[1]) for name in left if (match := re.match(block, name))]
+        if blocks and max(blocks) >= self.config.layers:
+            values = (field for field in self.family.fields if isinstance(field, Value))
+            key = next(field.theirs for field in values if field.ours == "layers")
+            raise UserError(
+                f"{self.folder}: the weights have {max(blocks) + 1} blocks, and config.json says "
+                f"{key} {self.config.layers}; give the config.json that belongs to these weights"
+            )
+        if left:
+            raise UserError(
+                f"{self.folder}: {next(iter(left.values()))} belongs to no "
+                f"{self.family.architecture} of shardscale; save it as one"
+            )

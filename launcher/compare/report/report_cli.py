@@ -1,0 +1,135 @@
+"""`report`: what several runs say together, as a table, CSV, Markdown, JSON and one HTML page."""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from launcher.compare.inference import FOLDER, RESULT_FILE
+from launcher.compare.report.build import Report
+from launcher.compare.report.find import FoundRun, find_runs
+from launcher.compare.report.output import (
+    csv_text,
+    markdown_text,
+    print_report,
+    print_table,
+    report_page,
+)
+from launcher.compare.report.runs import Run, load_run, unreadable_run
+from launcher.util.command import deaf_children
+from launcher.util.cores import usable_cores
+from launcher.util.errors import ExitCode, UserError, naming, refusing
+from launcher.util.files import check_writable
+from launcher.util.flags import one_sentence
+from launcher.util.json_file import read_json
+from launcher.util.orphans import die_with
+from launcher.util.sizes import parse_bytes
+
+RUNS_PER_WORKER = 8  # fewer are read sooner than a process starts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportOptions:
+    """Compare runs."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
+    """Run folders, folders of run folders, or globs."""
+    out: Path | None = None
+    """Folder for report.html, .csv, .md and .json (the one folder given, else ./report)."""
+    reference: str | None = None
+    """Name of the run that losses are held against (the first single or ddp run)."""
+    memory_budget: str = "24GiB"
+    """Memory of the `fastest under` line."""
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Read the runs, write the files, print the table; returns the exit code."""
+    with one_sentence():
+        options = tyro.cli(ReportOptions, args=list(argv), prog="shardscale report")
+    if not options.runs:
+        raise UserError("report needs runs: give run folders, for example: report runs/*")
+    budget_bytes = parse_bytes(options.memory_budget, "--memory-budget")
+    alone = len(options.runs) == 1 and os.path.isdir(options.runs[0])
+    out = options.out or Path(options.runs[0] if alone else "report")
+    with naming("--out"):
+        check_writable(out)
+    runs = load_runs(find_runs(options.runs))
+    report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
+    names = _write_files(report, out)
+    print_report(report.data, str(out / "report.csv"))
+    print(f"written to {out}: {', '.join(names)}")
+    return ExitCode.DONE
+
+
+def report_sweep(sweep: Path) -> None:
+    """Write the report of a sweep into its `report` folder, print the table and where the page is.
+
+    Raises:
+        UserError: no cell to report, or files that cannot be written.
+    """
+    report = Report(load_runs(find_runs([str(sweep)])))
+    out = sweep / "report"
+    _write_files(report, out)
+    print_table(report.data, str(out / "report.csv"))
+    print(f"report: {out / 'report.html'}", flush=True)
+
+
+def _write_files(report: Report, out: Path) -> list[str]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {out}: no folder can be made there ({error.strerror}); choose another place"
+        ) from None
+    files = {
+        "report.csv": csv_text(report.data),
+        "report.md": markdown_text(report.data),
+        "report.json": json.dumps(report.data, indent=1, allow_nan=False) + "\n",
+        "report.html": report_page(report, _inference_beside(out)),
+    }
+    for name, text in files.items():
+        try:
+            (out / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"--out {out}: {name} cannot be written ({error.strerror}); choose another place"
+            ) from None
+    return list(files)
+
+
+def _inference_beside(out: Path) -> dict[str, Any] | None:
+    """What `infer-bench` has written beside the runs, None where it has written nothing."""
+    path = out / FOLDER / RESULT_FILE
+    return read_json(path, what="what infer-bench has written") if path.is_file() else None
+
+
+def load_runs(found: dict[str, FoundRun]) -> list[Run]:
+    """Read all runs, on every core where there are many."""
+    workers = min(usable_cores(), len(found) // RUNS_PER_WORKER)
+    if workers < 2:
+        return [_load(name, run) for name, run in found.items()]
+    # Not fork: the caller may have threads.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(
+        workers, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
+    ) as pool:
+        with deaf_children():  # the pool starts its processes with its first tasks
+            runs = pool.map(_load, found, found.values(), chunksize=4)
+        return list(runs)
+
+
+def _load(name: str, found: FoundRun) -> Run:
+    """One run; what cannot be shown alone must not keep the others from being shown."""
+    try:
+        run = load_run(name, found)
+        Report([run])
+    except Exception as error:  # of any kind: the files can hold anything
+        return unreadable_run(name, found, error)
+    return run

@@ -1,0 +1,84 @@
+"""Families of transformers: which there are, and which one has a model."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.config.families.base import Family, Part, bias_count, differences, spelled_out
+from launcher.model.config import ModelConfig
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+
+__all__ = ["FAMILIES", "Family", "Part", "family_for", "family_of", "read_hf_config", "spelled_out"]
+
+# The files that say what a family is. Of two that have a model, it is written as the first.
+_FILES: Final = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "starcoder2",
+)
+FAMILIES: Final[Mapping[str, Family]] = {
+    family.model_type: family
+    for family in (import_module(f"{__name__}.{file}").FAMILY for file in _FILES)
+}
+
+
+def read_hf_config(path: Path) -> ModelConfig:
+    """Our model that computes what a config.json of transformers describes; no weights are needed.
+
+    `path` is the file, or the folder that it is in.
+
+    Raises:
+        UserError: it cannot be read, or describes something that our model does not compute.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    document = read_json(path)
+    return family_of(document, path).read(document, path)
+
+
+def family_of(document: Mapping[str, Any], path: Path) -> Family:
+    """The family that a config.json names; `path` is for the messages.
+
+    Raises:
+        UserError: none of ours.
+    """
+    if document.get("auto_map") is not None:
+        raise UserError(
+            f"{path}: auto_map is {document['auto_map']!r}, code that comes with the model, which "
+            "is never run: it cannot be imported"
+        )
+    model_type = document.get("model_type")
+    if model_type not in tuple(FAMILIES):
+        raise UserError(
+            f"{path}: model_type is {model_type!r}, and only {', '.join(FAMILIES)} can be imported"
+        )
+    return FAMILIES[model_type]
+
+
+def family_for(config: ModelConfig) -> tuple[Family, ModelConfig]:
+    """The family that has this model, and the model as it has it: perhaps with more biases, all 0.
+
+    Raises:
+        UserError: no family computes the same.
+    """
+    mine = spelled_out(config)
+    found = [(family, family.nearest(mine)) for family in FAMILIES.values()]
+    candidates = [(family, theirs) for family, theirs in found if theirs is not None]
+    # With as few differences as there are, and then with as few biases.
+    family, theirs = min(
+        candidates, key=lambda pair: (len(differences(mine, pair[1])), bias_count(pair[1]))
+    )
+    if differing := differences(mine, theirs):
+        here, there = (
+            ", ".join(f"{name} {getattr(one, name)}" for name in differing)
+            for one in (mine, theirs)
+        )
+        raise UserError(
+            f"{here}: transformers has no such model ({family.architecture}, the nearest, has "
+            f"{there}), so this one would compute something else there; use --format safetensors"
+        )
+    return family, theirs

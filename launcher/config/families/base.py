@@ -1,0 +1,196 @@
+"""What a family is: an architecture of transformers, by the names that it has for what ours has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.config.families.fields import Document, Field, Only
+from launcher.config.families.token_ids import check_token_ids
+from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
+from launcher.util.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NAME = re.compile(r"(?:blocks\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<kind>weight|bias)")
+_LINEAR = re.compile(r"\.(attn|mlp)\.\w+\.weight$")
+_BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
+
+# Fields that any config.json may have and that change nothing of what a decoder computes.
+_HARMLESS = {
+    *("architectures", "model_type", "_name_or_path", "name_or_path", "_commit_hash"),
+    *("transformers_version", "transformers.js_config", "tokenizer_class", "prefix"),
+    *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "attn_implementation"),
+    *("_attn_implementation", "_attn_implementation_autoset", "initializer_range", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+    *("decoder_start_token_id", "id2label", "label2id", "num_labels", "problem_type"),
+    *("finetuning_task", "task_specific_params", "output_attentions", "output_hidden_states"),
+    *("return_dict", "is_decoder", "tie_encoder_decoder", "chunk_size_feed_forward"),
+    *("gradient_checkpointing", "keys_to_ignore_at_inference", "unsloth_fixed"),
+    # Of generation, which older versions wrote here.
+    *("max_length", "max_new_tokens", "min_length", "do_sample", "early_stopping", "num_beams"),
+    *("num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p"),
+    *("repetition_penalty", "length_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *("encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "suppress_tokens"),
+    *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "exponential_decay_length_penalty", "begin_suppress_tokens"),
+}
+_ONLY = (
+    Only("is_encoder_decoder", False),
+    Only("add_cross_attention", False),
+    Only("pruned_heads", {}),
+    Only("is_causal", True),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A tensor of theirs, and the rows of a parameter of ours that hold the same values."""
+
+    theirs: str
+    ours: str
+    shape: tuple[int, ...]
+    """Of these rows."""
+    start: int
+    """Elements of our parameter before them."""
+    transposed: bool
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        """The shape of the same values on their side."""
+        return self.shape[::-1] if self.transposed else self.shape
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """A view of either side's tensor as the other side's."""
+        return tensor.t() if self.transposed else tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """An architecture whose computations are some of our model's."""
+
+    model_type: str
+    architecture: str
+    fixed: Mapping[str, Any]
+    """Options of ours that all its models have."""
+    fields: tuple[Field, ...]
+    """What its config.json says."""
+    harmless: frozenset[str] = frozenset()
+    """Further fields of its config.json that change nothing of what is computed."""
+    tensors: Mapping[str, tuple[str, ...]]
+    """A module of ours -> modules of theirs whose rows, one after another, are its; `{}` stands for
+    the number of the block."""
+    prefix: str
+    """Before the names of its decoder, which the decoder saved alone does not have."""
+    buffers: str = r"(?!)"
+    """Pattern of tensors that are saved with the weights and are none, prefix taken off."""
+    transposed: bool = False
+    """Whether its linears are [in, out]; ours are [out, in]."""
+
+    def read(self, values: Mapping[str, Any], path: Path) -> ModelConfig:
+        """Our model that computes what a config.json describes; `path` is for the messages.
+
+        Raises:
+            UserError: it describes something that our model does not compute.
+        """
+        document = Document(values, path)
+        options = dict(self.fixed)
+        for field in (*_ONLY, *self.fields):
+            options |= field.read(document)
+        for key, value in document.unread():
+            if key not in _HARMLESS | self.harmless:
+                raise UserError(
+                    f"{path}: {key} is {value!r}, and shardscale's {self.model_type} has no such "
+                    "field: it cannot be imported (take the field out if it changes nothing)"
+                )
+        try:
+            config = ModelConfig(**options)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+        check_token_ids(values, config.vocab_size, path)
+        return config
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        """The config.json of the family's model that is nearest to ours."""
+        written: dict[str, Any] = {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+        }
+        for field in self.fields:
+            written |= field.write(spelled_out(config))
+        return written
+
+    def nearest(self, config: ModelConfig) -> ModelConfig | None:
+        """Its model that is nearest to ours, spelled out; None where it has none of this shape."""
+        try:
+            return spelled_out(self.read(self.write(config), Path("config.json")))
+        except UserError:
+            return None
+
+    def parts(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[Part]:
+        """All tensors of theirs for a model that it has, whose parameters have these shapes, in
+        the order of our parameters."""
+        found = []
+        for name, shape in shapes.items():
+            match = _NAME.fullmatch(name)
+            assert match is not None
+            theirs = self.tensors[match["module"]]
+            start = 0
+            for pattern, rows in zip(theirs, _rows(config, len(theirs), shape), strict=True):
+                found.append(
+                    Part(
+                        theirs=f"{pattern.format(match['layer'])}.{match['kind']}",
+                        ours=name,
+                        shape=(rows, *shape[1:]),
+                        start=start,
+                        transposed=self.transposed and bool(_LINEAR.search(name)),
+                    )
+                )
+                start += rows * (shape[1] if len(shape) > 1 else 1)
+        return found
+
+
+def _rows(config: ModelConfig, count: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows of each of `count` tensors that make one of ours: all, swiglu's two, or q, k and v."""
+    kv_rows = config.kv_head_count * config.head_size
+    return {
+        1: shape[:1],
+        2: (config.ffn_dim, config.ffn_dim),
+        3: (config.attention_dim, kv_rows, kv_rows),
+    }[count]
+
+
+def spelled_out(config: ModelConfig) -> ModelConfig:
+    """The same model with every default in its place, and without what changes nothing."""
+    window = config.window
+    learned = config.position == "learned"
+    return dataclasses.replace(
+        config,
+        kv_heads=config.kv_head_count,
+        head_dim=config.head_size,
+        d_ff=config.ffn_dim,
+        qkv_bias=config.has_qkv_bias,
+        rope_theta=10_000.0 if learned else config.rope_theta,
+        window=None if window is None or window >= config.context - 1 else window,
+    )
+
+
+def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
+    """Options in which two models, spelled out, compute differently. A bias that only theirs has is
+    none: it is 0."""
+    return [
+        name
+        for name in (*WHAT_IT_COMPUTES, "window")
+        if getattr(mine, name) != getattr(theirs, name)
+        and (name not in _BIASES or getattr(mine, name))
+    ]
+
+
+def bias_count(config: ModelConfig) -> int:
+    """Kinds of biases that a model, spelled out, has."""
+    return sum(getattr(config, name) for name in _BIASES)

@@ -1,0 +1,202 @@
+"""Plan against run: what was predicted for a run, beside what it has measured."""
+
+import contextlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from launcher.config.resolve import Resolved
+from launcher.forecast.calibration import Calibration
+from launcher.forecast.machine import Machine
+from launcher.forecast.predict import by_category, predict
+from launcher.forecast.timing import step_seconds
+from launcher.measure.hardware import find_gpu
+from launcher.measure.limit import lift_limit
+from launcher.parallel.world import World
+from launcher.strategies import variant_of
+from launcher.strategies.ledger import CATEGORIES, Ledger
+from launcher.util.errors import UserError
+from launcher.util.sizes import gib
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Against:
+    """One rank's peak of live tensors in a step, both ways; bytes."""
+
+    period: str
+    predicted: dict[str, int]
+    """By category, and in all (`peak`)."""
+    measured: dict[str, int]
+    periods: dict[str, dict[str, int]]
+    """Highest bytes of each period that both sides know, `predicted` and `measured`."""
+    predicted_step_s: float | None = None
+    measured_step_s: float | None = None
+    ledger: Ledger
+    """The predicted one, for the rank's records."""
+
+    @property
+    def off(self) -> float:
+        """Predicted over measured, less 1: positive where too much was predicted."""
+        predicted, measured = self._highest
+        return predicted / measured - 1
+
+    @property
+    def _highest(self) -> tuple[int, int]:
+        """Predicted and measured bytes of all periods; of the ledgers where none is known."""
+        ledgers = {"predicted": self.predicted["peak"], "measured": self.measured["peak"]}
+        both = [*self.periods.values()] or [ledgers]
+        return max(each["predicted"] for each in both), max(each["measured"] for each in both)
+
+    def as_record(self) -> dict[str, Any]:
+        """For `summary.json`; the ledger stands among the records."""
+        values = asdict(self)
+        del values["ledger"]
+        return values | {"off": self.off}
+
+    def lines(self) -> list[str]:
+        """For the end of a run."""
+        by_category = ", ".join(
+            f"{name} {self.predicted[name] / 2**20:,.1f} / {self.measured[name] / 2**20:,.1f}"
+            for name in CATEGORIES
+            if self.predicted[name] or self.measured[name]
+        )
+        predicted, measured = self._highest
+        periods = ", ".join(
+            f"{name.replace('_', ' ')} {each['predicted'] / 2**20:,.1f} / "
+            f"{each['measured'] / 2**20:,.1f}"
+            for name, each in self.periods.items()
+        )
+        return [
+            f"predicted {gib(predicted)}, measured {gib(measured)} ({self.off:+.1%})"
+            + (f"; peaks in MiB: {periods}" if periods else ""),
+            f"predicted / measured in MiB: {by_category}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotPredicted:
+    """The planner has nothing to say about a run."""
+
+    reason: str
+    ledger: None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """For `summary.json`."""
+        return {"reason": self.reason}
+
+    def lines(self) -> list[str]:
+        """For the end of a run."""
+        return [f"predicted n/a ({self.reason})"]
+
+
+def against_run(
+    resolved: Resolved,
+    world: World,
+    peak: Ledger,
+    step_times_s: Sequence[float],
+    *,
+    peaks: Mapping[tuple[str, str], int],
+    resumed: bool,
+) -> Against | NotPredicted:
+    """Predict a run that is over, and on a GPU remember what it has taught.
+
+    Nothing that goes wrong in here is worth a run that went well: it is told as the reason.
+
+    Args:
+        peak: the measured ledger at the highest moment of a step.
+        step_times_s: of the latest steps after the warm-up.
+        peaks: (period, phase) -> highest measured bytes.
+        resumed: the first step found the optimizer's states, which others bring forth.
+    """
+    period = "first_step" if peak.step == 1 and not resumed else "steady"
+    lift_limit(world.device)
+    try:
+        # A trace of live tensors would count the planner's own.
+        with _disable_current_modes():
+            measured = _by_period(peaks, resumed=resumed)
+            return _against(resolved, world, peak, step_times_s, period, measured)
+    except UserError as error:
+        return NotPredicted(reason=str(error))
+    except Exception as error:
+        return NotPredicted(reason=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:
+    """The highest bytes of each period. No plan has the first step of a resumed run."""
+    found: dict[str, int] = {}
+    for (period, _), size_bytes in peaks.items():
+        if not (resumed and period == "first_step"):
+            found[period] = max(size_bytes, found.get(period, 0))
+    return found
+
+
+def _against(
+    resolved: Resolved,
+    world: World,
+    peak: Ledger,
+    step_times_s: Sequence[float],
+    period: str,
+    peaks: Mapping[str, int],
+) -> Against:
+    on_gpu = world.device.type == "cuda"
+    gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
+    prediction = predict(
+        resolved,
+        world_size=world.size,
+        device_type=world.device.type,
+        rank=world.rank,
+        gpu=find_gpu(gpu),
+    )
+    measured_step_s = statistics.median(step_times_s) if step_times_s else None
+    predicted_step_s = None
+    if gpu is not None:
+        if known := find_gpu(gpu):
+            predicted_step_s = step_seconds(
+                resolved,
+                world_size=world.size,
+                gpus_per_node=world.local_size,
+                machine=Machine.of_gpu(known.name, ranks_per_node=world.local_size),
+            ).total_s
+        _learn(resolved, world, gpu, peak, measured_step_s, predicted_step_s)
+    ledger = prediction.peak if period == "steady" else prediction.first_step
+    highest = max(size for (when, _), size in prediction.peaks.items() if when == period)
+    planned = _by_period(prediction.peaks, resumed=False)
+    return Against(
+        period=period,
+        periods={
+            name: {"predicted": planned[name], "measured": size_bytes}
+            for name, size_bytes in peaks.items()
+            if name in planned
+        },
+        predicted=by_category(ledger) | {"peak": highest},
+        measured=by_category(peak) | {"peak": sum(by_category(peak).values())},
+        predicted_step_s=predicted_step_s,
+        measured_step_s=measured_step_s,
+        ledger=ledger,
+    )
+
+
+def _learn(
+    resolved: Resolved,
+    world: World,
+    gpu: str,
+    peak: Ledger,
+    measured_s: float | None,
+    predicted_s: float | None,
+) -> None:
+    calibration = Calibration.load()
+    context, rest = peak.device.context_bytes, peak.device.unexplained_bytes
+    if context is not None and rest is not None:
+        outside = context + rest  # in use on the device, less what the allocator has reserved
+        calibration.learn_fixed_bytes(gpu, grouped=world.size > 1, size_bytes=outside)
+    if measured_s is not None and predicted_s is not None:
+        precision = resolved.config.optim.precision
+        calibration.learn_time(
+            gpu, precision, variant_of(resolved.config).label, ratio=measured_s / predicted_s
+        )
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no fault of the run
+        calibration.save()

@@ -1,0 +1,163 @@
+"""What strategies allocate around the model: one class each, told what happens and when."""
+
+import math
+from collections.abc import Hashable, Iterator
+
+from launcher.forecast.timeline import Timeline
+from launcher.forecast.trace.events import Key, Module, Place
+from launcher.model.quantized import is_projection
+from launcher.optim.costs import Costs
+from launcher.strategies.ledger import Where
+from launcher.strategies.mask_bits import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
+from launcher.strategies.parameters import Parameter
+from launcher.strategies.rank import FP32, Rank
+
+
+class Buffers:
+    """A strategy's own allocations, on a timeline that the model's are written to as well; where it
+    does not say otherwise, nothing happens."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        self.rank = rank
+        self.timeline = timeline
+        self.parameters, self.trained = rank.parameters, rank.trained
+        self.by_name = {parameter.name: parameter for parameter in self.parameters}
+        self.element, self.stored = rank.computed_bytes, rank.stored_bytes
+        self._costs: dict[str, Costs] = {}
+
+    def build(self) -> None:
+        """The engine is built."""
+
+    def begin_forward(self, *, last: bool) -> None:
+        """A micro-batch starts; `last` closes the accumulation window."""
+
+    def enter(self, place: Place) -> None:
+        """A segment is about to run, forwards or backwards."""
+
+    def leave(self, place: Place) -> None:
+        """A segment is over."""
+
+    def end_forward(self) -> None:
+        """The loss is there."""
+
+    def gradient(self, key: Key, name: str) -> None:
+        """Autograd hands over a parameter's gradient, in the storage `key`."""
+
+    def module(self, event: Module) -> None:
+        """A module is entered or left."""
+
+    def end_backward(self) -> None:
+        """The micro-batch's backward is over."""
+
+    def step(self) -> None:
+        """Clip, update, drop the gradients."""
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        """(parameter, first, number) of the elements that this rank's optimizer updates."""
+        return ((p, 0, p.elements) for p in self.trained)
+
+    def where_updated(self, parameter: Parameter) -> Where:
+        """Where these elements are."""
+        return self.rank.params_where
+
+    def build_masked(self) -> None:
+        """The optimizer's states, which are there before a first step that begins with weights, and
+        masks of them: bits in bytes that a piece has to itself or shares."""
+        self.build_states()
+        for p, first, count in self.updated():
+            if is_projection(p.name):
+                size_bytes, where = bytes_of(first, count), self.where_updated(p)
+                self.timeline.allocate(("mask", p.name), size_bytes, "masks", where=where)
+
+    def build_states(self) -> None:
+        """All states of the optimizer."""
+        for p in self.trained:
+            costs = self.rank.optimizer_costs(self.local_shape(p), p.name)
+            self.hold_states(("optimizer", p.name), costs, self.rank.params_where)
+
+    def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
+        """Of what this rank's optimizer updates of it, where that is a parameter to it."""
+        return parameter.shape
+
+    def hold_masks(self, elements: int, where: Where) -> None:
+        """The optimizer has updated so many elements of a weight: its bits are unpacked, a piece at
+        a time."""
+        if self.rank.resolved.model.masks:
+            self.transient(UNPACKED_BYTES * min(elements, CHUNK_ELEMENTS), where=where)
+
+    def transient(
+        self, size_bytes: int, *, where: Where = "device", stream: str | None = None
+    ) -> None:
+        """What comes and goes at once."""
+        self.timeline.allocate("transient", size_bytes, "temporary", where=where, stream=stream)
+        self.timeline.free("transient")
+
+    def clip_and_update(self) -> None:
+        """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer."""
+        self.transient(2 * FP32 * len(self.trained), where=self.rank.params_where)
+        for parameter in self.trained:
+            self.update(parameter)
+
+    def update(self, parameter: Parameter) -> None:
+        """The optimizer on one tensor; its states are born at the first step."""
+        shape = self.local_shape(parameter)
+        key, where = ("optimizer", parameter.name), self.rank.params_where
+        if parameter.name not in self._costs:
+            self._costs[parameter.name] = self.rank.optimizer_costs(shape, parameter.name)
+        costs = self._costs[parameter.name]
+        self.hold_states(key, costs, where)
+        self.transient(costs.temporary_bytes, where=where)
+        if is_projection(parameter.name):
+            self.hold_masks(math.prod(shape), where)
+
+    def hold_states(self, key: Hashable, costs: Costs, where: Where) -> None:
+        """An optimizer's states of `key`, each in a storage of its own, unless it has them."""
+        for number, size_bytes in enumerate(costs.states_bytes):
+            if not self.timeline.has((key, number)):
+                self.timeline.allocate((key, number), size_bytes, "optimizer", where=where)
+
+
+class Whole(Buffers):
+    """One process: parameters, gradients and optimizer states as they come."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self.last = True
+
+    def build(self) -> None:
+        self.materialize("param", self.stored)
+
+    def materialize(self, kind: str, element: int) -> None:
+        """Parameters are drawn in fp32, one by one, and converted to `element` bytes each; frozen
+        ones to the type that is computed in."""
+        for p in self.parameters:
+            own = element if p.trained else self.rank.computing_bytes(p)
+            if own != FP32 and not p.packed:
+                self.timeline.allocate("drawn", FP32 * p.elements, "temporary")
+            self.timeline.allocate((kind, p.name), own * p.elements, p.category)
+            self.timeline.free("drawn")
+
+    def begin_forward(self, *, last: bool) -> None:
+        self.last = last
+
+    def gradient(self, key: Key, name: str) -> None:
+        self.accumulate(key, name)
+
+    def accumulate(self, key: Key, name: str) -> None:
+        """The first gradient is kept as it is, later ones are added to it."""
+        if self.timeline.has(("grad", name)):
+            self.timeline.free(key)
+        else:
+            self.timeline.rename(key, ("grad", name), "grads")
+        if self.rank.updates_in_backward:
+            self.update(self.by_name[name])
+            self.timeline.free(("grad", name))
+
+    def step(self) -> None:
+        if not self.rank.updates_in_backward:
+            self.clip_and_update()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        for p in self.trained:
+            self.timeline.free(("grad", p.name))

@@ -1,0 +1,176 @@
+"""What share of a data sheet's peaks training reaches, and what each start of something costs.
+
+All constants of predicted seconds on GPUs that nobody has measured, each with its source. Fitted
+ones come from `bench/published_fit.py`, on those published runs alone that its rule gives it; what
+they are worth is in docs/accuracy.md. `shardscale profile` measures the same ones where it can.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal
+
+from launcher.measure.hardware import Gpu, find_gpu
+
+Architecture = Literal["volta", "turing", "ampere", "ampere-86", "ada", "hopper", "blackwell"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Efficiency:
+    """Of one architecture; shares of the data sheet's peaks."""
+
+    matmul: float
+    """Of 16-bit tensor cores, in products whose tiles leave no multiprocessor idle; what writing
+    their results takes comes on top."""
+    matmul_fp32: float
+    """The same without tensor cores."""
+    attention: float
+    """Of 16-bit tensor cores, forward and backward, counting the causal half: FlashAttention-2's,
+    on Blackwell cuDNN's, which torch prefers there."""
+    elementwise: float
+    """Of memory bandwidth, in norms, activations and sums, each a kernel of its own."""
+    operator_s: float
+    """Of the host, for one operator that torch dispatches, views among them."""
+
+
+# Fitted: matmul, elementwise and operator_s of volta; matmul, attention and elementwise of ampere
+# and hopper; operator_s of hopper; matmul and attention of blackwell. Rates of the kernels alone
+# agree: FlashAttention-2 reaches 50 to 73% of the peak on A100 (arXiv:2307.08691, abstract) and up
+# to 35% on H100 (arXiv:2407.08608, abstract); on B200 SimuMax measured 0.38 to 0.43 for the kernel
+# of Transformer Engine (configs/system/b200_bf16_ceperm.json, 64 heads of 4,096 and 16 of 131,072
+# tokens, halved for the causal mask). Assumed: attention of volta and turing, which have older
+# kernels than FlashAttention-2, what 8.6 and 8.9 have but fp32, all else of turing and blackwell,
+# as the architecture beside them, and matmul_fp32 where an fp32 product has a multiprocessor's
+# lanes to itself (7.0, 8.0). Where integers share the lanes (8.6, 8.9, 12.0) published training in
+# fp32 reaches 0.40 to 0.46 of the data sheet.
+EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
+    "volta": Efficiency(
+        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.387, operator_s=13.6e-6
+    ),
+    "turing": Efficiency(
+        matmul=0.60, matmul_fp32=0.80, attention=0.25, elementwise=0.38, operator_s=13.6e-6
+    ),
+    "ampere": Efficiency(
+        matmul=0.85, matmul_fp32=0.85, attention=0.62, elementwise=0.39, operator_s=8e-6
+    ),
+    "ampere-86": Efficiency(
+        matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
+    ),
+    "ada": Efficiency(
+        matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
+    ),
+    "hopper": Efficiency(
+        matmul=0.735, matmul_fp32=0.75, attention=0.305, elementwise=0.39, operator_s=5.9e-6
+    ),
+    "blackwell": Efficiency(
+        matmul=0.51, matmul_fp32=0.45, attention=0.378, elementwise=0.34, operator_s=6e-6
+    ),
+}
+
+# FlashAttention-2 takes half of the time of its predecessors (arXiv:2307.08691, abstract), of which
+# PyTorch's memory-efficient kernel is one; on Hopper cuDNN's is about 1.5 times as fast as it
+# (FlashAttention-3, arXiv:2407.08608, figure 5).
+BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
+"""Rates of sdpa's backends where one is asked for, over that of FlashAttention-2."""
+
+# Fitted.
+COMPILED_ELEMENTWISE: Final = 1.65
+"""Rate of elementwise work in compiled blocks, which fuse it, over that of single kernels."""
+RING_ATTENTION: Final = 0.575
+"""Rate of attention over keys that a ring has brought, over that of a rank's own: smaller kernels,
+sums in fp32 between them. Of torch's ring, the only one with published runs."""
+FP8_GAIN: Final = 1.39
+"""Rate of products in fp8 over that in bf16, without the casts around them."""
+CONTENTION: Final = 0.6
+"""Of the shorter of communication and computation that run side by side: NCCL's kernels take
+multiprocessors and memory bandwidth, and what is fetched ahead is not always there in time."""
+
+# Assumed, of the order that torch's profiler shows; casts are counted from
+# launcher/forecast/trace/fp8_linears.py.
+COMPILED_OPERATORS: Final = 0.3
+"""Operators that the host starts in compiled blocks, for one that it dispatches else."""
+FP8_CAST_BYTES, FP8_COMPILED_CAST_BYTES = 21, 5
+"""Read and written for an element of an operand: its largest, then scaled in fp32, saturated and
+cast, in a kernel each, or compiled in two."""
+KERNEL_S: Final = 2.5e-6
+"""Of the device, between the end of one kernel and the work of the next."""
+KERNELS_PER_OPERATOR: Final = 0.5
+"""About half of what torch dispatches are views."""
+
+# nccl-tests: a ring all-reduce over NVSwitch has a bus bandwidth of about 235 GB/s on DGX A100
+# (peak 300) and 360 on DGX H100 (peak 450); over PCIe, which neighbours share, half.
+NVLINK_EFFICIENCY = 0.8
+PCIE_RING_EFFICIENCY = 0.5
+# Pinned host memory: 25 of 31.5 GB/s on PCIe 4 (CUDA's bandwidthTest).
+PCIE_COPY_EFFICIENCY = 0.8
+NETWORK_EFFICIENCY = 0.9
+# Ring, Simple protocol: hwLat and baseLat in NCCL's src/graph/tuning.cc.
+NVLINK_HOP_S, PCIE_HOP_S, NETWORK_HOP_S, COLLECTIVE_START_S = 3.4e-6, 5.7e-6, 14e-6, 8.4e-6
+# ZeRO-Offload (arXiv:2101.06840), table 4: CPU-Adam takes 2.57 s for 10 billion parameters.
+CPU_ADAM_PARAMETERS_PER_S = 10e9 / 2.57
+# STREAM-like kernels on HBM reach 85 to 90% of the data sheet; copies of torch a little less.
+COPY_EFFICIENCY = 0.8
+# A data-centre NVMe drive on PCIe 3 (data sheets: 3.0 GB/s read, 2.0 GB/s written).
+DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S = 3.0e9, 2.0e9
+
+# What hooks take of the host, in operators that it could dispatch meanwhile: a slow one is slow at
+# both. The first two are fitted; no published run tells the third apart.
+FETCH_HOOK_OPERATORS: Final = 124
+"""DeepSpeed ZeRO-3, for a module's parameters: fetch, wait, release."""
+GRADIENT_HOOK_OPERATORS: Final = 16
+"""DeepSpeed ZeRO-1 to 3, for a parameter's gradient."""
+GROUP_HOOK_OPERATORS: Final = 50
+"""FSDP, for a group of parameters: gather and reshard, or reduce."""
+
+LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
+"""Between these multiples of the prediction lie four of five published runs, of those that the
+constants were fitted to and that are not one project's many."""
+
+# Tiles of cuBLAS, (rows, columns), and what each reaches of the largest one's rate: a narrower tile
+# loads more for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 3).
+TILES: Final = (((256, 128), 1.0), ((128, 128), 0.9), ((128, 64), 0.75), ((64, 64), 0.55))
+
+
+@cache
+def gpu_of(machine_name: str) -> Gpu | None:
+    """The table's entry for a machine's GPU."""
+    return find_gpu(machine_name)
+
+
+def architecture(gpu: Gpu) -> Architecture:
+    """By compute capability."""
+    if gpu.capability >= (10, 0):
+        return "blackwell"
+    known: dict[tuple[int, int], Architecture] = {
+        (7, 0): "volta",
+        (7, 5): "turing",
+        (8, 0): "ampere",
+        (8, 6): "ampere-86",
+        (8, 9): "ada",
+        (9, 0): "hopper",
+    }
+    return known[gpu.capability]
+
+
+def efficiency_of(gpu: Gpu) -> Efficiency:
+    """Of its architecture."""
+    return EFFICIENCIES[architecture(gpu)]
+
+
+def backend_rate(backend: str, gpu: Gpu | None) -> float:
+    """Rate of sdpa's `backend` over that of the one that torch chooses."""
+    rate = BACKEND_ATTENTION.get(backend, 1.0)
+    chosen_is_cudnn = gpu is not None and architecture(gpu) == "blackwell"
+    return min(rate, 1.0) if chosen_is_cudnn else rate
+
+
+def busy_share(rows: int, columns: int, multiprocessors: int) -> float:
+    """Of the peak rate, at most, that a product of so many rows and columns reaches: its tiles go
+    in waves over the multiprocessors, of which the last is not full."""
+    shares = []
+    for (tile_rows, tile_columns), rate in TILES:
+        tiles = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
+        waves = math.ceil(tiles / multiprocessors)
+        full = rows * columns / (tile_rows * tile_columns) / (waves * multiprocessors)
+        shares.append(rate * full)
+    return max(shares)

@@ -1,0 +1,113 @@
+"""Does it fit: predicted tensors and what surrounds them, against the memory there is."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from launcher.config.resolve import Resolved
+from launcher.forecast.allocator import AllocatorUse, replay
+from launcher.forecast.calibration import Calibration
+from launcher.forecast.predict import Prediction, predict
+from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
+from launcher.strategies import strategy_of
+from launcher.util.sizes import MIB
+
+# On a CPU --memory-limit counts private memory (VmData) that grows after the session has begun.
+# Measured, less the predicted live tensors, in short runs of every strategy (predictions of 17 to
+# 320 MiB): 8 to 12 MiB in fp32; 22 MiB more for the thread that writes TensorBoard's files, 85 to
+# 89 MiB more where DeepSpeed is imported, 12 to 22 MiB more where oneDNN multiplies in bf16.
+LATE_BYTES: Final = 12 * MIB
+TENSORBOARD_BYTES: Final = 22 * MIB
+LOW_PRECISION_BYTES: Final = 20 * MIB
+# On a GPU kernels take memory for a moment that no trace sees, as attention's backward for queries'
+# gradients in fp32: 8 MiB where it was seen to decide (bench/allocator.py).
+STAGING_BYTES: Final = 16 * MIB
+SLACK: Final = 0.02
+"""Of the tensors, for page rounding and what a prediction misses."""
+
+TIGHT_FROM: Final = 0.95
+"""Share of the memory above which a prediction that is a few percent off would not fit."""
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+def verdict(used_bytes: int, memory_bytes: int) -> Verdict:
+    """Whether a run would run."""
+    share = used_bytes / memory_bytes
+    return "does not fit" if share > 1 else "tight" if share > TIGHT_FROM else "fits"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """The memory that each rank has."""
+
+    size_bytes: int
+    gpu: str | None
+    """What CUDA calls it; None on a CPU."""
+    capped: bool
+    """By --memory-limit, which on a GPU is one of the allocator: context and NCCL lie outside."""
+
+    @property
+    def device_type(self) -> str:
+        """`cuda` or `cpu`."""
+        return "cpu" if self.gpu is None else "cuda"
+
+
+def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
+    """Of `room`, at the highest moment of the run; more than there is where that is not enough."""
+    prediction = predict(
+        resolved,
+        world_size=world_size,
+        device_type=room.device_type,
+        gpu=find_gpu(room.gpu),
+        # A cap of the allocator is not seen by those who ask the device.
+        memory_bytes=None if room.capped else room.size_bytes,
+    )
+    if room.gpu is None:
+        # What is offloaded is in the same memory.
+        tensors = prediction.peak_bytes + prediction.host_bytes
+        return int((1 + SLACK) * tensors) + _around_bytes(resolved)
+    around = STAGING_BYTES
+    if not room.capped:
+        around += outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
+    limit_bytes = room.size_bytes - around
+    if prediction.peak_bytes > limit_bytes:
+        return around + prediction.peak_bytes
+    use = replayed(
+        prediction,
+        limit_bytes=limit_bytes,
+        expandable_segments=resolved.config.loop.expandable_segments,
+    )
+    return around + within(use, limit_bytes)
+
+
+def replayed(
+    prediction: Prediction, *, limit_bytes: int | None, expandable_segments: bool
+) -> AllocatorUse:
+    """What CUDA's caching allocator makes of the run."""
+    return replay(
+        prediction.events,
+        prediction.streams,
+        limit_bytes=limit_bytes,
+        expandable_segments=expandable_segments,
+    )
+
+
+def within(use: AllocatorUse, limit_bytes: int) -> int:
+    """What the allocator holds at the highest moment; more than the limit where that is not
+    enough."""
+    return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
+
+
+def _around_bytes(resolved: Resolved) -> int:
+    """Private memory that is not tensors, on a CPU."""
+    config = resolved.config
+    tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.boards else 0
+    library = strategy_of(config).imports_bytes
+    low_precision = 0 if config.optim.precision == "fp32" else LOW_PRECISION_BYTES
+    return LATE_BYTES + tensorboard + library + low_precision
+
+
+def outside_bytes(gpu: str, *, grouped: bool, learnt: Calibration | None) -> int:
+    """What a process takes of a GPU outside the allocator: as learnt here, or as published."""
+    here = learnt and learnt.fixed_bytes(gpu, grouped=grouped)
+    return here or CONTEXT_BYTES + (NCCL_GROUP_BYTES if grouped else 0)

@@ -1,0 +1,88 @@
+"""The machine to plan for: GPUs of a data sheet, or one that was measured."""
+
+import argparse
+
+from launcher.forecast.assess import Place
+from launcher.forecast.calibration import Calibration
+from launcher.forecast.fit import STAGING_BYTES, outside_bytes
+from launcher.forecast.machine import Machine
+from launcher.measure.hardware import GPUS, Gpu
+from launcher.util.errors import UserError
+from launcher.util.sizes import gib, parse_bytes
+
+GPUS_PER_NODE = 8
+KNOWN = ", ".join(gpu.name for gpu in GPUS)
+_SAME_MEMORY = 0.1
+"""How far apart the memories of two GPUs of one size are at most."""
+
+
+def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
+    """The machine to plan for, and what was assumed about it or learnt from runs on it.
+
+    Raises:
+        UserError: no GPU is named and none has so much memory, or the GPU is not known.
+    """
+    memory = options.gpu_memory
+    memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
+    per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
+    notes: list[str] = []
+    if options.profile is not None:
+        machine = Machine.load(options.profile)
+    elif options.gpu is not None:
+        machine = Machine.of_gpu(options.gpu, ranks_per_node=per_node)
+    elif memory_bytes is not None:
+        gpu = _gpu_of_memory(memory_bytes)
+        machine = Machine.of_gpu(gpu.name, ranks_per_node=per_node)
+        notes.append(_assumed(gpu))
+    else:
+        raise UserError(
+            "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
+            + KNOWN
+        )
+    grouped = options.gpus > 1
+    calibration, outside = None, 0
+    if machine.device == "cuda":
+        if not options.no_calibration:
+            calibration = Calibration.load()
+            notes += calibration.describe(machine.name, grouped=grouped)
+        outside = STAGING_BYTES + outside_bytes(machine.name, grouped=grouped, learnt=calibration)
+    place = Place(
+        machine=machine,
+        # Ratios were learnt against data sheets: what a profile has measured needs none.
+        calibration=calibration if options.profile is None else None,
+        world_size=options.gpus,
+        ranks_per_node=min(per_node, options.gpus),
+        memory_bytes=memory_bytes or machine.memory_bytes,
+        fixed_bytes=outside,
+    )
+    if place.memory_bytes <= place.fixed_bytes:
+        raise UserError(
+            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU beside its "
+            "tensors: give more"
+        )
+    return place, notes
+
+
+def _assumed(gpu: Gpu) -> str:
+    """Which data sheet the speeds are of, and how far GPUs of the same memory are from it."""
+    assert gpu.bf16_flops_per_s is not None
+    rates = {
+        other.name: other.bf16_flops_per_s / gpu.bf16_flops_per_s
+        for other in GPUS
+        if other.bf16_flops_per_s is not None
+        and abs(other.memory_bytes / gpu.memory_bytes - 1) < _SAME_MEMORY
+    }
+    text = f"speeds are of the data sheet of {gpu.name}"
+    if len(rates) > 1:
+        slow, fast = min(rates, key=lambda name: rates[name]), max(rates, key=lambda n: rates[n])
+        text += (
+            f"; GPUs of that memory compute {rates[slow]:.1f} ({slow}) to {rates[fast]:.1f} "
+            f"({fast}) times as fast, which can change what is best"
+        )
+    return f"{text}: name yours with --gpu, or measure it with shardscale profile"
+
+
+def _gpu_of_memory(memory_bytes: int) -> Gpu:
+    """The known GPU whose memory is nearest, of those that compute in bf16."""
+    modern = [gpu for gpu in GPUS if gpu.bf16_flops_per_s is not None]
+    return min(modern, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))

@@ -1,0 +1,240 @@
+"""`shardscale plan`: what fits, how close, how fast, before anything runs."""
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from launcher.config.arguments import parse_run_config, with_micro_batch
+from launcher.config.beginning import in_words
+from launcher.config.families import read_hf_config
+from launcher.config.schema import RunConfig
+from launcher.forecast.assess import Assessment, Place
+from launcher.forecast.candidates import given_fields
+from launcher.forecast.failures import failed_records, first_of_each
+from launcher.forecast.place import GPUS_PER_NODE, KNOWN, find_place
+from launcher.forecast.search import GOALS, Found, Search, plan
+from launcher.forecast.table import (
+    allocator_lines,
+    as_records,
+    best_of_each,
+    closing_lines,
+    opening_lines,
+    table,
+    write_page,
+)
+from launcher.forecast.weights import MODEL_FOLDER, with_weights
+from launcher.strategies import STRATEGIES
+from launcher.strategies.base import missing_library
+from launcher.util.errors import ExitCode, Failure, UserError, naming, refusing
+from launcher.util.files import check_new_file
+from launcher.util.flags import OptionParser, as_flags, split_options
+from launcher.util.sizes import duration, parse_bytes
+from launcher.util.tables import say
+
+_LINE_EVERY_S = 15.0
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Returns an exit code of `ExitCode`."""
+    options, training = parse_options(argv)
+    place, notes = find_place(options)
+    config = with_weights(parse_run_config(training, place.world_size), options)
+    fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
+    if not fixed & {"strategy", "zero"}:
+        missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
+        notes += [f"left out: {reason}" for reason in missing if reason]
+    with contextlib.closing(Waiting()) as waiting:
+        progress = _silence if silent else waiting
+        every = options.all or options.json is not None or options.page is not None
+        search = Search(place=place, goal=options.goal, every=every)
+        try:
+            found = plan(config, fixed, search, progress=progress)
+        except Failure as error:
+            print(f"shardscale: {error}", file=sys.stderr)
+            return ExitCode.FAILED
+    show(found, options, training, place, notes)
+    fits = found.best_first[0].verdict != "does not fit"
+    return ExitCode.DONE if fits else ExitCode.NOTHING_FITS
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="shardscale plan",
+        description="Predict bytes and seconds of every way to train a model on so many GPUs, "
+        "without one, and print the command for the best.",
+        epilog="Every other flag is launcher.train's: --model gpt2-xl --global-batch 128. One that "
+        "is given is not varied: --precision bf16 --zero 3. See `shardscale train --help`.",
+    )
+    add = parser.add_argument
+    shape = "plan for the model of this config.json of transformers, without its weights"
+    add("--hf-config", type=Path, metavar="FILE", help=shape)
+    add("--gpus", type=int, default=1, metavar="N", help="how many in all (default: 1)")
+    add("--gpus-per-node", type=int, metavar="N", help="of them in one machine (default: up to 8)")
+    add("--gpu", metavar="NAME", help=f"one of {KNOWN}")
+    add("--gpu-memory", metavar="SIZE", help="memory of each, 24GiB (default: what the GPU has)")
+    add("--profile", type=Path, metavar="FILE", help="rates that `shardscale profile` has measured")
+    add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
+    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
+    add("--quiet", action="store_true", help="no progress while it is planned")
+    add("--all", action="store_true", help="show every choice, not only the best of each sharding")
+    every = "write every prediction there; without FILE, show them instead of the table"
+    add("--json", type=Path, nargs="?", const=Path("-"), metavar="FILE", help=every)
+    add("--page", type=Path, metavar="FILE.html", help="write a page with bars of bytes there")
+    add("--apply", type=Path, metavar="FILE.yaml", help="write the best one's config there")
+    without = "leave out the constants learnt from runs on this machine"
+    add("--no-calibration", action="store_true", help=without)
+    return parser
+
+
+def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The plan's own options, and the flags that are `launcher.train`'s.
+
+    Raises:
+        UserError: an option's value is invalid.
+    """
+    options, training = split_options(_parser(), argv)
+    for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
+        if value is not None and not 1 <= value <= 2**20:
+            raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")
+    per_node = min(options.gpus, options.gpus_per_node or GPUS_PER_NODE)
+    if options.gpus % per_node:
+        raise UserError(
+            f"--gpus {options.gpus} is no multiple of {per_node} GPUs per node, and torchrun "
+            f"starts as many on each: give --gpus {options.gpus // per_node * per_node} or "
+            "--gpus-per-node N that divides it"
+        )
+    if options.price_per_gpu_hour is not None and not 0 <= options.price_per_gpu_hour < 1e9:
+        raise UserError(f"--price-per-gpu-hour {options.price_per_gpu_hour} must be 0 or more")
+    if options.gpu is not None and options.profile is not None:
+        raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
+    if options.gpu_memory is not None:
+        parse_bytes(options.gpu_memory, "--gpu-memory")
+    options.shape = []
+    if options.hf_config is not None:  # before the flags, which may change it
+        with naming("--hf-config"):
+            model = in_words(read_hf_config(options.hf_config))
+        options.shape = as_flags(model).split()
+        training = [*options.shape, *training]
+    for path in (options.json, options.page, options.apply):
+        if path is not None and str(path) != "-":
+            check_new_file(path)
+    return options, training
+
+
+def _silence(done: int, total: int) -> None:
+    pass
+
+
+class Waiting:
+    """How many choices are assessed, and how long the rest will take: a line that is rewritten on a
+    terminal, few lines in a log. On stderr, so that the plan itself can be piped."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._started_s = self._said_s = time.monotonic()
+        self._shown = ""
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that `done` of `total` are over."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._started_s
+        left = f", about {duration(elapsed_s * (total - done) / done)} left" if done else ""
+        text = f"planning: {done} of {total} choices, {duration(elapsed_s)}{left}"
+        if self._live and text != self._shown:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            self._shown = text
+        elif not self._live and now_s - self._said_s >= _LINE_EVERY_S:
+            print(text, file=sys.stderr, flush=True)
+            self._said_s = now_s
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def show(
+    result: Found,
+    options: argparse.Namespace,
+    training: Sequence[str],
+    place: Place,
+    notes: Sequence[str],
+) -> None:
+    """Print the table and the command, and write what was asked for."""
+    found, best = result.best_first, result.best_first[0]
+    weights = best.run.config.model.init_from
+    typed = training if weights is None else training[len(options.shape) :]
+    command = command_of(best, typed, place)
+    records = [*as_records(found, place), *failed_records(result.failed)]
+    text = json.dumps(records, indent=2) + "\n"
+    to_screen = str(options.json) == "-"
+    # Files first: whoever reads the screen may stop reading.
+    if options.json is not None and not to_screen:
+        options.json.write_text(text, encoding="utf-8")
+    if options.page is not None:
+        write_page(options.page, found, place, command)
+    applied = options.apply is not None and best.verdict != "does not fit"
+    if applied:
+        flat = best.run.config.replace(device="auto").flat()
+        options.apply.write_text(yaml.safe_dump(flat, sort_keys=False), encoding="utf-8")
+    if to_screen:
+        print(text, end="")
+    else:
+        shown = found if options.all else best_of_each(found)
+        for line in opening_lines(shown, place, notes):
+            say(line)
+        failed = result.failed if options.all else first_of_each(result.failed)
+        table(shown, failed, place, price=options.price_per_gpu_hour, choices=result.choices)
+        for line in (*allocator_lines(shown, place), *closing_lines(result, place)):
+            say(line)
+        if best.verdict != "does not fit":
+            print(f"\n  {command}")
+            if weights == MODEL_FOLDER:
+                label = best.run.config.model.label
+                say(f"\n{MODEL_FOLDER}: the folder with the weights of {label}")
+    if options.apply is not None and not applied:
+        print(f"shardscale: --apply {options.apply}: nothing fits: not written", file=sys.stderr)
+
+
+def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
+    """What to type to run it: the user's own flags, and those that the plan has chosen."""
+    default = RunConfig().flat()
+    asked = parse_run_config(training, place.world_size).flat()
+    chosen = best.run.config.flat()
+    names = (
+        "init_from",
+        "model",  # --goal largest-model
+        *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
+        "offload_optimizer",
+        *("offload_param", "context_parallel", "tensor_parallel"),
+        *("precision", "activation_checkpointing", "micro_batch", "global_batch"),
+    )
+    flags = list(training)
+    if asked["micro_batch"] == "auto":
+        flags = with_micro_batch(flags, chosen["micro_batch"])
+        asked["micro_batch"] = chosen["micro_batch"]
+    for name in names:
+        value = chosen.get(name)
+        if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):
+            continue
+        if name == "model" and chosen.get("init_from") not in (None, str(MODEL_FOLDER)):
+            continue  # the folder says it
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(option if value else f"--no-{option[2:]}")
+        else:
+            flags += [option, str(value)]
+    nodes = -(-place.world_size // place.ranks_per_node)
+    start = ["torchrun"]
+    if nodes > 1:
+        start += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
+    start += ["--nproc", str(place.ranks_per_node), "-m", "launcher.train"]
+    return shlex.join([*start, *flags])

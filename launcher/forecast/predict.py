@@ -1,0 +1,283 @@
+"""The bytes of one rank of a run, without a GPU, a process group or the model's memory."""
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from launcher.config.resolve import Resolved
+from launcher.forecast.buffers import Buffers
+from launcher.forecast.strategies import forecast_of
+from launcher.forecast.timeline import Timeline
+from launcher.forecast.trace.blocks import on_host, trace_micro_batch
+from launcher.forecast.trace.events import (
+    Born,
+    Compute,
+    Freed,
+    Gradient,
+    MicroBatch,
+    Module,
+    Place,
+    Tuned,
+)
+from launcher.forecast.trace.shortened import Seen, Shortened, shortened
+from launcher.forecast.trace.stretches import Stretch
+from launcher.measure.hardware import Gpu
+from launcher.measure.workspaces import THREADS, TUNING_BYTES
+from launcher.parallel.mesh import Mesh
+from launcher.strategies import strategy_of, variant_of
+from launcher.strategies.base import unknown_versions
+from launcher.strategies.ledger import CATEGORIES, Ledger
+from launcher.strategies.offload_sizes import offload_sizes
+from launcher.strategies.rank import Rank
+from launcher.util.errors import UserError
+
+INT64 = 8
+# Micro-batches that are followed: the first, the last and, in a first step, one between, in which
+# DDP's buckets are not yet rebuilt and ZeRO-3 fetches ahead for the first time. Others repeat them.
+_FOLLOWED = {"first_step": 3, "steady": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One rank's bytes, in the records that the measuring side writes."""
+
+    held: Ledger
+    """States between two steps."""
+    first_step: Ledger
+    """At the highest moment of the first step, in which optimizer states are born."""
+    peak: Ledger
+    """At the highest moment of any later step."""
+    peaks: dict[tuple[str, str], int]
+    """(period, phase) -> highest bytes on the device; periods init, first_step, steady, save,
+    resume."""
+    host_bytes: int
+    """Host memory that offload needs at most, for this rank: states and staging buffers."""
+    disk_bytes: int
+    """Bytes on disk that offload needs, for this rank."""
+    events: Iterable[tuple[int, int]] = field(repr=False)
+    """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
+    streams: Mapping[int, str] = field(repr=False)
+    """Storage -> the stream it is allocated on, where that is not the one that computes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest bytes on the device in the whole run."""
+        return max(self.peaks.values())
+
+
+def predict(
+    resolved: Resolved,
+    *,
+    world_size: int,
+    device_type: str,
+    rank: int | None = None,
+    gpu: Gpu | None = None,
+    memory_bytes: int | None = None,
+) -> Prediction:
+    """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
+    shards of the first one and, where sequences are cut, the part of the last one.
+
+    The bytes are those of live tensors and workspaces; what a caching allocator makes of them, and
+    the context of a GPU, come on top.
+
+    Args:
+        gpu: whose kernels take memory of their own; None on a CPU, or of one that nobody knows.
+        memory_bytes: of the device, where that is known: DeepSpeed's stages 1 and 2 put weights end
+            to end on the host where there is no room for them twice.
+
+    Raises:
+        UserError: the strategy's library is another version than the one that is followed.
+    """
+    strategy = strategy_of(resolved.config)
+    if unknown := unknown_versions(strategy):
+        raise UserError(unknown)
+    seen, mesh = _seen(resolved, world_size, device_type, rank)
+    buffers = _built(replace(seen, memory_bytes=memory_bytes))
+    timeline = buffers.timeline
+    if resolved.model.masks:
+        buffers.build_masked()
+    timeline.period = "first_step"
+    timeline.enter("data")
+    workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes
+    for number in range(THREADS):  # as soon as the engine is built: see take_workspaces
+        timeline.allocate(("workspace", number), workspace_bytes, "temporary")
+    trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
+    for period in ("first_step", "steady"):
+        timeline.period = period
+        _step(seen, timeline, buffers, trace)
+    # Saving copies a few MiB at a time; resuming fills what a fresh engine already holds.
+    for period in ("save", "resume"):
+        timeline.period = period
+        timeline.enter(period)
+    sizes = offload_sizes(resolved.config, resolved.own_model, seen.world_size)
+    return Prediction(
+        held=timeline.held(),
+        first_step=timeline.peak_of("first_step"),
+        peak=timeline.peak_of("steady"),
+        peaks=timeline.peaks,
+        host_bytes=timeline.peaks_elsewhere["host"] + sizes.locked_bytes,
+        disk_bytes=sizes.disk_bytes,
+        events=timeline.events,
+        streams=timeline.streams,
+    )
+
+
+def states_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:
+    """What the rank of `predict` has on its device at the end of a first step at least: parameters
+    and the optimizer's states. Quick, since nothing is traced for it."""
+    buffers = _built(_seen(resolved, world_size, device_type, None)[0])
+    buffers.build_states()
+    return buffers.timeline.current_bytes
+
+
+def _built(rank: Rank) -> Buffers:
+    timeline = Timeline(rank.device_type)
+    buffers = forecast_of(rank.resolved.config).buffers(rank, timeline)
+    buffers.build()
+    return buffers
+
+
+def traced(resolved: Resolved, *, world_size: int, device_type: str) -> MicroBatch:
+    """The events of one micro-batch of the rank that `predict` calls the worst, without what
+    kernels take."""
+    return _trace(*_seen(resolved, world_size, device_type, None), resident_threads=0)
+
+
+def _seen(
+    resolved: Resolved, world_size: int, device_type: str, rank: int | None
+) -> tuple[Rank, Mesh]:
+    """A rank, and its place on the mesh; None as in `predict`."""
+    sharding, last = resolved.config.sharding, world_size - 1
+    mesh = Mesh.at(last if rank is None else rank, world_size, sharding)
+    seen = Rank(
+        resolved=resolved,
+        world_size=sharding.shard_ranks(world_size),
+        rank=(rank or 0) // sharding.tensor_parallel,
+        device_type=device_type,
+        share=mesh.share,
+    )
+    return seen, mesh
+
+
+def _trace(rank: Rank, mesh: Mesh, resident_threads: int) -> MicroBatch:
+    trace = trace_micro_batch(**_asked(rank, mesh, resident_threads))
+    return on_host(trace) if _leaves_for_host(rank) else trace
+
+
+def _shortened(rank: Rank, mesh: Mesh, resident_threads: int) -> Shortened:
+    """Many choices of a plan have the same."""
+    key = (*_asked(rank, mesh, resident_threads).values(), _leaves_for_host(rank))
+    if key not in _SHORTENED:
+        trace = _trace(rank, mesh, resident_threads)
+        _SHORTENED[key] = shortened(trace, whole_blocks=rank.device_type != "cpu")
+    return _SHORTENED[key]
+
+
+_SHORTENED: dict[Hashable, Shortened] = {}
+
+
+def _asked(rank: Rank, mesh: Mesh, resident_threads: int) -> dict[str, Any]:
+    """Of a trace."""
+    resolved = rank.resolved
+    return {
+        "model": resolved.model,
+        "compute": replace(_compute(rank), resident_threads=resident_threads),
+        "micro_batch": resolved.config.data.micro_batch,
+        "seq_len": resolved.local_seq_len,
+        "part": mesh.part,
+        "share": mesh.share,
+    }
+
+
+def _leaves_for_host(rank: Rank) -> bool:
+    """Whether blocks' inputs do."""
+    offloads = rank.resolved.model.activation_checkpointing == "offload"
+    return offloads and rank.device_type == "cuda"
+
+
+def by_category(ledger: Ledger) -> dict[str, int]:
+    """Bytes of tensors on the device."""
+    return {name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES}
+
+
+def _compute(rank: Rank) -> Compute:
+    """Where and in which types the model computes."""
+    config = rank.resolved.config
+    types = strategy_of(config).dtypes(config)
+    return Compute(
+        device_type=rank.device_type,
+        params_dtype=torch.bfloat16 if types.parameters.itemsize == 2 else torch.float32,
+        frozen_dtype=torch.bfloat16 if types.computed.itemsize == 2 else torch.float32,
+        autocast=types.autocast is not None,
+        stage3=variant_of(config).fetches_by_module,
+        documents=config.data.document_attention,
+        compiled=config.loop.compile,
+        fp8=config.optim.precision == "fp8" and not config.loop.compile,  # which fuses the casts
+    )
+
+
+def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:
+    """What `launcher.train`'s loop and its `train_step` do, on a timeline."""
+    accumulation = rank.resolved.accumulation
+    sequences = accumulation * rank.resolved.config.data.micro_batch
+    tensors = 3 if rank.resolved.config.data.document_attention else 2
+    _read(timeline, sequences, rank.resolved, tensors)
+    count = min(accumulation, _FOLLOWED[timeline.period])
+    for number in range(1, count + 1):
+        compiles = timeline.period == "first_step" and number == 1
+        timeline.enter("forward")
+        buffers.begin_forward(last=number == count)
+        _run(trace.forward, timeline, buffers, compiles)
+        buffers.end_forward()
+        timeline.enter("backward")
+        _run(trace.backward, timeline, buffers, compiles)
+        buffers.end_backward()
+        _follow(trace.left, timeline, buffers, compiles)
+    timeline.enter("step")
+    buffers.step()
+
+
+def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) -> None:
+    timeline.enter("data")
+    seq_len, size_bytes = resolved.local_seq_len, INT64 * sequences
+    if seq_len == resolved.seq_len:  # parts of sequences are cut out before they are tensors
+        timeline.allocate("rows", size_bytes * (seq_len + 1), "temporary")
+    timeline.allocate("next batch", tensors * size_bytes * seq_len, "activations")
+    timeline.free("rows")
+    timeline.free("batch")
+    timeline.rename("next batch", "batch", "activations")
+
+
+def _run(
+    segments: Iterable[tuple[Place, list[Seen]]],
+    timeline: Timeline,
+    buffers: Buffers,
+    compiles: bool,
+) -> None:
+    for place, events in segments:
+        buffers.enter(place)
+        _follow(events, timeline, buffers, compiles)
+        buffers.leave(place)
+
+
+def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
+    allocate, free = timeline.allocate, timeline.free
+    for event in events:
+        # The innermost loop of a plan: bound methods, and no isinstance.
+        if type(event) is Stretch:
+            timeline.run(event)
+        elif type(event) is Born:
+            allocate(event.key, event.size_bytes, event.category, where=event.where)
+        elif type(event) is Freed:
+            free(event.key)
+        elif type(event) is Gradient:
+            buffers.gradient(event.key, event.parameter)
+        elif type(event) is Module:
+            buffers.module(event)
+        elif type(event) is Tuned and compiles:
+            allocate("tuning copies", event.copied_bytes, "temporary")
+            allocate("tuning", TUNING_BYTES, "temporary")
+            free("tuning")
+            free("tuning copies")

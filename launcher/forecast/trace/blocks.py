@@ -1,0 +1,222 @@
+"""What one micro-batch allocates and frees, from running the real model without memory.
+
+The model runs under FakeTensorMode, followed by the tracker that also measures
+(`launcher.measure.live_trace`), so that a predicted byte and a measured byte mean the same.
+
+The events are cut into segments: the embedding, each block, the head, and the same backwards.
+Blocks repeat, so few are traced: the first, the last, and one between that stands for any number,
+or one for each way of checkpointing among its neighbours. Beside frozen weights the first differs,
+whose input has no gradient, and so may those next to it. Nothing here depends on how the model is
+sharded.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from launcher.forecast.trace.events import (
+    Birth,
+    Born,
+    Compute,
+    Event,
+    Freed,
+    Gradient,
+    Key,
+    MicroBatch,
+    Module,
+    Place,
+    Segment,
+    Trace,
+)
+from launcher.forecast.trace.micro_batches import trace_of
+from launcher.model.checkpointing import spelled
+from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.util.cuda_blocks import page_locked_bytes
+
+_NEIGHBOURS = 2
+"""On each side of a block that its events may depend on: a gradient that is accumulated behind the
+block's own begin is among the next one's, and numbered as that one's are."""
+_OF_BLOCK = re.compile(r"blocks\.(\d+)(?=\.|$)")
+
+
+@cache
+def trace_micro_batch(
+    model: ModelConfig,
+    compute: Compute,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    part: ContextRank | None = None,
+    share: TensorRank | None = None,
+) -> MicroBatch:
+    """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
+    of their sequences or all of them, by a rank with a `share` of the matrices or all; cached."""
+    words = model.checkpointing.blocks(model.layers)
+    traced, stand_ins = _few(_kinds(words, model))
+    few = replace(
+        model, layers=len(traced), activation_checkpointing=spelled([words[n] for n in traced])
+    )
+    trace = trace_of(few, compute, micro_batch, seq_len, part, share)
+    return _deepened(trace, stand_ins)
+
+
+def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
+    """Blocks of one kind have the same events, neighbours apart.
+
+    Args:
+        words: what each block says of its checkpointing.
+    """
+    first, *others = words
+    return [first if model.lora is None else f"{first}, input without gradient", *others]
+
+
+def _few(kinds: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Blocks of a deep model that make a shallow one in which each of its blocks has one that
+    stands for it, with the same neighbours; and for every block, which of them that is."""
+    last = len(kinds) - 1
+    padded = [*_NEIGHBOURS * [kinds[0]], *kinds, *_NEIGHBOURS * [kinds[-1]]]
+    around = [(n == 0, n == last, *padded[n : n + 2 * _NEIGHBOURS + 1]) for n in range(len(kinds))]
+    few: list[int] = []
+    among: Counter[tuple[object, ...]] = Counter()
+    for number, here in enumerate(around):
+        if among[here]:
+            # Back where it was before: what came since is left out, unless it is nowhere else.
+            before = max(place for place, n in enumerate(few) if around[n] == here)
+            since = Counter(around[n] for n in few[before + 1 :])
+            if all(among[kind] > count for kind, count in since.items()):
+                del few[before + 1 :]
+                among -= since
+                continue
+        few.append(number)
+        among[here] += 1
+    place_of = {around[n]: place for place, n in enumerate(few)}
+    return few, [place_of[here] for here in around]
+
+
+def on_host(trace: MicroBatch) -> MicroBatch:
+    """The same micro-batch under `--activation-checkpointing offload` on a GPU: the blocks' saved
+    inputs are on the host until they are fetched.
+
+    The trace runs on a CPU, where the copies that model/offload.py makes are in the same memory as
+    everything else. On a GPU they are in page-locked host memory, whose blocks torch rounds up to
+    powers of two (CachingHostAllocator). Each comes back as the backward of the block after it
+    begins, so that two are on the device at a time.
+    """
+    inputs = _inputs(trace)
+    away = {born.key for born in inputs.values()}
+    forward = [
+        (place, [_to_host(e) if isinstance(e, Born) and e.key in away else e for e in events])
+        for place, events in trace.forward
+    ]
+    fetched = {  # under keys that the trace does not have
+        layer: replace(born, key=-1 - layer, category="temporary") for layer, born in inputs.items()
+    }
+    backward: list[Segment] = []
+    for place, events in trace.backward:
+        if place.part == "block_backward":
+            arriving = [place.layer - 1] if place.layer else []
+            if place.layer == max(inputs):
+                arriving.insert(0, place.layer)
+            end = events.index(Freed(inputs[place.layer].key))
+            freed = Freed(fetched[place.layer].key)
+            events = [*(fetched[n] for n in arriving), *events[:end], freed, *events[end:]]
+        backward.append((place, events))
+    return replace(trace, forward=forward, backward=backward)
+
+
+def _deepened(trace: Trace, stand_ins: Sequence[int]) -> MicroBatch:
+    """Put a deep model's events in order, each block's as those of the traced one in its place."""
+    layers = len(stand_ins)
+    places = _places(layers)
+    events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
+    keys: dict[Birth, Key] = {}
+    left: set[Key] = set()
+    for life in trace.lives:
+        template, number = life.birth
+        category = "activations" if life.saved else "temporary"
+        for place in _instances(template, stand_ins):
+            key = keys[place, number] = len(keys)
+            events[place].append((life.at, Born(key, life.size_bytes, category)))
+            if life.end is None:
+                left.add(key)
+            else:
+                end = _relative(life.end[0], template, place, trace.layers, layers)
+                events[end].append((life.end[1], Freed(key)))
+    for parameter, birth, where, at in trace.gradients:
+        for place in _instances(where, stand_ins):
+            born_in = _relative(birth[0], where, place, trace.layers, layers)
+            key = keys[born_in, birth[1]]
+            left.discard(key)
+            events[place].append(
+                (at, Gradient(key, _renamed(parameter, where, place, trace.layers, layers)))
+            )
+    for mark, where, at in trace.marks:
+        for place in _instances(where, stand_ins):
+            own = mark
+            if isinstance(mark, Module):
+                own = replace(mark, name=_renamed(mark.name, where, place, trace.layers, layers))
+            events[place].append((at, own))
+    ordered = [
+        (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
+        for place in places
+    ]
+    return MicroBatch(
+        forward=ordered[: layers + 2], backward=ordered[layers + 2 :], left=sorted(left)
+    )
+
+
+def _renamed(name: str, template: Place, instance: Place, traced: int, layers: int) -> str:
+    """A parameter or module, which may be of a neighbour, seen from an instance of `template`."""
+    found = _OF_BLOCK.match(name)
+    if found is None:
+        return name
+    other = Place("block", int(found[1]))
+    layer = _relative(other, template, instance, traced, layers).layer
+    return f"blocks.{layer}{name[found.end() :]}"
+
+
+def _places(layers: int) -> list[Place]:
+    blocks = [Place("block", layer) for layer in range(layers)]
+    backward = [Place("block_backward", layer) for layer in reversed(range(layers))]
+    forward = [Place("embed"), *blocks, Place("head")]
+    return [*forward, Place("head_backward"), *backward, Place("embed_backward")]
+
+
+def _instances(place: Place, stand_ins: Sequence[int]) -> list[Place]:
+    """Where in the deep model a segment of the traced one is."""
+    if not place.part.startswith("block"):
+        return [place]
+    deep = enumerate(stand_ins)
+    return [replace(place, layer=layer) for layer, few in deep if few == place.layer]
+
+
+def _relative(other: Place, template: Place, instance: Place, traced: int, layers: int) -> Place:
+    """The segment that `other` is, seen from an instance of `template`."""
+    if not other.part.startswith("block"):
+        return other
+    if template.part.startswith("block"):
+        return replace(other, layer=instance.layer + other.layer - template.layer)
+    return replace(other, layer=layers - 1 if other.layer == traced - 1 else other.layer)
+
+
+def _inputs(trace: MicroBatch) -> dict[int, Born]:
+    """What each block has saved: born in its forward, freed in its own backward."""
+    freed: dict[Key, int] = {
+        event.key: place.layer
+        for place, events in trace.backward
+        for event in events
+        if isinstance(event, Freed) and place.part == "block_backward"
+    }
+    return {
+        place.layer: event
+        for place, events in trace.forward
+        for event in events
+        if isinstance(event, Born) and place.part == "block" and freed.get(event.key) == place.layer
+    }
+
+
+def _to_host(born: Born) -> Born:
+    return replace(born, size_bytes=page_locked_bytes(born.size_bytes), where="host")

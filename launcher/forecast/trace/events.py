@@ -1,0 +1,129 @@
+"""The words of a trace: segments of a micro-batch, and what happens in them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from launcher.strategies.ledger import Where
+
+Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A segment of the micro-batch; `layer` is 0 where it is no block."""
+
+    part: Part
+    layer: int = 0
+
+
+Key = int
+"""A storage of a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A storage is allocated; an activation is one that the forward keeps for the backward."""
+
+    key: Key
+    size_bytes: int
+    category: str
+    where: Where = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A storage is freed."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Autograd hands over a parameter's whole gradient; what becomes of it the strategy says."""
+
+    key: Key
+    parameter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module is entered or left, forwards or backwards; only in a trace for stage 3."""
+
+    name: str
+    entering: bool
+    forward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A compiled kernel that is about to run for the first time, on a GPU: alternatives are timed,
+    each on a copy of what it writes over."""
+
+    copied_bytes: int
+
+
+Event = Born | Freed | Gradient | Module | Tuned
+Segment = tuple[Place, list[Event]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Segments in program order, of a model with all its layers."""
+
+    forward: list[Segment]
+    backward: list[Segment]
+    left: list[Key]
+    """What the backward leaves: the loss, and what its graph still holds. No gradients."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute:
+    """Where and in which types the model computes: parameters as given, or fp32 under bf16
+    autocast; frozen ones in a type of their own.
+
+    `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
+    documents, `compiled` for compiled blocks, `fp8` for linears in it. `resident_threads` are those
+    of the GPU, 0 of one that nobody knows.
+    """
+
+    device_type: str = "cpu"
+    params_dtype: torch.dtype = torch.float32
+    frozen_dtype: torch.dtype = torch.float32
+    autocast: bool = False
+    stage3: bool = False
+    documents: bool = False
+    resident_threads: int = 0
+    compiled: bool = False
+    fp8: bool = False
+
+
+PartialBytes = Callable[[int, int, int], int]
+"""What a GPU takes while it sums up the rows of a matrix, of (rows, columns, bytes of an
+element)."""
+# A storage of a trace: the segment that it is born in, and its number among that segment's.
+Birth = tuple[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A storage's birth and, unless it outlives the micro-batch, its end, by event number."""
+
+    birth: Birth
+    size_bytes: int
+    saved: bool
+    at: int
+    end: tuple[Place, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded micro-batch of a model with few layers."""
+
+    layers: int
+    lives: list[Life]
+    gradients: list[tuple[str, Birth, Place, int]]
+    """(parameter, storage, segment and event number of its accumulation)."""
+    marks: list[tuple[Module | Tuned, Place, int]]

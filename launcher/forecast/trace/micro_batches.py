@@ -1,0 +1,143 @@
+"""One trace for all micro-batches: recorded once, with a micro-batch that shows in every size.
+
+On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with as
+many sequences as a prime above all dimensions of the model, what grows with them is a multiple of
+it, and nothing else is; so it is with the rows of each chunk of the loss. Compiled blocks are fused
+by their sizes, and tiles of the MLP are as many as the tokens ask for: those are recorded for each
+micro-batch. A batch of one is, too, where heads are copied that in it lie as they are wanted: for
+products of matrices, and between ranks.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final
+
+from launcher.forecast.trace.events import Compute, PartialBytes, Trace
+from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.template import Size, Template, filled, loss_chunks, template_of
+from launcher.model.attention import fuses_scores
+from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import ContextRank, TensorRank
+
+_MOST_BYTES: Final = 2**60
+"""Of the largest tensor of a recording: sizes are 64-bit numbers."""
+_FEWEST_TOKENS: Final = 32
+"""Of a sequence, so that chunks of the loss have more rows than any dimension."""
+
+
+def trace_of(
+    model: ModelConfig,
+    compute: Compute,
+    micro_batch: int,
+    seq_len: int,
+    part: ContextRank | None,
+    share: TensorRank | None,
+) -> Trace:
+    """What `record_trace` records for a micro-batch, mostly from what it has for another one."""
+    threads = compute.resident_threads
+    sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
+    copies = part is not None or not fuses_scores(model)
+    in_proportion = _grows_in_proportion(model, compute, seq_len, part, share)
+    if not in_proportion or (micro_batch == 1 and copies):
+        return record_trace(model, compute, micro_batch, seq_len, part, share, sums)
+    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, share)
+    template = _template(
+        model,
+        replace(compute, resident_threads=0),
+        seq_len,
+        part,
+        share,
+        # A cut head copies the targets of a chunk, unless it is all of them.
+        chunked=model.loss_chunk != 0 and (share is None or chunks > 1),
+    )
+    dimensions = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
+    return filled(template, dimensions, sums)
+
+
+def _grows_in_proportion(
+    model: ModelConfig,
+    compute: Compute,
+    seq_len: int,
+    part: ContextRank | None,
+    share: TensorRank | None,
+) -> bool:
+    ranks = 1 if share is None else share.ranks
+    per_token = _width(model)
+    if not fuses_scores(model):  # of some heads then, with all ranks' keys
+        keys = seq_len if part is None else part.ranks * seq_len
+        per_token = max(per_token, model.heads * keys)
+    return (
+        compute.device_type == "cuda"
+        and not compute.compiled
+        and model.mlp_tile is None
+        and seq_len % ranks == 0  # else not of every micro-batch
+        and seq_len >= _FEWEST_TOKENS * ranks
+        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES
+    )
+
+
+def _width(model: ModelConfig) -> int:
+    """At least as many elements as a token has in any tensor but scores: of logits (a head is
+    padded by less than 64 rows), of an MLP and its gate, of queries with keys and values."""
+    return max(
+        model.vocab_size + 64, 2 * model.ffn_dim, 3 * max(model.d_model, model.attention_dim)
+    )
+
+
+@cache
+def _micro_batch(model: ModelConfig, seq_len: int) -> int:
+    """Sequences of a recording: the first prime above every dimension, so that it divides none."""
+    above = max(_width(model), model.context, seq_len)
+    return next(number for number in itertools.count(above + 1) if _is_prime(number))
+
+
+@cache
+def _template(
+    model: ModelConfig,
+    compute: Compute,
+    seq_len: int,
+    part: ContextRank | None,
+    share: TensorRank | None,
+    *,
+    chunked: bool,
+) -> Template:
+    micro_batch = _micro_batch(model, seq_len)
+    primes, loss_chunk = {"micro_batch": micro_batch}, 0
+    if chunked:
+        ranks = 1 if share is None else share.ranks
+        rows = micro_batch * seq_len // ranks
+        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=micro_batch)
+        loss_chunk = ranks * primes["chunk"]
+    model = replace(model, loss_chunk=loss_chunk)
+    record = partial(record_trace, model, compute, micro_batch, seq_len, part, share)
+    return template_of(record, partial(_product, primes=primes))
+
+
+def _prime_chunks(rows: int, *, above: int) -> tuple[int, int]:
+    """Rows of each of two chunks, a prime, and of a third one that make so many: a prime, too, but
+    for a power of two."""
+    for chunk in range(2 * rows // 5, above, -1):
+        last = rows - 2 * chunk
+        odd = last // (last & -last)
+        if odd > above and _is_prime(chunk) and _is_prime(odd):
+            return chunk, last
+    raise AssertionError(f"{rows} rows have no chunks above {above}")
+
+
+def _is_prime(number: int) -> bool:
+    if number % 2 == 0:
+        return number == 2
+    return all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
+
+
+def _product(number: int, primes: Mapping[str, int]) -> Size:
+    names = []
+    for name, prime in primes.items():
+        while number and number % prime == 0:
+            number //= prime
+            names.append(name)
+    return Size(number, tuple(names))

@@ -1,0 +1,261 @@
+"""Runs the real model without memory and writes down when each storage is born and freed."""
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from launcher.forecast.trace.compiled import compiled
+from launcher.forecast.trace.events import (
+    Birth,
+    Compute,
+    Life,
+    Module,
+    PartialBytes,
+    Place,
+    Trace,
+    Tuned,
+)
+from launcher.forecast.trace.fp8_linears import fp8_linears
+from launcher.forecast.trace.gathering import mark_modules, stage3_linears
+from launcher.forecast.trace.gpu_kernels import gpu_kernels, layer_norm
+from launcher.forecast.trace.template import CHUNKS
+from launcher.measure.live_trace import LiveStorage, LiveTrace
+from launcher.model import loss as head_loss
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT
+from launcher.parallel.context.group import ContextGroup
+from launcher.parallel.decoder import decoder
+from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.parallel.tensor.group import TensorGroup
+from launcher.strategies.materialize import materialize_whole
+
+_DEVICE_OF: Final = torch.ops.prim.device.default
+_META: Final = torch.device("meta")
+
+
+class Recorder(LiveTrace):
+    """Keeps each storage's birth and end, by segment.
+
+    Args:
+        compute: on a GPU autograd adds a gradient to an earlier one in that one's memory, as it
+            does with real tensors under no dispatch mode (torch 2.13.0's
+            torch/csrc/autograd/input_buffer.cpp): where grad mode is off, and the earlier one is
+            dense and belongs to nobody else. With fake tensors it never does, nor under the mode
+            that measures on a CPU.
+    """
+
+    def __init__(self, compute: Compute, partial_bytes: PartialBytes) -> None:
+        # Hooks on all modules would have compiled blocks compiled anew.
+        super().__init__(names_modules=False)
+        self._on_gpu = compute.device_type == "cuda"
+        self._partial_bytes = partial_bytes
+        self._just_added: tuple[LiveStorage, LiveStorage] | None = None
+        self.place = Place("embed")
+        self.first_compiled: tuple[Place, ...] = ()
+        self.gradients: list[tuple[str, Birth, Place, int]] = []
+        self.marks: list[tuple[Module | Tuned, Place, int]] = []
+        self._births: dict[LiveStorage, tuple[Birth, int, int]] = {}
+        # The next event's number, and the next storage's, in each segment.
+        self._ticks: dict[Place, Iterator[int]] = defaultdict(itertools.count)
+        self._numbers: dict[Place, Iterator[int]] = defaultdict(itertools.count)
+        self._ends: dict[LiveStorage, tuple[Place, int]] = {}
+        self._known: set[LiveStorage] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compile under this mode, and follow what compiled code does only."""
+        return True
+
+    def know(self, tensors: Iterable[Tensor]) -> None:
+        """What is there already, and would be seen for the first time through a view."""
+        for tensor in tensors:
+            self._see(tensor)
+        self._births.clear()
+        self._ticks.clear()
+        self._numbers.clear()
+        self._known = set(self._live.values())
+
+    def gradient(self, name: str, parameter: Tensor) -> None:
+        """A parameter's gradient has been accumulated."""
+        assert parameter.grad is not None
+        birth = self._births[self._live[parameter.grad.untyped_storage()._cdata]][0]
+        self.gradients.append((name, birth, self.place, self._tick()))
+
+    def module(self, name: str, entering: bool, forward: bool) -> None:
+        """A module is entered or left."""
+        self.marks.append((Module(name, entering, forward), self.place, self._tick()))
+
+    def tuned(self, copied_bytes: int) -> None:
+        """A compiled kernel has what it reads and writes."""
+        if self.place in self.first_compiled:
+            self.marks.append((Tuned(copied_bytes), self.place, self._tick()))
+
+    def lives(self) -> list[Life]:
+        """All storages born so far."""
+        found = []
+        for live, (birth, at, size_bytes) in self._births.items():
+            place = birth[0]
+            end = self._ends.get(live)
+            outlives = end is None or end[0].part.endswith("backward")
+            saved = outlives and not place.part.endswith("backward")
+            found.append(Life(birth, size_bytes, saved, at, end))
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE_OF:  # autograd asks for it more often than for all else
+            fake = args[0]
+            return _META if fake.fake_mode.in_kernel_invocation else fake.fake_device
+        if self._on_gpu and func is torch.ops.aten.native_layer_norm.default:
+            func = layer_norm
+        # Torch wraps what is called __torch_dispatch__, which takes its time once only.
+        out = self._ran(func, args, kwargs)
+        if self._on_gpu:
+            if func is torch.ops.aten.sum.dim_IntList:
+                self._sum(*args)
+            elif func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+                self._add(args[0], out)
+        return out
+
+    def _sum(self, matrix: Tensor, dims: list[int], *_: Any) -> None:
+        if matrix.dim() == 2 and dims == [0] and matrix.is_contiguous():
+            rows, columns = matrix.shape
+            size_bytes = self._partial_bytes(rows, columns, matrix.element_size())
+            if size_bytes:
+                self._see(torch.empty(size_bytes, dtype=torch.uint8))
+
+    def _add(self, earlier: Tensor, total: Tensor) -> None:
+        dense = torch.ops.aten.is_non_overlapping_and_dense(earlier)
+        if dense and not earlier._is_view():  # else another tensor has that storage, too
+            keys = earlier.untyped_storage()._cdata, total.untyped_storage()._cdata
+            self._just_added = self._live[keys[0]], self._live[keys[1]]
+
+    def _change(self, live: LiveStorage, change: int) -> None:
+        super()._change(live, change)
+        added, self._just_added = self._just_added, None
+        if live in self._known:
+            return
+        if added is not None and live is added[0]:
+            # Freed at once, so that nobody else had it: the sum took its place.
+            self._births[added[1]] = self._births.pop(live)
+            return
+        if live not in self._births:
+            birth = (self.place, next(self._numbers[self.place]))
+            self._births[live] = (birth, self._tick(), change)
+        else:
+            self._ends[live] = (self.place, self._tick())
+
+    def _tick(self) -> int:
+        return next(self._ticks[self.place])
+
+
+def record_trace(
+    model: ModelConfig,
+    compute: Compute,
+    micro_batch: int,
+    seq_len: int,
+    part: ContextRank | None,
+    share: TensorRank | None,
+    partial_bytes: PartialBytes,
+) -> Trace:
+    """Run forward and backward on fake tensors.
+
+    On fake CPU tensors whatever the device: they need no driver, autograd works, and SDPA takes
+    its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
+    kernels keep instead is in `launcher.forecast.trace.gpu_kernels`.
+    """
+    recorder = Recorder(compute, partial_bytes)
+    context_group = None if part is None else ContextGroup(part=part, group=None)
+    on_cpu = compute.device_type == "cpu"
+    tensor_group = None if share is None else TensorGroup(share=share, group=None, copies=on_cpu)
+    kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
+    with FakeTensorMode(), kernels(model) as traced:
+        with torch.device("meta"):
+            module = decoder(traced, context_group, tensor_group)
+        materialize_whole(
+            module,
+            lambda name, shape: torch.empty(shape),
+            device=torch.device("cpu"),
+            dtype=compute.params_dtype,
+            frozen_dtype=compute.frozen_dtype,
+        )
+        _follow(module, recorder)  # a segment begins behind what a module says of its end
+        if compute.stage3:
+            mark_modules(module, recorder.module)
+        # To a GPU's own kernel documents are no T x T mask.
+        masks = compute.documents and traced.attention == model.attention
+        count = 3 if masks else 2  # tokens, targets, starts
+        inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
+        with contextlib.ExitStack() as around:
+            if compute.stage3:
+                around.enter_context(stage3_linears())
+            if compute.fp8:
+                around.enter_context(fp8_linears(torch.bfloat16))
+            if compute.compiled:
+                around.enter_context(compiled(list(module.blocks), recorder.tuned))
+            if not on_cpu:  # whose kernels nobody tunes
+                last = Place("block_backward", model.layers - 1)
+                recorder.first_compiled = (Place("block"), last)
+            around.enter_context(_few_chunks())
+            around.enter_context(recorder)
+            recorder.know([*module.parameters(), *inputs])
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
+                loss = module(*inputs)
+            recorder.place = Place("head_backward")
+            (loss * 1.0).backward()
+        lives = recorder.lives()
+    return Trace(model.layers, lives, recorder.gradients, recorder.marks)
+
+
+@contextlib.contextmanager
+def _few_chunks() -> Iterator[None]:
+    """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
+    sequences have thousands."""
+    whole = head_loss.row_chunks
+
+    def few(rows: int, chunk_rows: int) -> list[slice]:
+        chunks = whole(rows, chunk_rows)
+        return [*chunks[: CHUNKS - 1], *chunks[CHUNKS - 1 :][-1:]]
+
+    head_loss.row_chunks = few
+    try:
+        yield
+    finally:
+        head_loss.row_chunks = whole
+
+
+def _follow(module: GPT, recorder: Recorder) -> None:
+    """Tell the recorder which segment is running and when gradients are whole."""
+    blocks = list(module.blocks)
+
+    def enter(layer: int, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if recorder.place.part.endswith("backward"):
+            return  # recomputed
+        recorder.place = Place("block", layer)
+        before = Place("block_backward", layer - 1) if layer else Place("embed_backward")
+        _mark_backward(inputs[0], recorder, before)
+
+    def enter_head(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        recorder.place = Place("head")
+        _mark_backward(inputs[0], recorder, Place("block_backward", len(blocks) - 1))
+
+    for layer, block in enumerate(blocks):
+        block.register_forward_pre_hook(partial(enter, layer))
+    module.ln_f.register_forward_pre_hook(enter_head)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))
+
+
+def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:
+    def arrived(gradient: Tensor) -> None:
+        recorder.place = place
+
+    if tensor.requires_grad:  # not under the first adapters
+        tensor.register_hook(arrived)

@@ -1,0 +1,74 @@
+"""A micro-batch in few words: what happens between two moments at which a strategy acts, summed up.
+
+A strategy sees gradients, modules and the begin and end of segments. What the model allocates and
+frees between those is the same under all of them, so its sums are formed once and not event by
+event for each choice of a plan. The events themselves are kept for an allocator's replay.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from launcher.forecast.trace.events import (
+    Born,
+    Event,
+    Freed,
+    Gradient,
+    Key,
+    MicroBatch,
+    Module,
+    Place,
+    Tuned,
+)
+from launcher.forecast.trace.stretches import Stretch, stretch
+
+Seen = Stretch | Born | Freed | Gradient | Module | Tuned
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shortened:
+    """A micro-batch, segments in program order."""
+
+    forward: list[tuple[Place, list[Seen]]]
+    backward: list[tuple[Place, list[Seen]]]
+    left: list[Seen]
+    """The end of what the backward leaves."""
+
+
+def shortened(trace: MicroBatch, *, whole_blocks: bool) -> Shortened:
+    """The same micro-batch, with all that no strategy acts upon in stretches.
+
+    Gradients stay single events, and what is not on the device.
+    """
+    segments = (*trace.forward, *trace.backward)
+    every = [event for _, events in segments for event in events]
+    single = {e.key for e in every if isinstance(e, Gradient)}
+    single |= {e.key for e in every if isinstance(e, Born) and e.where != "device"}
+    lives: dict[Key, Born] = {}
+
+    def short(events: Iterable[Event]) -> list[Seen]:
+        found: list[Seen] = []
+        changes: list[tuple[Hashable, int, int, str]] = []
+        for event in events:
+            if isinstance(event, Born) and event.key not in single:
+                if event.size_bytes:
+                    lives[event.key] = event
+                    size_bytes = event.size_bytes
+                    changes.append((event.key, size_bytes, size_bytes, event.category))
+                continue
+            if isinstance(event, Freed) and event.key not in single:
+                if born := lives.pop(event.key, None):
+                    changes.append((event.key, 0, -born.size_bytes, born.category))
+                continue
+            if changes:
+                found.append(stretch(changes, whole_blocks=whole_blocks))
+                changes = []
+            found.append(event)
+        if changes:
+            found.append(stretch(changes, whole_blocks=whole_blocks))
+        return found
+
+    forward = [(place, short(events)) for place, events in trace.forward]
+    backward = [(place, short(events)) for place, events in trace.backward]
+    return Shortened(
+        forward=forward, backward=backward, left=short(Freed(key) for key in trace.left)
+    )

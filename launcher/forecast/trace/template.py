@@ -1,0 +1,146 @@
+"""Traces with products of dimensions in the place of sizes, so that one recording serves for many.
+
+Every tensor that a decoder allocates is as large as a product of its dimensions. A trace that was
+recorded with dimensions that are distinct primes says by the factors of each size which of them it
+is a product of; with other dimensions in their place it is the trace of another model, or of
+another micro-batch, of the same structure.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from launcher.forecast.trace.events import Life, PartialBytes, Place, Trace
+from launcher.model.config import ModelConfig
+from launcher.model.loss import automatic_chunk_rows
+from launcher.parallel.mesh import TensorRank
+
+CHUNKS: Final = 3
+"""Chunks of the loss in a trace: the first, the last and one for all those between, each of
+which asks the allocator for what the one before has just freed."""
+_HEAD: Final = Place("head")
+_FIRST_CODE: Final = 2**62
+"""Of the numbers that stand for partial sums while a template is recorded: no tensor is as
+large."""
+
+Dimensions = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes as a product: a factor, and dimensions, which repeat where they are squared."""
+
+    factor: int
+    names: tuple[str, ...]
+
+    def bytes(self, dimensions: Dimensions) -> int:
+        """Of such a model."""
+        return self.factor * math.prod(dimensions[name] for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """What a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
+
+    rows: Size
+    columns: Size
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A trace with products in the place of its sizes."""
+
+    trace: Trace
+    """Of `sizes`' indices in the place of bytes."""
+    sizes: tuple[Size | PartialSums, ...]
+
+
+def template_of(
+    record: Callable[[PartialBytes], Trace], product: Callable[[int], Size]
+) -> Template:
+    """What `record` records, told what partial sums take.
+
+    Args:
+        product: what a size is a product of.
+    """
+    sums: list[tuple[int, int, int]] = []
+
+    def code(rows: int, columns: int, element_bytes: int) -> int:
+        sums.append((rows, columns, element_bytes))
+        return _FIRST_CODE + len(sums) - 1
+
+    trace = record(code)
+    sizes: dict[Size | PartialSums, int] = {}
+
+    def number(size_bytes: int) -> int:
+        if size_bytes < _FIRST_CODE:
+            size: Size | PartialSums = product(size_bytes)
+        else:
+            rows, columns, element_bytes = sums[size_bytes - _FIRST_CODE]
+            size = PartialSums(product(rows), product(columns), element_bytes)
+        return sizes.setdefault(size, len(sizes))
+
+    lives = [
+        Life(each.birth, number(each.size_bytes), each.saved, each.at, each.end)
+        for each in trace.lives
+    ]
+    return Template(Trace(trace.layers, lives, trace.gradients, trace.marks), tuple(sizes))
+
+
+def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialBytes) -> Trace:
+    """The trace of these dimensions, among them `chunks` of the loss."""
+    found = [
+        size.bytes(dimensions)
+        if isinstance(size, Size)
+        else partial_bytes(
+            size.rows.bytes(dimensions), size.columns.bytes(dimensions), size.element_bytes
+        )
+        for size in template.sizes
+    ]
+    trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])
+    lives = [
+        Life(life.birth, found[life.size_bytes], life.saved, life.at, life.end)
+        for number, life in enumerate(trace.lives)
+        if number not in left_out
+    ]
+    return Trace(trace.layers, lives, trace.gradients, trace.marks)
+
+
+def loss_chunks(model: ModelConfig, rows: int, share: TensorRank | None) -> tuple[int, int, int]:
+    """(rows of each chunk of a GPU's loss but the last, rows of the last one, how many), of those
+    that one rank has."""
+    ranks = 1 if share is None else share.ranks
+    chunk = model.loss_chunk
+    if chunk is None:
+        vocab_size = -(-model.vocab_size // ranks)
+        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=share is None)
+    own_rows, own_chunk = rows // ranks, -(-(chunk or rows) // ranks)
+    count = -(-own_rows // own_chunk)
+    return own_chunk, own_rows - (count - 1) * own_chunk, count
+
+
+def _chunks_left_out(template: Template, chunks: int) -> set[int]:
+    """Numbers of the lives that belong to more chunks of the loss than there are: all that is there
+    in the head from one chunk's begin to another's."""
+    first, last = (_of_head(template, name) for name in ("chunk", "last_chunk"))
+    if chunks >= CHUNKS or not first:
+        return set()
+    until = first[len(first) // 2] if chunks == 2 else last[0]
+    return {
+        number
+        for number, life in enumerate(template.trace.lives)
+        if life.birth[0] == _HEAD and first[0] <= life.at < until
+    }
+
+
+def _of_head(template: Template, name: str) -> list[int]:
+    """When what grows with a dimension is born there."""
+    return sorted(
+        life.at
+        for life in template.trace.lives
+        if isinstance(size := template.sizes[life.size_bytes], Size)
+        and name in size.names
+        and life.birth[0] == _HEAD
+    )

@@ -1,0 +1,182 @@
+"""What a rank sends to others and moves to and from its host in a step, in bytes.
+
+Which collectives run, in which type and how often, was read in the strategies here and in torch's
+and DeepSpeed's sources; each strategy's docstring says which. What it takes in seconds depends on
+the machine, and is the planner's business.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, Literal, NamedTuple
+
+from launcher.config.schema import RunConfig
+from launcher.model.config import ModelConfig
+from launcher.model.quantized import row_bytes
+from launcher.optim.dtypes import dtypes
+from launcher.strategies.parameters import parameters_of
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Move = Literal["copy", "to_device", "to_host"]
+"""Within a device (read and written), and over the link between host and device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transfer:
+    """Bytes on their way: of the whole tensor for a collective, of this rank for a move."""
+
+    kind: Collective | Move
+    size_bytes: float
+    pieces: float = 1
+    """Issued one after the other, each with its own latency."""
+    replicas: bool = False
+    """Among the ranks that hold the same shard, not among those that share it."""
+    hideable: bool = True
+    """Whether computation can go on meanwhile."""
+
+
+class Hooks(NamedTuple):
+    """How often a strategy's own Python runs in a pass over the model: for what is computed next,
+    in a forward as in a backward, and for gradients in a backward."""
+
+    modules: int = 0
+    """Whose parameters are fetched, one module at a time."""
+    groups: int = 0
+    """Of parameters, that are gathered together."""
+    gradients: int = 0
+    """Of single parameters."""
+
+
+NO_HOOKS: Final = Hooks()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """A rank's transfers: in each micro-batch's forward and backward, once more in the last
+    backward of a step, and in the optimizer step."""
+
+    forward: tuple[Transfer, ...] = ()
+    backward: tuple[Transfer, ...] = ()
+    last_backward: tuple[Transfer, ...] = ()
+    step: tuple[Transfer, ...] = ()
+    hooks: Hooks = NO_HOOKS
+
+
+class Reduced(NamedTuple):
+    """How many parameters have gradients, by when those are complete."""
+
+    before_embeddings: float
+    embeddings: int
+
+
+class Wire:
+    """The parameters of a run by when they travel, and the transfers that strategies share.
+
+    Args:
+        config: of the run.
+        model: what a rank computes of it.
+        world_size: ranks that compute the same of it.
+    """
+
+    def __init__(self, config: RunConfig, model: ModelConfig, *, world_size: int) -> None:
+        types = dtypes(config.optim)
+        self.config = config
+        self.sharding = config.sharding
+        self.model = model
+        self.stored_bytes = types.stored.itemsize
+        """Of an element, between steps."""
+        self.computed_bytes = types.computed.itemsize
+        self.shard_ranks = world_size // config.sharding.replicate
+        self.blocks = model.layers * _block_elements(model, self.computed_bytes)
+        """Of what is computed with; quantised weights count by their bytes."""
+        self.embeddings = model.embedding_parameter_count
+        """Of tokens and positions: used first, so their gradients are complete last."""
+        per_block = 8 if model.qk_norm else 6
+        self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
+        """That have parameters: norms, linears, embeddings; a tied head has none."""
+        self.tensors = _trained_tensors(model)
+        """That have gradients."""
+        self.head = 0 if model.tied else model.vocab_size * model.d_model
+        if model.lora is None:
+            self.trained = Reduced(self.blocks + self.head, self.embeddings)
+        else:
+            self.trained = Reduced(model.trained_parameter_count, 0)
+        trained = model.trained_parameter_count
+        resting = self.stored_bytes * trained
+        resting += self.computed_bytes * (model.parameter_count - trained)
+        self.resting_bytes = resting / model.parameter_count
+        """Of an element of a shard, on average: frozen ones are stored as they are computed."""
+
+    def gather(
+        self, parameters: float, *, pieces: int, host_element: float, hideable: bool = True
+    ) -> Iterator[Transfer]:
+        """Gather parameters; from host memory first where they live there (`host_element` bytes
+        each), and copied out of the gathered buffer afterwards."""
+        size = self.computed_bytes * parameters
+        if size == 0:
+            return
+        yield Transfer(kind="all_gather", size_bytes=size, pieces=pieces, hideable=hideable)
+        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+        if self.sharding.offload_param != "none":
+            shard = host_element * parameters / self.shard_ranks
+            yield Transfer(kind="to_device", size_bytes=shard, hideable=hideable)
+
+    def all_reduce(
+        self, element: int, *, pieces: float, hideable: bool = True
+    ) -> Iterator[Transfer]:
+        """Sum whole gradients of `element` bytes each. The embeddings' come last: nothing is left
+        to hide them behind."""
+        before = element * self.trained.before_embeddings
+        yield Transfer(kind="all_reduce", size_bytes=before, pieces=pieces, hideable=hideable)
+        if last := element * self.trained.embeddings:
+            yield Transfer(kind="all_reduce", size_bytes=last, hideable=False)
+
+    def gather_model(self, host_element: float) -> Iterator[Transfer]:
+        """Gather all parameters for a forward, group by group: nothing hides the first."""
+        layers = self.model.layers
+        block = self.blocks / layers
+        yield from self.gather(
+            self.embeddings + block, pieces=2, host_element=host_element, hideable=False
+        )
+        others = self.blocks - block + self.head
+        yield from self.gather(others, pieces=layers, host_element=host_element)
+
+    def reduce_model(self, element: int) -> Iterator[Transfer]:
+        """Copy gradients of `element` bytes into a buffer, reduce-scatter them, all-reduce the
+        shards across replicas, group by group; the embeddings' come last. Then offload them."""
+        for parameters, pieces, hideable in (
+            (self.trained.before_embeddings, self.model.layers, True),
+            (self.trained.embeddings, 1, False),
+        ):
+            if parameters == 0:
+                continue
+            size = element * parameters
+            yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+            sent = Transfer(
+                kind="reduce_scatter", size_bytes=size, pieces=pieces, hideable=hideable
+            )
+            yield sent
+            shard = size / self.shard_ranks
+            yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
+        yield from self.gradients_to_host()
+
+    def gradients_to_host(self) -> Iterator[Transfer]:
+        """This rank's share of the gradients, in fp32, to where an offloaded optimizer is."""
+        if self.sharding.offload_optimizer != "none":
+            own = self.model.trained_parameter_count / self.shard_ranks
+            size_bytes = 4 * self.sharding.offload_fraction * own
+            yield Transfer(kind="to_host", size_bytes=size_bytes)
+
+
+@cache
+def _trained_tensors(model: ModelConfig) -> int:
+    return sum(parameter.trained for parameter in parameters_of(model))
+
+
+def _block_elements(model: ModelConfig, element_bytes: int) -> float:
+    kind = model.quantize_base
+    if kind == "none":
+        return model.block_parameter_count
+    weights = sum(inner * outer for inner, outer in model.linear_shapes)
+    packed_bytes = sum(outer * row_bytes(inner, kind) for inner, outer in model.linear_shapes)
+    return model.block_parameter_count - weights + packed_bytes / element_bytes

@@ -1,0 +1,190 @@
+"""Ring attention (arXiv:2310.01889): queries stay where they are, keys and values go around.
+
+A sequence of T tokens is cut into 2n chunks, and rank r of n holds chunks r and 2n-1-r ("zigzag"),
+an early one that sees little and a late one that sees much. So every rank has the same number of
+pairs to score in every step, where a plain cut would leave the first ranks waiting for the last.
+
+What a step finds is merged by the log-sum-exp of its scores, as FlashAttention does with a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from launcher.model.attention import AttentionFunction
+from launcher.model.attention.dense import repeat_for
+from launcher.model.recompute import as_one
+from launcher.parallel.context.group import ContextGroup
+
+
+def ring(context_group: ContextGroup) -> AttentionFunction:
+    """Causal attention over the tokens of a context-parallel group, of which each rank has its
+    `ContextRank.pieces`.
+
+    All ranks call it in the same order. It knows no mask, window or dropout.
+    """
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, mask: None, window: int | None, dropout: float
+    ) -> Tensor:
+        out: Tensor = _Ring.apply(q, k, v, context_group)
+        return out
+
+    return attend
+
+
+class _Ring(torch.autograd.Function):
+    """q [B, H, t, e], k and v [B, Hkv, t, e] -> [B, H, t, e], with t = T / n."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, context_group: ContextGroup) -> Tensor:
+        out, lse = as_one(lambda: _merged(q, k, v, context_group), attention=True)
+        ctx.context_group = context_group
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Goes around once more; the gradients of k and v follow them, one step behind, so that
+        they travel while the next step computes. They come home after the last."""
+        q, k, v, out, lse = ctx.saved_tensors
+        kv = torch.stack((k, v))
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        dkv = torch.zeros_like(kv, dtype=torch.float32)
+        arriving: Callable[[], Tensor] | None = None
+        for source, (k_there, v_there) in _around(kv, ctx.context_group):
+            queries, keys, causal = _visible(ctx.context_group.part.index, source, q.size(2))
+            part = _attend_backward(
+                grad[:, :, queries],
+                q[:, :, queries],
+                k_there[:, :, keys],
+                v_there[:, :, keys],
+                out[:, :, queries],
+                lse[:, :, queries],
+                causal,
+            )
+            if arriving is not None:
+                dkv = arriving()
+            for total, found in zip((dq[:, :, queries], *dkv[:, :, :, keys]), part, strict=True):
+                total += found
+            arriving = ctx.context_group.pass_on(dkv)
+        assert arriving is not None
+        dk, dv = arriving()
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def _merged(q: Tensor, k: Tensor, v: Tensor, context_group: ContextGroup) -> tuple[Tensor, Tensor]:
+    """Output [B, H, t, e] and log-sum-exp [B, H, t] over the keys of all ranks."""
+    batch, heads, tokens, head_size = q.shape
+    # In memory [B, t, H, e], which the output projection and some kernels' backward read.
+    out = q.new_zeros((batch, tokens, heads, head_size), dtype=torch.float32).transpose(1, 2)
+    lse = q.new_full((batch, heads, tokens), float("-inf"), dtype=torch.float32)
+    for source, (k_there, v_there) in _around(torch.stack((k, v)), context_group):
+        queries, keys, causal = _visible(context_group.part.index, source, tokens)
+        part = _attend(q[:, :, queries], k_there[:, :, keys], v_there[:, :, keys], causal)
+        _merge(out[:, :, queries], lse[:, :, queries], *part)
+    return out.to(q.dtype), lse
+
+
+def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:
+    """Which queries of `rank` see which keys of `source`, and whether causally: half of all pairs
+    in each case."""
+    if source == rank:
+        return slice(None), slice(None), True
+    if source < rank:  # its late chunk is later than both of ours
+        return slice(None), slice(None, tokens // 2), False
+    return slice(tokens // 2, None), slice(None), False
+
+
+def _merge(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
+    """Adds what other keys contribute. out [B, H, t, e] and lse [B, H, t], fp32, in place; lse is
+    -inf where no key was seen yet."""
+    share = torch.sigmoid(found_lse - lse)
+    out.lerp_(found.float(), share[..., None])
+    lse.copy_(torch.logaddexp(lse, found_lse))
+
+
+def _around(kv: Tensor, context_group: ContextGroup) -> Iterator[tuple[int, Tensor]]:
+    """(rank whose they are, its keys and values), this rank's first. The next ones travel while
+    the caller computes. kv [2, B, Hkv, t, e]."""
+    rank, ranks = context_group.part.index, context_group.part.ranks
+    for step in range(ranks - 1):
+        arriving = context_group.pass_on(kv)
+        yield (rank - step) % ranks, kv
+        kv = arriving()
+    yield (rank + 1) % ranks, kv
+
+
+# PyTorch's own kernels, by the operators that return the log-sum-exp, which
+# F.scaled_dot_product_attention does not, and whose backward takes that of all keys.
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """-> output [B, H, tq, e] and log-sum-exp [B, H, tq] fp32 of q [B, H, tq, e] on k and v
+    [B, Hkv, tk, e]."""
+    if q.device.type == "cpu":
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = on_cpu(q, k, v, 0.0, causal)
+    elif q.dtype == torch.float32:
+        k, v = repeat_for(q, k, v)
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)
+        lse = lse[:, :, : q.size(2)]  # it fills up to a multiple of 32
+    else:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+    return out, lse
+
+
+def _attend_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from those of the output, as `_attend` has the shapes; out and lse
+    are those of all keys of the sequence, not only of these."""
+    if q.device.type == "cpu":
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dv = on_cpu(grad, q, k, v, out, lse, 0.0, causal)
+        return dq, dk, dv
+    if q.dtype == torch.float32:
+        return _efficient_backward(grad, q, k, v, out, lse, causal)
+    # The kernel reads the log-sum-exp without strides. Random state is for dropout.
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        *(grad, q, k, v, out, lse.contiguous()),
+        *(None, None, q.size(2), k.size(2), 0.0, causal),
+        *(q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)),
+    )
+    return dq, dk, dv
+
+
+def _efficient_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The kernel for fp32 on GPUs, which takes no grouped queries."""
+    kv_heads = k.size(1)
+    k, v = repeat_for(q, k, v)
+    # Queries that fill the last 32 have no weight; the output is read as dense [B, t, H, e].
+    lse = F.pad(lse, (0, -lse.size(2) % 32), value=float("inf"))
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    unused = torch.zeros((), dtype=torch.int64)  # random state, for dropout
+    dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        *(grad, q, k, v, None, out, lse, unused, unused),
+        *(0.0, [True, True, True, False], causal),
+    )
+    dk, dv = (part.unflatten(1, (kv_heads, -1)).sum(2) for part in (dk, dv))
+    return dq, dk, dv

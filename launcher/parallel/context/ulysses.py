@@ -1,0 +1,78 @@
+"""Attention over sequences that are cut over ranks, by exchanging time for heads.
+
+Between two all-to-alls each rank has all tokens of some heads, so that any kernel does, with its
+windows and masks (DeepSpeed-Ulysses, arXiv:2309.14509).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.model.attention.kernel import AttentionFunction, Prepare
+from launcher.parallel.context.group import ContextGroup
+
+
+def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> AttentionFunction:
+    """`kernel` for [B, H, T/ranks, head_dim]; its mask is one for T.
+
+    Key and value heads that are fewer than ranks are repeated until each rank has one.
+    """
+    ranks = context_group.part.ranks
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, *, mask: Any, window: int | None, dropout: float
+    ) -> Tensor:
+        if (repeats := ranks // k.size(1)) > 1:
+            k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
+        q, k, v = (_Exchange.apply(part, context_group, True) for part in (q, k, v))
+        y = kernel(q, k, v, mask=mask, window=window, dropout=dropout)
+        found: Tensor = _Exchange.apply(y, context_group, False)
+        return found
+
+    return attend
+
+
+def whole_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
+    """The kernel's mask for all of T, asked for with a rank's part of it."""
+
+    def prepared(
+        seq_len: int,
+        window: int | None,
+        device: torch.device,
+        starts: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Any:
+        if starts is not None:
+            starts = context_group.all_gather(starts.contiguous()).transpose(0, 1).flatten(1)
+        return prepare(context_group.part.ranks * seq_len, window, device, starts, dtype)
+
+    return prepared
+
+
+class _Exchange(torch.autograd.Function):
+    """[B, H, T/ranks, e] -> [B, H/ranks, T, e] (to heads) or back, and the other way round for
+    gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, context_group: ContextGroup, to_heads: bool) -> Tensor:
+        ctx.context_group, ctx.to_heads = context_group, to_heads
+        return (_to_heads if to_heads else _to_time)(x, context_group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        back = _to_time if ctx.to_heads else _to_heads
+        return back(gradient, ctx.context_group), None, None
+
+
+def _to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
+    # Time comes first on the way, so that what arrives from the ranks in order is in order.
+    pieces = x.unflatten(1, (context_group.part.ranks, -1)).permute(1, 3, 0, 2, 4).contiguous()
+    return context_group.all_to_all(pieces).flatten(0, 1).permute(1, 2, 0, 3)
+
+
+def _to_time(x: Tensor, context_group: ContextGroup) -> Tensor:
+    pieces = x.permute(2, 0, 1, 3).unflatten(0, (context_group.part.ranks, -1)).contiguous()
+    # As one heads wide row per token, which is how the next projection reads it.
+    received = context_group.all_to_all(pieces).permute(2, 1, 0, 3, 4)
+    return received.flatten(2, 3).transpose(1, 2)

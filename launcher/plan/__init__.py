@@ -1,1 +1,0 @@
-"""Predicted bytes of a run that nobody has started."""

@@ -1,5 +1,0 @@
-"""In a browser: launcher/memory/shapes.py, from what it has said before."""
-
-from launcher.site.inside.stored import stored_shapes as shapes_of_one_block
-
-__all__ = ["shapes_of_one_block"]

@@ -1,0 +1,42 @@
+"""DistributedDataParallel: every rank holds everything, gradients are averaged."""
+
+from torch.nn.parallel import DistributedDataParallel
+
+from launcher.strategies.base import Strategy, Variant
+from launcher.strategies.compiled import compile_blocks
+from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.native import native_engine
+
+
+class Ddp(Strategy):
+    """`--strategy ddp`."""
+
+    name = "ddp"
+    variants = (
+        Variant(
+            label="ddp", also_called="ZeRO-0", fields={"strategy": "ddp"}, level=0, complexity=1
+        ),
+    )
+
+    def build(self, recipe: Recipe) -> Engine:
+        """Gradients live in the reduction buckets, so they are held once; mixed precision under
+        autocast."""
+        device, module = recipe.world.device, recipe.whole_module()
+        if recipe.config.loop.compile:
+            compile_blocks(module)
+        wrapped = DistributedDataParallel(
+            module,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            process_group=recipe.shards.group,
+            gradient_as_bucket_view=True,
+        )
+
+        def set_sync(last: bool) -> None:
+            wrapped.require_backward_grad_sync = last
+
+        return native_engine(
+            recipe,
+            wrapped,
+            set_sync=set_sync,
+            keeps_gradients=True,  # the buckets stay, so a ledger without them would be wrong
+        )

@@ -1,0 +1,289 @@
+"""FSDP2's gathered parameters and communication buffers, as engine.py uses it.
+
+Sizes and order of allocation follow torch/distributed/fsdp/_fully_shard: `_fsdp_collectives.py`
+and `_fsdp_param_group.py` (torch 2.13). On a GPU what is sent is allocated on streams of its own.
+"""
+
+import math
+from collections.abc import Iterator
+
+from launcher.forecast.buffers import Buffers
+from launcher.forecast.timeline import Timeline
+from launcher.forecast.trace.events import Key, Place
+from launcher.strategies.fsdp.forecast.groups import Group, grouped
+from launcher.strategies.fsdp.grouping import HEAD, ROOT
+from launcher.strategies.parameters import Parameter, row_range, row_shard
+from launcher.strategies.rank import FP32, Rank
+
+
+class FsdpBuffers(Buffers):
+    """Shards between uses; a group's whole parameters while it computes, the next one's early."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        sharding = rank.resolved.config.sharding
+        self.ranks = rank.world_size // sharding.replicate
+        self.shard_rank = rank.rank % self.ranks
+        self.replicated = sharding.replicate > 1
+        self.each = sharding.reduce_each_micro_batch
+        # Where the device is not the host itself.
+        self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
+        self.casts = self.element != self.stored
+        self.reduces = True
+        self._kept_gather: str | None = None
+        self._scattering: str | None = None
+        self._reductions = 0
+        self._group_parameters()
+
+    def _replace(self, key: str, elements: int) -> None:
+        """A variable's new value is there before the old one goes."""
+        self.timeline.allocate("new", FP32 * elements, "temporary")
+        self.timeline.free(key)
+        if elements:
+            self.timeline.rename("new", key, "temporary")
+
+    def _group_parameters(self) -> None:
+        groups = grouped(
+            self.parameters,
+            tied=self.rank.resolved.model.tied,
+            reshard_after_forward=self.rank.resolved.config.sharding.reshard_after_forward,
+        )
+        self.blocks = [group for name, group in groups.items() if name not in (ROOT, HEAD)]
+        self.head = groups.get(HEAD)
+        self.root = groups[ROOT]
+        self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
+        for group in self.groups:
+            sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
+            group.sum_up(sizes, whole_blocks=self.timeline.whole_blocks)
+
+    def _whole_bytes(self, p: Parameter) -> int:
+        return self.rank.computing_bytes(p) * self.ranks * self._padded(p)
+
+    def build(self) -> None:
+        for p in self.parameters:
+            size_bytes = self.rank.element_bytes(p) * self._padded(p)
+            where, pins = self.rank.params_where, self.rank.pins
+            self.timeline.allocate(
+                ("param", p.name), size_bytes, p.category, where=where, pinned=pins
+            )
+        # Each parameter's full initial value is made and cut; those before it are still there.
+        for p in self.parameters:
+            self._replace("value", p.elements)
+            self._replace("cut", math.prod(self.local_shape(p)))
+        self.timeline.free("value")
+        self.timeline.free("cut")
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        cut = {"rank": self.shard_rank, "ranks": self.ranks}
+        return ((p, *row_range(p.shape, **cut)) for p in self.trained)
+
+    def begin_forward(self, *, last: bool) -> None:
+        self.reduces = last or self.each
+        self._copy_out(self.root, forward=True)
+
+    def enter(self, place: Place) -> None:
+        if place.part == "block":
+            self._copy_out(self.blocks[place.layer], forward=True)
+        elif place.part == "head" and self.head is not None:
+            self._copy_out(self.head, forward=True)
+        elif place.part == "head_backward":
+            self._begin_backward()
+        elif place.part == "block_backward":
+            self._copy_out(self.blocks[place.layer], forward=False)
+            self._prefetch(place.layer)
+
+    def leave(self, place: Place) -> None:
+        if place.part == "block" and self.blocks[place.layer].reshard:
+            self._release(self.blocks[place.layer])
+        elif place.part == "block_backward" and not self._is_late(place.layer):
+            self._reduce(self.blocks[place.layer])
+        elif place.part == "head_backward" and self.head is not None:
+            self._reduce(self.head)
+
+    def end_forward(self) -> None:
+        if self.root.reshard:
+            self._release(self.root)
+        self._free_kept_gather()
+
+    def gradient(self, key: Key, name: str) -> None:
+        if self.timeline.has(("grad", name)):
+            self.timeline.free(key)
+        else:
+            self.timeline.rename(key, ("grad", name), "temporary")
+
+    def end_backward(self) -> None:
+        self._reduce(self.root)
+        if self._is_late(0):
+            self._reduce(self.blocks[0])
+        self.timeline.free(self._scattering)
+        self._scattering = None
+        for number in range(self._reductions):
+            self.timeline.free(("added", number))
+        self._reductions = 0
+
+    def step(self) -> None:
+        if self.rank.updates_in_backward:
+            return
+        self.clip_and_update()
+        for group in self.groups:
+            self._drop_shards(group)
+
+    def _update(self, group: Group) -> None:
+        """Where the optimizer is in the backward: each group as soon as it is reduced."""
+        for p in group.trained:
+            self.update(p)
+        key = ("shard", group.name)
+        if self.replicated and self.timeline.has(key):
+            # All-reduced, it is kept until the backward is over (_all_reduce_state).
+            self.timeline.rename(key, ("added", self._reductions), "temporary")
+            self._reductions += 1
+        self._drop_shards(group)
+
+    def _drop_shards(self, group: Group) -> None:
+        self.timeline.free(("shard", group.name))
+        for p in group.trained:
+            self.timeline.free(("shard", p.name))
+
+    def _is_late(self, layer: int) -> bool:
+        """Whether a block is reduced by the root's last callback, after the backward: its input has
+        no gradient, which would tell when it is through."""
+        return layer == 0 and len(self.trained) < len(self.parameters)
+
+    def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
+        return row_shard(parameter.shape, rank=self.shard_rank, ranks=self.ranks)[0]
+
+    def _padded(self, p: Parameter) -> int:
+        return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])
+
+    def _padded_sum(self, parameters: list[Parameter]) -> int:
+        return sum(self._padded(p) for p in parameters)
+
+    def _begin_backward(self) -> None:
+        # The hooks of head and root are both on the loss; each gathers the one before it early.
+        if self.head is not None:
+            self._prefetch(len(self.blocks))
+        self._copy_out(self.root, forward=False)
+        self._prefetch(len(self.blocks))
+
+    def _prefetch(self, before: int) -> None:
+        if before > 0:
+            self._gather(self.blocks[before - 1])
+
+    def _gather(self, group: Group) -> None:
+        if group.gathered or group.gathering:
+            return
+        group.gathering = True
+        if self.ranks == 1:
+            return
+        shard = sum(self.rank.computing_bytes(p) * self._padded(p) for p in group.parameters)
+        if self.offloaded:
+            self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
+        elif self.casts:
+            cast = self.element * self._padded_sum(group.trained)
+            self.timeline.allocate("shards to send", cast, "temporary", stream="gather")
+        key = ("gather", group.name)
+        self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
+        self.timeline.free("shards to send")
+
+    def _copy_out(self, group: Group, *, forward: bool) -> None:
+        self._gather(group)
+        if group.gathered:
+            return
+        if self.ranks > 1:
+            self.timeline.run(group.copied_out)
+        else:
+            for p in group.parameters:
+                self._copy_alone(p)
+                self.timeline.allocate(("whole", p.name), self._whole_bytes(p), "temporary")
+            self.timeline.free("copied")
+        group.gathered, group.gathering = True, False
+        if forward:
+            # Kept until the next copy-out, so that its memory is not reused while it is sent.
+            self._free_kept_gather()
+            self._kept_gather = group.name
+        else:
+            self.timeline.free(("gather", group.name))
+
+    def _copy_alone(self, p: Parameter) -> None:
+        """With nobody to gather from, parameters are fetched and cast one by one; a copy lives
+        until the next one is made."""
+        casts = self.casts and p.trained
+        if self.offloaded:
+            size_bytes = self.rank.element_bytes(p) * p.elements
+            self.timeline.allocate("fetched", size_bytes, "temporary")
+        if casts:
+            self.timeline.allocate("cast", self.element * p.elements, "temporary")
+            self.timeline.free("fetched")
+        made = "cast" if casts else "fetched"
+        self.timeline.free("copied")
+        if self.timeline.has(made):
+            self.timeline.rename(made, "copied", "temporary")
+
+    def _free_kept_gather(self) -> None:
+        self.timeline.free(("gather", self._kept_gather))
+        self._kept_gather = None
+
+    def _release(self, group: Group) -> None:
+        if self.ranks > 1 and group.gathered:
+            self.timeline.run(group.released)
+        elif self.ranks == 1:
+            for p in group.parameters:
+                self.timeline.free(("whole", p.name))
+        group.gathered = False
+
+    def _reduce(self, group: Group) -> None:
+        self._release(group)
+        if not self.reduces:
+            self._accumulate(group)
+            return
+        if self.casts and group.accumulated:
+            for p in group.trained:  # added to what the window has
+                self.timeline.free(("grad", p.name))
+        self.timeline.free(self._scattering)
+        elements = self._padded_sum(group.trained)
+        if elements == 0:
+            return
+        self._scattering = f"scatter {group.name}"
+        sent_bytes = self.stored * self.ranks * elements
+        self.timeline.allocate(self._scattering, sent_bytes, "temporary")
+        for p in group.trained:
+            self.timeline.free(("grad", p.name))
+            self.timeline.free(("accumulated", p.name))
+        group.accumulated = False
+        self._keep_shard(group, elements)
+        if self.rank.updates_in_backward:
+            self._update(group)
+
+    def _keep_shard(self, group: Group, elements: int) -> None:
+        size_bytes = self.stored * elements
+        if self.offloaded:
+            self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
+            for p in group.trained:
+                if not self.timeline.has(("shard", p.name)):
+                    shard = self.stored * self._padded(p)
+                    self.timeline.allocate(
+                        ("shard", p.name), shard, "grads", where="host", pinned=self.rank.pins
+                    )
+            self.timeline.free("reduced")
+        elif self.timeline.has(("shard", group.name)):
+            # Added to the shards of the micro-batches before.
+            key = ("added", self._reductions)
+            self.timeline.allocate(key, size_bytes, "temporary", stream="reduce")
+            if self.replicated:
+                self._reductions += 1  # kept until the backward is over
+            else:
+                self.timeline.free(key)
+        else:
+            shard_key = ("shard", group.name)
+            self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
+
+    def _accumulate(self, group: Group) -> None:
+        """In bf16, micro-batches without communication add up in fp32."""
+        if not self.casts:
+            return
+        for p in group.trained:
+            if not group.accumulated:
+                size = self.stored * p.elements
+                self.timeline.allocate(("accumulated", p.name), size, "grads")
+            self.timeline.free(("grad", p.name))
+        group.accumulated = True

@@ -1,0 +1,53 @@
+"""A group of parameters as FSDP's memory sees it: what of it is there at the moment."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from launcher.forecast.trace.stretches import EMPTY, Stretch, stretch
+from launcher.strategies.fsdp.grouping import group_of, reshards
+from launcher.strategies.parameters import Parameter
+
+
+@dataclass(slots=True)
+class Group:
+    """Parameters that are gathered and reduced together."""
+
+    name: str
+    parameters: list[Parameter]
+    reshard: bool
+    gathered: bool = False
+    gathering: bool = False
+    accumulated: bool = False
+    copied_out: Stretch = EMPTY
+    """What its whole parameters take, where they are gathered from others."""
+    released: Stretch = EMPTY
+
+    @property
+    def trained(self) -> list[Parameter]:
+        """Those that are reduced."""
+        return [p for p in self.parameters if p.trained]
+
+    def sum_up(self, sizes: Mapping[tuple[str, str], int], *, whole_blocks: bool) -> None:
+        """What its whole parameters, of these bytes, do when they come and go."""
+        self.copied_out = stretch(
+            ((key, size, size, "temporary") for key, size in sizes.items()),
+            whole_blocks=whole_blocks,
+        )
+        self.released = stretch(
+            ((key, 0, -size, "temporary") for key, size in sizes.items()),
+            whole_blocks=whole_blocks,
+        )
+
+
+def grouped(
+    parameters: Iterable[Parameter], *, tied: bool, reshard_after_forward: bool
+) -> dict[str, Group]:
+    """By name, in the order of their first parameters."""
+    groups: dict[str, Group] = {}
+    for p in parameters:
+        name = group_of(p.name, tied=tied)
+        if name not in groups:
+            own = reshards(name, reshard_after_forward=reshard_after_forward, tied=tied)
+            groups[name] = Group(name, [], own)
+        groups[name].parameters.append(p)
+    return groups

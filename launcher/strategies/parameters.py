@@ -1,0 +1,104 @@
+"""The parameters of a model and their shards, by arithmetic."""
+
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from launcher.model.config import ModelConfig
+from launcher.model.lora import is_adapter
+from launcher.model.quantized import PACKED
+from launcher.parallel.mesh import TensorRank
+from launcher.parallel.tensor.cut import Cut, cut_of
+from launcher.strategies.shapes import shapes_of_one_block
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model, or a rank's part of one."""
+
+    name: str
+    shape: tuple[int, ...]
+    trained: bool = True
+    """Whether it has a gradient and optimizer states; what is frozen is only computed with."""
+
+    @cached_property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def packed(self) -> bool:
+        """Whether it is a quantised weight: its elements are bytes."""
+        return self.name.endswith(PACKED)
+
+    @property
+    def category(self) -> str:
+        """The ledger's, of its value."""
+        return "params" if self.trained else "frozen"
+
+
+@cache
+def parameters_of(model: ModelConfig, share: TensorRank | None = None) -> tuple[Parameter, ...]:
+    """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
+    return tuple(
+        Parameter(name, cut.shape, is_trained(name, model))
+        for name, cut in cuts_of(model, share).items()
+    )
+
+
+def is_trained(name: str, model: ModelConfig) -> bool:
+    """Whether a parameter of the model has a gradient."""
+    return model.lora is None or is_adapter(name)
+
+
+@cache
+def cuts_of(model: ModelConfig, share: TensorRank | None) -> dict[str, Cut]:
+    """Name -> how the parameter is cut, in the same order."""
+    return {p.name: cut_of(p.name, p.shape, model, share) for p in _whole_parameters(model)}
+
+
+@cache
+def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
+    """Only one block is built, whatever the depth."""
+    found: list[Parameter] = []
+    named = shapes_of_one_block(model)
+    block = [(name, shape) for name, shape in named if name.startswith("blocks.")]
+    first = next(number for number, (name, _) in enumerate(named) if name.startswith("blocks."))
+    found += [Parameter(name, shape) for name, shape in named[:first]]
+    for layer in range(model.layers):
+        found += [Parameter(n.replace(".0.", f".{layer}.", 1), shape) for n, shape in block]
+    found += [Parameter(name, shape) for name, shape in named[first + len(block) :]]
+    return tuple(found)
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, in the same order."""
+    return {parameter.name: parameter.shape for parameter in parameters_of(model)}
+
+
+def trained_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Those of them that have gradients."""
+    return {p.name: p.shape for p in parameters_of(model) if p.trained}
+
+
+def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
+    """Of what is not trained: elements of the compute type, or bytes that are quantised."""
+    if model.lora is None:
+        return 0
+    frozen = (p for p in parameters_of(model) if not p.trained)
+    return sum(p.elements * (1 if p.packed else element_bytes) for p in frozen)
+
+
+def row_range(shape: tuple[int, ...], *, rank: int, ranks: int) -> tuple[int, int]:
+    """(first, number) of the elements in a rank's rows, as `row_shard` cuts them."""
+    (mine, *_), (chunk, *_) = row_shard(shape, rank=rank, ranks=ranks)
+    return min(shape[0], rank * chunk) * math.prod(shape[1:]), mine * math.prod(shape[1:])
+
+
+def row_shard(
+    shape: tuple[int, ...], *, rank: int, ranks: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, shape with padding) of a rank's rows: `torch.chunk` along dimension 0."""
+    chunk = -(-shape[0] // ranks)
+    mine = max(0, min(chunk, shape[0] - rank * chunk))
+    return (mine, *shape[1:]), (chunk, *shape[1:])

@@ -1,0 +1,158 @@
+"""How DeepSpeed's stages 1 and 2 lay parameters end to end, and what each rank holds of them."""
+
+from collections.abc import Iterable, Iterator
+
+from launcher.forecast.buffers import Buffers, Whole
+from launcher.forecast.timeline import Timeline
+from launcher.model.quantized import is_projection
+from launcher.strategies.ledger import Where
+from launcher.strategies.parameters import Parameter
+from launcher.strategies.rank import Rank
+from launcher.strategies.zero.config import zero_optimization
+
+FP64 = 8
+"""Gradient norms of ZeRO's own are summed in it."""
+
+
+def optimizer_groups(rank: Rank) -> list[list[Parameter]]:
+    """The parameter groups of `launcher.optim`: matrices, and vectors, of what is trained."""
+    matrices = [p for p in rank.trained if len(p.shape) >= 2]
+    vectors = [p for p in rank.trained if len(p.shape) < 2]
+    return [group for group in (matrices, vectors) if group]
+
+
+def messages(slices: Iterable[int], bucket: int) -> list[list[int]]:
+    """A bucket's slices, in elements, by the message that reduces them: the slice that takes one
+    beyond the bucket's size is its last, so a parameter larger than that has several."""
+    found: list[list[int]] = [[]]
+    for elements in slices:
+        if sum(found[-1]) > bucket:
+            found.append([])
+        found[-1].append(elements)
+    return found
+
+
+class Groups:
+    """The parameter groups, each laid end to end and cut by rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.groups = optimizer_groups(rank)
+        self.ranks = rank.world_size
+        self.partitions: list[int] = []
+        self.owners: dict[str, dict[int, int]] = {}  # elements of a parameter, by rank
+        self.mine: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # of this rank's elements in each of these
+        for group in self.groups:
+            # Flat groups are padded so that each rank's part begins on 4 bytes in fp16.
+            align = 2 * self.ranks
+            partition = -(-sum(p.elements for p in group) // align) * align // self.ranks
+            self.partitions.append(partition)
+            start = 0
+            for p in group:
+                end = start + p.elements
+                self.owners[p.name] = owners = {
+                    owner: min(end, (owner + 1) * partition) - max(start, owner * partition)
+                    for owner in range(start // partition, (end - 1) // partition + 1)
+                }
+                if rank.rank in owners:
+                    self.mine[p.name] = owners[rank.rank]
+                    self.first[p.name] = max(0, rank.rank * partition - start)
+                start = end
+
+    @property
+    def padded(self) -> int:
+        """Elements of all groups."""
+        return self.ranks * sum(self.partitions)
+
+
+class ZeroBuffers(Buffers):
+    """What all stages from 1 on have: the optimizer goes over flat pieces, one by one, with
+    gradients passing through a bucket."""
+
+    piece_elements: list[int]
+    """Of each piece that the optimizer updates."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self.where = rank.optimizer_where
+        self.offloaded = self.where != "device"
+        # Then norms are of gradients on their way to the host, where that is another place.
+        self.norms_on_the_way = self.offloaded and rank.device_type != "cpu"
+        self.config = zero_optimization(rank)
+        self.bucket = int(self.config["reduce_bucket_size"])
+        self.in_bucket: list[Parameter] = []
+        self.filled = 0
+
+    def where_of(self, number: int) -> Where:
+        """Where this rank's piece `number` has its master weights and optimizer states."""
+        return self.where
+
+    def build_states(self) -> None:
+        for number, elements in enumerate(self.piece_elements):
+            where = self.where_of(number)
+            costs = self.rank.optimizer_costs((elements,), where=where)
+            self.hold_states(("optimizer", number), costs, where)
+
+    def where_updated(self, parameter: Parameter) -> Where:
+        return self.where
+
+    def update_piece(self, number: int, elements: int) -> None:
+        """The optimizer on this rank's piece `number`; its states are born at the first step."""
+        key, where = ("optimizer", number), self.where_of(number)
+        costs = self.rank.optimizer_costs((elements,), where=where)
+        self.hold_states(key, costs, where)
+        self.transient(costs.temporary_bytes, where=where)
+        weights = (count for p, _, count in self.updated() if is_projection(p.name))
+        self.hold_masks(max(weights, default=0), where)
+
+
+class FlatBuffers(ZeroBuffers, Whole):
+    """Stages 1 and 2: parameters lie end to end, and each rank has a part of the master weights."""
+
+    def __init__(self, rank: Rank, timeline: Timeline) -> None:
+        super().__init__(rank, timeline)
+        self.groups = Groups(rank)
+        self.piece_elements = self.groups.partitions
+
+    def updated(self) -> Iterator[tuple[Parameter, int, int]]:
+        mine, first = self.groups.mine, self.groups.first
+        return ((self.by_name[name], first[name], count) for name, count in mine.items())
+
+    def build(self) -> None:
+        """Parameters as they were built; then group by group again, end to end."""
+        self.materialize("built", self.element)
+        for number in range(len(self.groups.groups)):
+            self.build_group(number)
+
+    def lays_on_host(self, size_bytes: int) -> bool:
+        """Whether so many bytes are laid end to end in host memory, and not beside the former."""
+        return False
+
+    def _drop_built(self, number: int) -> None:
+        for p in self.groups.groups[number]:
+            self.timeline.free(("built", p.name))
+
+    def build_group(self, number: int) -> None:
+        """Parameters end to end, in place of the former; master weights are cloned as the model has
+        them first, where they are of another type or elsewhere."""
+        timeline, element, where = self.timeline, self.element, self.where
+        partition, pins = self.groups.partitions[number], self.rank.pins
+        whole_bytes = element * partition * self.groups.ranks
+        if self.lays_on_host(whole_bytes):
+            self._drop_built(number)
+            timeline.empty_cache()
+            timeline.allocate("copies", whole_bytes, "temporary", where="host")
+            timeline.allocate("end to end", whole_bytes, "temporary", where="host")
+            timeline.free("copies")
+        timeline.allocate(("param", number), whole_bytes, "params")
+        timeline.free("end to end")
+        self._drop_built(number)
+        if element != self.stored or self.offloaded:
+            timeline.allocate("clone", element * partition, "temporary")
+        size_bytes = self.stored * partition
+        timeline.allocate(("master", number), size_bytes, "master", where=where, pinned=pins)
+        timeline.free("clone")
+        if self.offloaded:
+            # Where an updated part waits on its way to the device.
+            key, size_bytes = ("staged", number), element * partition
+            timeline.allocate(key, size_bytes, "temporary", where="host", pinned=pins)

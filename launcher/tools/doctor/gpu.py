@@ -1,0 +1,239 @@
+"""GPUs, NVML, the driver against the torch build, NCCL, and which kernels the hardware has."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+import torch.distributed as dist
+
+from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome, openable_gpus
+from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
+from launcher.util.sizes import GIB, gib
+from launcher.util.startup import allocator_variable, expands_segments
+
+BUSY_BYTES = 2 * GIB
+# Feature -> lowest compute capability with hardware (and kernels in torch) for it.
+NEEDS_CAPABILITY = {"bf16": (8, 0), "flash attention": (8, 0), "fp8": (8, 9)}
+CPU_BF16 = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16")  # the last is ARM's
+
+
+def nvml() -> Finding:
+    """Whether GPU memory, power and utilisation can be sampled."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            driver, count = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return _without_nvml(NvmlFault(error.value))
+    version = ".".join(map(str, driver_cuda() or ("unknown",)))
+    return ok(f"driver {driver}, up to CUDA {version}, {count} GPU{'s' * (count != 1)}")
+
+
+def torch_and_driver() -> Finding:
+    """Whether this torch can use the GPUs that are there."""
+    version = torch.__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 11):
+        return fail(version, "shardscale needs torch 2.11", "pip install --upgrade 'torch>=2.11'")
+    built_for, driver = torch.version.cuda, driver_cuda()
+    there = device_files()
+    if built_for is None:
+        if not there or torch.version.hip is not None:
+            return ok(f"{version}; trains on the CPU" if not there else version)
+        return fail(
+            f"{version} is a CPU build, but this machine has {len(there)} NVIDIA GPUs",
+            "training uses the CPU",
+            "install the CUDA build of torch that pytorch.org names for this driver",
+        )
+    usable = torch.cuda.is_available()  # also where a container has no device files of that name
+    if not there and not usable:
+        return ok(f"{version} for CUDA {built_for}; no GPU here, so it trains on the CPU")
+    if driver is not None and driver[0] < int(built_for.split(".")[0]):
+        return fail(
+            f"{version} is built for CUDA {built_for}, the driver goes up to "
+            + ".".join(map(str, driver)),
+            "torch does not start the GPUs",
+            "update the driver, or install torch for an older CUDA (pytorch.org)",
+        )
+    if not usable:
+        return fail(
+            f"{version} for CUDA {built_for} sees none of the {len(there)} GPUs",
+            "training uses the CPU",
+            "look at CUDA_VISIBLE_DEVICES, then run nvidia-smi",
+        )
+    return ok(f"{version} for CUDA {built_for}")
+
+
+def gpus() -> Finding:
+    """Names, memory, and whether somebody else is using it."""
+    if not torch.cuda.is_available():
+        return not_applicable("none that torch can use; training runs on the CPU")
+    all_properties = [
+        torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
+    ]
+    names = [
+        f"{p.name} ({gib(p.total_memory)}, compute capability {p.major}.{p.minor})"
+        for p in all_properties
+    ]
+    found = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    used = [bytes_ for bytes_ in _used_bytes() if bytes_ > BUSY_BYTES]
+    if used:
+        return warn(
+            f"{found}; {len(used)} already in use, up to {gib(max(used))}",
+            "less memory than a plan assumes, and slower steps",
+            "nvidia-smi names the processes; choose others with CUDA_VISIBLE_DEVICES",
+        )
+    near = f"--tensor-parallel and --context-parallel up to {len(names)} stay on this node"
+    return ok(f"{found}; {near}" if len(names) > 1 else found)
+
+
+def allocator() -> Finding:
+    """Whether the user's own setting of torch's allocator keeps expandable segments away."""
+    if not torch.cuda.is_available():
+        return not_applicable("no GPU that torch can use")
+    variable = allocator_variable()
+    if variable is None:
+        return ok("expandable segments, unless a run has --no-expandable-segments")
+    name, value = variable
+    if expands_segments(asked=True):
+        return ok(f"expandable segments, by {name}={value}")
+    return warn(
+        f"{name}={value} leaves out expandable segments",
+        "freed memory may stay in pieces too small to use; plans count with that",
+        f"unset {name}, or put expandable_segments:True into it",
+    )
+
+
+def kernels() -> Finding:
+    """bf16, flash attention and fp8 against the hardware."""
+    if not torch.cuda.is_available():
+        return cpu_kernels(_cpu_flags())
+    capabilities = sorted(
+        {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    )
+    return gpu_kernels(capabilities[0], torch.cuda.get_arch_list())
+
+
+def gpu_kernels(capability: tuple[int, int], arch_list: Sequence[str]) -> Finding:
+    """The same for a compute capability and the architectures that torch was built for."""
+    major, minor = capability
+    shown = f"compute capability {major}.{minor}"
+    if not _runs_on(capability, arch_list):
+        return fail(
+            f"{shown}, but this torch is built for {', '.join(arch_list)}",
+            "the first kernel ends with `no kernel image is available`",
+            "install a torch build that lists this GPU (pytorch.org)",
+        )
+    missing = [name for name, lowest in NEEDS_CAPABILITY.items() if capability < lowest]
+    has = [name for name in NEEDS_CAPABILITY if name not in missing]
+    if "bf16" in missing:
+        return warn(
+            f"{shown}: no hardware for {', '.join(missing)}",
+            "--precision bf16 is emulated and slow; attention runs without flash kernels",
+            "train with --precision fp32 on this GPU",
+        )
+    return ok(f"{shown}: {', '.join(has)}" + (f"; no {missing[0]}" if missing else ""))
+
+
+def cpu_kernels(flags: set[str]) -> Finding:
+    """bf16 on a CPU, by its feature flags."""
+    level = torch.backends.cpu.get_cpu_capability()
+    if not flags:
+        return not_applicable(f"CPU ({level}); what it does in bf16 is not known here")
+    if flags & set(CPU_BF16):
+        return ok(f"CPU ({level}) computes bf16 in hardware; flash attention and fp8 need a GPU")
+    return warn(
+        f"CPU ({level}) has no bf16 arithmetic",
+        "--precision bf16 saves memory but is slower than fp32",
+        "use --precision fp32 here when speed matters",
+    )
+
+
+def communication() -> Finding:
+    """NCCL between GPUs, gloo between CPUs."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        return fail(
+            "this torch has no gloo",
+            "several processes cannot train together",
+            "install a torch build with distributed support (pytorch.org)",
+        )
+    if not torch.cuda.is_available():
+        return ok("gloo (NCCL needs GPUs)")
+    if not dist.is_nccl_available():
+        return fail(
+            "this torch has no NCCL",
+            "several GPUs cannot train together",
+            "install the CUDA build of torch for Linux (pytorch.org)",
+        )
+    nccl: Any = torch.cuda.nccl  # not annotated
+    return ok(f"NCCL {'.'.join(map(str, nccl.version()))}, gloo")
+
+
+def device_files() -> list[Path]:
+    """NVIDIA GPUs by their device files, which need neither driver calls nor torch."""
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA (major, minor) that the driver runs; None without NVML."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            version: int = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return version // 1000, version % 1000 // 10
+
+
+def _without_nvml(fault: NvmlFault) -> Finding:
+    if fault.outcome is Outcome.MISSING and not device_files():
+        return not_applicable("no NVIDIA driver; the processes' own memory is sampled in its place")
+    fixes = {
+        "LIB_RM_VERSION_MISMATCH": "the driver was updated while loaded: reboot the machine",
+        "DRIVER_NOT_LOADED": "load the driver (modprobe nvidia) or reinstall it",
+        "LIBRARY_NOT_FOUND": "make libnvidia-ml.so.1 visible; in a container: --gpus all",
+    }
+    return warn(
+        f"NVML does not answer: {fault.name}",
+        "no GPU memory, power and utilisation in the records; a broken driver also stops training",
+        fixes.get(fault.name, "run nvidia-smi, which says more"),
+    )
+
+
+def _used_bytes() -> list[int]:
+    used = []
+    for uuid in openable_gpus():
+        try:
+            device = NvmlDevice.open(uuid)
+            used.append(device.memory_bytes()[0])
+            device.close()
+        except NvmlFault:
+            continue
+    return used
+
+
+def _runs_on(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Binary code runs within its major version; PTX (compute_) on everything newer."""
+    major, minor = capability
+    for arch in arch_list:
+        kind, _, digits = arch.partition("_")
+        number = int("".join(c for c in digits if c.isdigit()))
+        if kind == "compute" and number <= 10 * major + minor:
+            return True
+        if kind == "sm" and number // 10 == major and number % 10 <= minor:
+            return True
+    return False
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    return set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)", known, re.MULTILINE)).split())

@@ -1,0 +1,1 @@
+"""`shardscale export` to the form that transformers reads, and `import` from it."""

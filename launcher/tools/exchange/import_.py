@@ -1,0 +1,192 @@
+"""`shardscale import`: a model of transformers as a run folder whose step 0 can be resumed."""
+
+import itertools
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+import yaml
+from torch import Tensor
+
+from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.checkpoint.extra import Extra
+from launcher.checkpoint.files import write_shards
+from launcher.checkpoint.index import RankFile
+from launcher.checkpoint.pretrained.companions import carry_in
+from launcher.checkpoint.pretrained.files import new_folder
+from launcher.checkpoint.pretrained.peft import folder_beside
+from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.stored import Adapted, open_stored
+from launcher.config.beginning import ADAPTER_CONFIG, in_words
+from launcher.config.resolve import check_run_folder
+from launcher.data.build import TOKENIZER_FILE
+from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_fingerprint
+from launcher.model.config import ModelConfig
+from launcher.optim.choice import OptimChoice
+from launcher.optim.registry import checkpointed
+from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.parameters import trained_shapes
+from launcher.util.errors import ExitCode, refusing
+from launcher.util.flags import one_sentence
+
+_PART = re.compile(r"^(?:blocks\.\d+|\w+)")
+"""Of our name of a parameter: its block, or `wte`, `wpe`, `ln_f` or `head`."""
+
+Parts = Callable[[str], Iterator[tuple[int, Tensor]]]
+"""Our parameter, flattened, as pieces: the first element of each, and the piece."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportOptions:
+    """Make a run folder to train on from a model of transformers, or an adapter of PEFT."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A folder that transformers' or PEFT's save_pretrained has written."""
+    out: Path
+    """Run folder to make; must not exist yet."""
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Import one model; 0 when the run folder is there, 2 when refused."""
+    with one_sentence():
+        options = tyro.cli(ImportOptions, args=list(argv), prog="shardscale import")
+    print(import_model(options.folder, options.out))
+    return ExitCode.DONE
+
+
+def import_model(folder: Path, out: Path) -> str:
+    """Make the run folder `out`; what to say about it.
+
+    Raises:
+        UserError: the model is not one that ours computes, or files are missing or damaged.
+    """
+    check_run_folder(out)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return _import_adapter(folder, out)
+    with Source(folder) as source, new_folder(out) as run:
+        config = source.config
+        tokenizer = _copy_tokenizer(folder, run, config)
+        extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)
+        carry_in(folder, run)
+        _write_checkpoint(run, source.shapes, source.parts, extra)
+    return _said(folder, out, config.parameter_count, tokenizer=tokenizer)
+
+
+def _import_adapter(folder: Path, out: Path) -> str:
+    """The same of an adapter of PEFT, beside the weights that it names."""
+    base = folder_beside(folder)
+    with open_stored(folder) as stored, new_folder(out) as run:
+        config = stored.config
+        places = [place for place in (folder, base) if (place / TOKENIZER_FILE).exists()]
+        tokenizer = bool(places) and _copy_tokenizer(places[0], run, config)
+        words = {**in_words(config), "init_from": str(base.absolute())}
+        extra = _write_config(run, out, config, words, tokenizer=tokenizer)
+        extra["base"] = stored.base()
+        carry_in(base, run)
+
+        def parts(name: str) -> Iterator[tuple[int, Tensor]]:
+            yield 0, stored.read(name).flatten()
+
+        _write_checkpoint(run, trained_shapes(config), parts, extra)
+        notes = stored.notes() if isinstance(stored, Adapted) else []
+    said = _said(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
+    return "\n".join([said, *notes])
+
+
+def _write_config(
+    run: Path, out: Path, config: ModelConfig, words: Mapping[str, Any], *, tokenizer: bool
+) -> Extra:
+    """The run's config.yaml; what its checkpoint says of it."""
+    settings = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in words.items()
+    }
+    if tokenizer:
+        settings["tokenizer"] = str(out.absolute() / TOKENIZER_FILE)
+    (run / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    extra: Extra = {"config": settings, "model": config}
+    if tokenizer:
+        extra["tokenizer"] = tokenizer_fingerprint(run / TOKENIZER_FILE)
+    return extra
+
+
+def _said(folder: Path, out: Path, parameters: int, *, tokenizer: bool) -> str:
+    lines = [
+        f"imported {folder} to {out}: {parameters:,} parameters",
+        f"train it: torchrun --nproc 2 -m launcher.train --config {out / 'config.yaml'} "
+        f"--resume {out} --data FILE",
+    ]
+    if not tokenizer:
+        lines.insert(
+            1, f"{folder} has no tokenizer.json: add --tokenizer FILE with the one it needs"
+        )
+    return "\n".join(lines)
+
+
+def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
+    """Put the tokenizer into the run folder; False where there is none."""
+    target = run / TOKENIZER_FILE
+    if (folder / TOKENIZER_FILE).exists():
+        given = str(folder / TOKENIZER_FILE)
+        encoder = load_encoder(given)  # refuses what training would refuse
+        shutil.copyfile(given, target)
+    elif (folder / "vocab.json").is_file():  # what transformers wrote before tokenizer.json
+        given = f"hf:{folder}"
+        encoder = load_encoder(given)
+        encoder.save(target)
+    else:
+        return False
+    check_vocabulary(given, encoder.vocab_size, config.vocab_size)
+    return target.exists()
+
+
+def _write_checkpoint(
+    run: Path, shapes: Mapping[str, tuple[int, ...]], parts: Parts, extra: Extra
+) -> None:
+    """Step 0: the weights, and optimizer states that are all 0. Weights are read where they are, a
+    piece at a time."""
+    folder = CheckpointFolder(run / "checkpoints")
+    path = folder.begin(0)
+    # Of the optimizer that a run has by default.
+    states, counters = checkpointed(OptimChoice(), shapes)
+    # From numpy: pages of zeros that nobody writes to take no memory.
+    largest = max(map(math.prod, shapes.values()))
+    zeros = torch.from_numpy(np.zeros(largest, dtype=np.float32))
+    files: list[RankFile] = []
+    for _, block in itertools.groupby(shapes, key=lambda name: _PART.findall(name)[0]):
+        shards = itertools.chain.from_iterable(
+            _shards(name, parts(name), {s: zeros[: math.prod(shapes[name])] for s in states})
+            for name in block
+        )
+        files.append(write_shards(path / f"part-{len(files):05d}.safetensors", shards))
+    checkpoint = Checkpoint(
+        path=path,
+        step=0,
+        world_size=1,
+        shapes=shapes,
+        kinds=(PARAM, *states),
+        counters=dict.fromkeys(counters, 0.0),
+        extra=extra,
+        rng=(),  # no random numbers have been drawn
+        files=files,
+    )
+    checkpoint.check_coverage()
+    checkpoint.write()
+    folder.publish(path, 0)
+
+
+def _shards(
+    name: str, pieces: Iterator[tuple[int, Tensor]], states: Mapping[str, Tensor]
+) -> Iterator[Shard]:
+    """A parameter's pieces as they are stored, and what an optimizer keeps of it."""
+    for start, piece in pieces:
+        yield Shard(name=name, kind=PARAM, start=start, data=piece)
+    for kind, values in states.items():
+        yield Shard(name=name, kind=kind, start=0, data=values)

@@ -1,0 +1,203 @@
+"""`python -m launcher.tools.serve.case`: one engine with one kind of weights, alone in its process.
+
+Reads a `Case` as JSON from standard input and writes what it measured, or why it cannot be, as the
+last line of standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from launcher.checkpoint.pretrained.loading import open_source
+from launcher.data import IGNORED_TARGET
+from launcher.tools.serve import engines
+from launcher.tools.serve.engines import Engine
+from launcher.tools.serve.runtime import NoKernel
+from launcher.util.errors import UserError, one_line
+
+WARM_UP_PROMPTS = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is measured."""
+
+    run: str
+    engine: str
+    weights: str
+    device: str
+    threads: int
+    prompts: list[list[int]]
+    new_tokens: int
+    repeats: int
+    text: str
+    """A .npz file with `tokens` and `targets`, of which perplexity is taken."""
+    graph: str
+    """The exported graph, for engines that run one; written there by `prepare`."""
+    prepares: bool
+    """Only write the graph: what that takes is not the engine's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Of one case."""
+
+    before_model_bytes: int | None
+    """Of the process with its libraries, before the model; None where they do not count."""
+    peak_bytes: int | None
+    """While prompts are read and continued: on a CPU the resident set of the process, on a GPU
+    what torch has allocated there; None where nobody knows."""
+    prefill_s: float
+    """Median time to read a prompt and give the first token."""
+    token_s: float
+    """Median time of a further token."""
+    token_p90_s: float
+    cpu_s: float
+    """Median CPU time of the process, of all its threads, for a new token, with its part of the
+    prompt: other processes of a busy machine change it less."""
+    tokens_per_s: float
+    """New tokens over the time of prompts and tokens, the median of the repeats."""
+    perplexity: float
+    tokens: list[list[int]]
+    """What follows each prompt, greedily."""
+
+
+def main() -> None:
+    """Measure the case on standard input."""
+    case = Case(**json.loads(sys.stdin.read()))
+    torch.set_num_threads(case.threads)
+    try:
+        # Libraries print what they like.
+        with contextlib.redirect_stdout(sys.stderr):
+            found = measure(case)
+        print(json.dumps(found))
+    except (NoKernel, UserError) as error:
+        print(json.dumps({"reason": one_line(str(error))}))
+    except Exception as error:  # whatever an engine cannot do is a reason, not the bench's end
+        told = str(error).strip().splitlines() or [""]
+        print(json.dumps({"reason": one_line(f"{type(error).__name__}: {told[0]}")}))
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """As the case says.
+
+    Raises:
+        NoKernel, UserError: it cannot run.
+    """
+    if case.prepares:
+        engines.prepare(Path(case.run), case.weights, Path(case.graph))
+        return {}
+    device = torch.device(case.device)
+    before = _resident_bytes("VmRSS") if device.type == "cpu" else None
+    engine = _engine(case, device)
+    capacity = len(case.prompts[0]) + case.new_tokens
+    with torch.inference_mode():
+        for prompt in case.prompts[:WARM_UP_PROMPTS]:
+            _continued(engine, prompt, case.new_tokens, capacity)
+        _reset_peak(device)
+        rounds = [
+            [_continued(engine, prompt, case.new_tokens, capacity) for prompt in case.prompts]
+            for _ in range(case.repeats)
+        ]
+        peak = _peak_bytes(case, device)
+        perplexity = _perplexity(engine, case)
+    each = [one for found in rounds for one in found]
+    steps = [seconds for one in each for seconds in one.token_s]
+    rates = [
+        len(found) * case.new_tokens / sum(one.prefill_s + sum(one.token_s) for one in found)
+        for found in rounds
+    ]
+    return asdict(
+        Measured(
+            before_model_bytes=before,
+            peak_bytes=peak,
+            prefill_s=statistics.median(one.prefill_s for one in each),
+            token_s=statistics.median(steps),
+            token_p90_s=float(np.quantile(steps, 0.9)),
+            cpu_s=statistics.median(one.cpu_s for one in each) / case.new_tokens,
+            tokens_per_s=statistics.median(rates),
+            perplexity=perplexity,
+            tokens=[one.tokens for one in rounds[0]],
+        )
+    )
+
+
+def _engine(case: Case, device: torch.device) -> Engine:
+    run, graph = Path(case.run), Path(case.graph)
+    if case.engine in ("pytorch", "compiled"):
+        model = engines.load(run, case.weights, device)
+        return engines.Eager(model) if case.engine == "pytorch" else engines.Compiled(model)
+    with open_source(run) as source:
+        config = source.config
+    make = engines.onnx_runtime if case.engine == "onnxruntime" else engines.tensorrt
+    return make(config, case.weights, graph)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Continued:
+    prefill_s: float
+    token_s: list[float]
+    cpu_s: float
+    """Of all of them."""
+    tokens: list[int]
+
+
+def _continued(engine: Engine, prompt: list[int], count: int, capacity: int) -> _Continued:
+    """`count` tokens behind a prompt; each is there when its time ends, also on a GPU."""
+    ids, seconds, found = torch.tensor(prompt), [], []
+    extend, cpu_s = engine.begin(capacity), time.process_time()
+    for _ in range(count):
+        started = time.perf_counter()
+        token = int(extend(ids).argmax())
+        seconds.append(time.perf_counter() - started)
+        found.append(token)
+        ids = torch.tensor([token])
+    cpu_s = time.process_time() - cpu_s
+    return _Continued(prefill_s=seconds[0], token_s=seconds[1:], cpu_s=cpu_s, tokens=found)
+
+
+def _perplexity(engine: Engine, case: Case) -> float:
+    with np.load(case.text) as text:
+        tokens, targets = torch.from_numpy(text["tokens"]), torch.from_numpy(text["targets"])
+    total, count = 0.0, 0
+    for ids, wanted in zip(tokens, targets, strict=True):
+        logits = engine.logits(ids).float().cpu()
+        total += float(F.cross_entropy(logits, wanted, reduction="sum"))
+        count += int((wanted != IGNORED_TARGET).sum())
+    return math.exp(min(total / count, 700.0))
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        # 5 makes the highest resident set so far the present one (proc(5)).
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes(case: Case, device: torch.device) -> int | None:
+    if device.type == "cpu":
+        return _resident_bytes("VmHWM")
+    # TensorRT has its own memory, which torch does not count.
+    return None if case.engine == "tensorrt" else torch.cuda.max_memory_allocated(device)
+
+
+def _resident_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Our decoder as an ONNX graph of plain operators.
+
+Attention, rotary embedding and RMSNorm are written out, and the operator set is one that every
+parser knows: the fused operators of later sets are in no released list of TensorRT's parser.
+Inputs and outputs are named as transformers and optimum name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from launcher.model.config import ModelConfig
+from launcher.model.gpt import GPT, Block, Sequences
+from launcher.model.rope import rotation
+
+OPSET = 18
+MOST_FILE_BYTES = 2_000_000_000
+"""Of weights inside the graph's own file: protobuf ends at 2^31 bytes."""
+
+LayerCache = tuple[Tensor, Tensor]
+"""Keys and values [B, kv heads, P, head_dim]."""
+
+
+class Scorer(nn.Module):
+    """Logits of whole sequences.
+
+    Learned positions and rotary ones count from the first token, so shorter sequences are padded
+    behind.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.decoder = CachedDecoder(model)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """input_ids [B, T] int64 -> [B, T, V]."""
+        positions = torch.arange(input_ids.size(1)).expand(input_ids.shape)
+        logits, _ = self.decoder.walk(input_ids, positions, None, None)
+        return logits
+
+
+class CachedDecoder(nn.Module):
+    """Logits of tokens behind those whose keys and values are given."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        past: Sequence[LayerCache],
+    ) -> tuple[Tensor, list[LayerCache]]:
+        """input_ids and position_ids [B, T], attention_mask [B, P + T], all int64, past [B, kv
+        heads, P, head_dim] for each block -> logits [B, T, V], and past with T more.
+
+        P may be 0. A mask of 0 hides a position, as that of padding before a shorter prompt.
+        """
+        return self.walk(input_ids, position_ids, attention_mask, past)
+
+    def walk(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        past: Sequence[LayerCache] | None,
+    ) -> tuple[Tensor, list[LayerCache]]:
+        """The model's blocks from outside, as `launcher.tools.generate` walks them."""
+        model, (batch, length) = self.model, input_ids.shape
+        before = 0 if past is None else past[0][0].size(2)
+        hidden = _hidden(model.config, before, length, attention_mask)
+        turned = None
+        if model.wpe is None:
+            tables = rotation(model.config, position_ids.flatten())
+            cos, sin = (table.view(batch, length, 1, -1) for table in tables)
+            turned = (cos, sin)
+        sequences = Sequences(input_ids.shape, None, turned)
+        x = model.embed(input_ids, position_ids)
+        present: list[LayerCache] = []
+        for number, block in enumerate(cast("list[Block]", list(model.blocks))):
+            q, k, v = (part.transpose(1, 2) for part in block.attn.heads(block.ln_1(x), sequences))
+            if past is not None:
+                k = torch.cat([past[number][0], k], dim=2)
+                v = torch.cat([past[number][1], v], dim=2)
+            present.append((k, v))
+            x = x + block.attn.output(_attend(q, k, v, hidden)).view_as(x)
+            x = x + block.mlp(block.ln_2(x))
+        # As rows: of more dimensions the exporter would turn the head's weight around, which is the
+        # embedding too where they are tied, and then there are two of it.
+        logits: Tensor = model.head(model.ln_f(x).flatten(0, 1))
+        return logits.view(batch, length, -1), present
+
+
+def _hidden(config: ModelConfig, before: int, length: int, mask: Tensor | None) -> Tensor:
+    """Which keys a query does not see, bool [1 or B, 1, T, P + T]."""
+    queries, keys = torch.arange(length) + before, torch.arange(before + length)
+    distance = queries[:, None] - keys
+    seen = distance >= 0
+    if config.window is not None:
+        seen = seen & (distance <= config.window)
+    seen = seen[None, None]
+    return ~seen if mask is None else ~(seen & (mask != 0)[:, None, None])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+    """q [B, H, T, head_dim], k and v [B, kv heads, P + T, head_dim] -> as q.
+
+    The queries that share a key head are rows of one product, and no key is repeated. A hidden
+    score is the least number and not minus infinity, of which a row of padding would be NaN.
+    """
+    batch, kv_heads, seen, head_size = k.shape
+    rows = q.reshape(batch, kv_heads, -1, head_size)
+    scores = (rows @ k.transpose(-2, -1)) * (1.0 / math.sqrt(head_size))
+    scores = scores.view(batch, q.size(1), -1, seen).float()
+    weights = scores.masked_fill(hidden, torch.finfo(torch.float32).min).softmax(-1).to(v.dtype)
+    return (weights.view(batch, kv_heads, -1, seen) @ v).view_as(q)
+
+
+def past_names(config: ModelConfig, prefix: str) -> list[str]:
+    """`past_key_values.0.key`, ...: a block's keys, then its values."""
+    kinds = ("key", "value")
+    return [f"{prefix}.{block}.{kind}" for block in range(config.layers) for kind in kinds]
+
+
+def input_names(config: ModelConfig, *, cache: bool) -> list[str]:
+    """Of the graph, in order."""
+    with_cache = ("attention_mask", "position_ids", *past_names(config, "past_key_values"))
+    return ["input_ids", *(with_cache if cache else ())]
+
+
+def output_names(config: ModelConfig, *, cache: bool) -> list[str]:
+    """Of the graph, in order."""
+    return ["logits", *(past_names(config, "present") if cache else ())]
+
+
+def empty_past(model: GPT, batch: int, length: int = 0) -> list[LayerCache]:
+    """Zeros in place of so many tokens; each tensor is its own, since those that are one tensor
+    are traced as one input."""
+    config = model.config
+    shape = (batch, config.kv_head_count, length, config.head_size)
+    new = model.wte.weight.new_zeros
+    return [(new(shape), new(shape)) for _ in range(config.layers)]
+
+
+def write_graph(
+    model: GPT, path: Path, *, cache: bool, most_file_bytes: int = MOST_FILE_BYTES
+) -> None:
+    """Write `model` as `path`; weights of more than `most_file_bytes` lie beside it, in
+    `path` + ".data". A tied weight is written once."""
+    # Any sizes but 0 and 1, which a tracer takes for constants.
+    batch, length, before = 2, 4, 3
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    arguments: tuple[Any, ...] = (ids,)
+    names = {name: torch.export.Dim(name) for name in ("batch_size", "sequence_length")}
+    whole = {0: names["batch_size"], 1: names["sequence_length"]}
+    shapes: dict[str, Any] = {"input_ids": whole}
+    if cache:
+        mask = torch.ones(batch, before + length, dtype=torch.int64)
+        past = empty_past(model, batch, before)
+        arguments = (ids, mask, ids.clone(), past)
+        total = {0: names["batch_size"], 1: torch.export.Dim("total_sequence_length")}
+        held = {0: names["batch_size"], 2: torch.export.Dim("past_sequence_length")}
+        shapes |= {"attention_mask": total, "position_ids": whole}
+        shapes["past"] = [(held, held)] * len(past)
+    with _quietly(), torch.no_grad():
+        program = torch.onnx.export(
+            CachedDecoder(model) if cache else Scorer(model),
+            arguments,
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=input_names(model.config, cache=cache),
+            output_names=output_names(model.config, cache=cache),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    for node in program.model.graph:  # where in whose folders each line of ours is
+        node.metadata_props.clear()
+    size_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    program.save(path, external_data=size_bytes > most_file_bytes)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's remarks on packages that have no part in this."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)

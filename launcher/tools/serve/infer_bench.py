@@ -1,0 +1,272 @@
+"""`shardscale infer-bench`: what trained models cost where they are used, in one table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import tyro
+
+from launcher.checkpoint.pretrained.files import new_folder
+from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
+from launcher.config.resolve import check_run_folder
+from launcher.tools.serve import engine as tensorrt_engine
+from launcher.tools.serve.case import Case, Measured
+from launcher.tools.serve.export import missing_packages
+from launcher.tools.serve.text import Asked, Bench, asked, text_of
+from launcher.util.errors import ExitCode, UserError, refusing
+from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
+from launcher.util.orphans import for_children
+from launcher.util.packages import version_of
+from launcher.util.sizes import duration
+
+EngineName = Literal["pytorch", "compiled", "onnxruntime", "tensorrt"]
+Weights = Literal["fp32", "bf16", "int8"]
+VERSION = 1
+REFERENCE = ("pytorch", "fp32")
+"""Engine and weights that a run's others are held against."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferBenchOptions:
+    """Memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT, beside each
+    other: the same prompts, each engine in its own process."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
+    """Run folders or checkpoints, trained on the same text with the same tokenizer."""
+    out: Path | None = None
+    """Folder to write; must not exist yet (inference, beside the first run)."""
+    engines: tuple[EngineName, ...] = ("pytorch", "compiled", "onnxruntime", "tensorrt")
+    """What runs the models."""
+    weights: tuple[Weights, ...] = ("fp32", "bf16", "int8")
+    """int8: of projections, whose inputs are quantised as they come (torchao, or ONNX Runtime)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it runs: a GPU when there is one (auto)."""
+    prompts: int = 3
+    """Pieces of the validation text that are continued, one at a time."""
+    prompt_tokens: int = 32
+    """Tokens of each."""
+    new_tokens: int = 32
+    """Tokens that follow each, greedily."""
+    repeats: int = 3
+    """How often all prompts are continued."""
+    sequences: int = 32
+    """Of the validation text, for perplexity."""
+    seed: int = 0
+    """Of where prompts begin."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("infer-bench needs runs: give run folders, for example runs/dense")
+        for name, most in (("prompts", 1000), ("repeats", 1000), ("sequences", MOST_ITEMS)):
+            require_range(f"--{name}", getattr(self, name), 1, most)
+        require_range("--prompt-tokens", self.prompt_tokens, 1, MOST_ITEMS)
+        require_range("--new-tokens", self.new_tokens, 2, MOST_ITEMS)
+        require_range("--seed", self.seed, 0, 2**62)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: this machine has no GPU; give --device cpu")
+
+    @property
+    def device_type(self) -> str:
+        """Where it runs, with `auto` resolved."""
+        return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Measure, write the folder, print the table; 0 when it is there, 2 when refused."""
+    with one_sentence():
+        options = tyro.cli(InferBenchOptions, args=list(argv), prog="shardscale infer-bench")
+    out = options.out or options.runs[0].absolute().parent / FOLDER
+    check_run_folder(out)
+    runs = [asked(run) for run in options.runs]
+    for run in runs:
+        if (wanted := options.prompt_tokens + options.new_tokens) > run.model.context:
+            raise UserError(
+                f"{run.path}: its context is {run.model.context}, and --prompt-tokens "
+                f"{options.prompt_tokens} with --new-tokens {options.new_tokens} are {wanted}: "
+                "give fewer"
+            )
+    bench = text_of(
+        runs,
+        prompts=options.prompts,
+        prompt_tokens=options.prompt_tokens,
+        sequences=options.sequences,
+        seed=options.seed,
+    )
+    found = _measured(options, runs, bench)
+    with new_folder(out) as folder:
+        (folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (folder / "inference.md").write_text(markdown_text(found), encoding="utf-8")
+        (folder / "inference.html").write_text(page(found), encoding="utf-8")
+    print_rows(found, out)
+    return ExitCode.DONE
+
+
+def _measured(options: InferBenchOptions, runs: Sequence[Asked], bench: Bench) -> dict[str, Any]:
+    """Everything that is written, but for its forms."""
+    names = _names([run.path for run in runs])
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        text = Path(scratch, "text.npz")
+        np.savez(text, tokens=bench.tokens, targets=bench.targets)
+        common = Case(
+            run="",
+            engine="",
+            weights="",
+            graph="",
+            prepares=False,
+            device=options.device_type,
+            threads=torch.get_num_threads(),
+            prompts=bench.prompts,
+            new_tokens=options.new_tokens,
+            repeats=options.repeats,
+            text=str(text),
+        )
+        for case in _told(_cases(options, runs, common, Path(scratch))):
+            row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
+            rows.append(row | _beside(_outcome(case), row, rows))
+    return {
+        "version": VERSION,
+        "made_unix_s": time.time(),
+        "machine": _machine(options.device_type),
+        "threads": torch.get_num_threads(),
+        "memory": "resident set of the process" if options.device_type == "cpu" else "allocated",
+        "settings": {
+            name: getattr(options, name)
+            for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "seed")
+        }
+        | {"sequences": len(bench.tokens)},  # the split may hold fewer
+        "parameters": {names[run.path]: run.model.parameter_count for run in runs},
+        "rows": rows,
+    }
+
+
+def _names(paths: Sequence[Path]) -> dict[Path, str]:
+    """The names of the folders, or whole paths where some are alike."""
+    alone = len({path.name for path in paths}) == len(set(paths))
+    return {path: path.name if alone else str(path) for path in paths}
+
+
+def _cases(
+    options: InferBenchOptions, runs: Sequence[Asked], common: Case, scratch: Path
+) -> list[Case]:
+    """In the order of the table: a run's first one is what its others are held against."""
+    return [
+        replace(
+            common,
+            run=str(run.path),
+            engine=engine,
+            weights=weights,
+            graph=str(scratch / f"{number}-{weights}" / "model.onnx"),
+        )
+        for number, run in enumerate(runs)
+        for engine in options.engines
+        for weights in options.weights
+    ]
+
+
+def _told(cases: Sequence[Case]) -> Iterator[Case]:
+    """The cases, each announced with the time that is left by those before."""
+    started = time.monotonic()
+    for done, case in enumerate(cases):
+        left = (time.monotonic() - started) / done * (len(cases) - done) if done else None
+        eta = "" if left is None else f", about {duration(left)} left"
+        said = f"{Path(case.run).name}, {case.engine}, {case.weights}{eta}"
+        print(f"[{done + 1}/{len(cases)}] {said}", file=sys.stderr, flush=True)
+        yield case
+
+
+def _outcome(case: Case) -> dict[str, Any]:
+    """What was measured, or the `reason` why nothing was."""
+    reason = _obstacle(case)
+    if reason is not None:
+        return {"reason": reason}
+    if case.engine in ("onnxruntime", "tensorrt") and not Path(case.graph).exists():
+        Path(case.graph).parent.mkdir()
+        prepared = _alone(replace(case, prepares=True, device="cpu"))
+        if "reason" in prepared:
+            return prepared
+    return _alone(case)
+
+
+def _obstacle(case: Case) -> str | None:
+    """Why it need not be tried."""
+    if case.engine in ("onnxruntime", "tensorrt") and (missing := missing_packages()):
+        return f"needs {', '.join(missing)} (the extra onnx)"
+    if case.engine == "onnxruntime" and case.device == "cuda":
+        return "the onnx extra's ONNX Runtime has no kernels for GPUs: give --device cpu"
+    if case.engine == "tensorrt":
+        if missing := tensorrt_engine.missing():
+            return f"needs {' and '.join(missing)}, which this machine has not"
+        if case.device == "cpu":
+            return "runs on GPUs only"
+        if case.weights == "int8":
+            return "takes int8 with calibrated scales, which the graph has not"
+    elif case.engine != "onnxruntime" and case.weights == "int8" and version_of("torchao") is None:
+        return "needs torchao"
+    return None
+
+
+def _alone(case: Case) -> dict[str, Any]:
+    """In a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.tools.serve.case"],
+        input=json.dumps(asdict(case)),
+        env=os.environ | for_children() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = (done.stderr.splitlines() or [""])[-1]
+        return {"reason": f"its process ended with {done.returncode}: {last}"}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _beside(
+    found: dict[str, Any], row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """With its ratio to PyTorch as it is in fp32, and how many tokens are the same from the
+    beginning on; nothing measured is None."""
+    row_of_nothing = dict.fromkeys(field.name for field in fields(Measured))
+    values: dict[str, Any] = {**row_of_nothing, "reason": None, **found}
+    own = (one for one in rows if one["run"] == row["run"])
+    first = next((one for one in own if (one["engine"], one["weights"]) == REFERENCE), None)
+    if (row["engine"], row["weights"]) == REFERENCE:
+        first = values
+    tokens, ratio, same = values["tokens"], None, None
+    if first is not None and tokens is not None and first["tokens"] is not None:
+        ratio = values["tokens_per_s"] / first["tokens_per_s"]
+        same = min(map(_same_from_the_beginning, tokens, first["tokens"]))
+    return values | {"tokens_per_s_ratio": ratio, "same_tokens": same}
+
+
+def _same_from_the_beginning(mine: Sequence[int], others: Sequence[int]) -> int:
+    pairs = zip(mine, others, strict=True)
+    return next((n for n, (one, other) in enumerate(pairs) if one != other), len(mine))
+
+
+def _machine(device_type: str) -> dict[str, Any]:
+    packages = ("torch", "onnx", "onnxruntime", "torchao", "tensorrt")
+    name = torch.cuda.get_device_name() if device_type == "cuda" else _cpu_name()
+    versions = {package: version_of(package) for package in packages}
+    return {"device": name, "python": platform.python_version(), "packages": versions}
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())

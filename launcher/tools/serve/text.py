@@ -1,0 +1,120 @@
+"""What several runs are asked and held against: prompts and sequences of their validation text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from launcher.checkpoint import Checkpoint
+from launcher.checkpoint.extra import saved_model
+from launcher.checkpoint.pretrained.companions import choose_tokenizer
+from launcher.checkpoint.store import candidates
+from launcher.config.rules import default_seq_len
+from launcher.config.schema import DataChoice
+from launcher.data import EvaluationBatches, open_corpus
+from launcher.model.config import ModelConfig
+from launcher.util.errors import UserError, naming
+
+_SHORTEST_SEQUENCE = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """The same for all runs."""
+
+    prompts: list[list[int]]
+    tokens: np.ndarray
+    """int64 [n, T]: sequences of the validation split, from its beginning."""
+    targets: np.ndarray
+    """int64 [n, T], -100 where one does not count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A run with what its checkpoint says of its text."""
+
+    path: Path
+    model: ModelConfig
+    choice: DataChoice
+    tokenizer: str
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sequence of the run."""
+        return min(self.choice.seq_len or default_seq_len(self.model), self.model.context)
+
+
+def asked(run: Path) -> Asked:
+    """A run, or one of its checkpoints.
+
+    Raises:
+        UserError: there is none, or it says nothing of its tokenizer or its text.
+    """
+    try:
+        checkpoint = Checkpoint.open(candidates(run)[0])
+    except UserError as error:
+        raise UserError(str(error).removeprefix("--resume ")) from None
+    model, saved = saved_model(checkpoint.extra), checkpoint.extra.get("config", {})
+    tokenizer = choose_tokenizer(checkpoint, None)
+    if tokenizer is None or model is None:
+        raise UserError(
+            f"{run}: has no tokenizer, and nothing can be asked without one: give a run that "
+            "launcher.train has made"
+        )
+    if "data" not in saved:
+        raise UserError(
+            f"{run}: does not say which text it was trained on, whose validation split is read: "
+            "give a run that launcher.train has made"
+        )
+    known = {field.name for field in fields(DataChoice)} & saved.keys()
+    choice = DataChoice(**{name: saved[name] for name in known - {"micro_batch", "global_batch"}})
+    return Asked(path=run, model=model, choice=choice, tokenizer=tokenizer)
+
+
+def text_of(
+    runs: Sequence[Asked], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
+) -> Bench:
+    """Prompts, and the sequences that perplexity is of, as long as the shortest of the runs' own.
+
+    Raises:
+        UserError: the text of a run is gone or too short, or two runs have not the same in tokens.
+    """
+    seq_len = max(_SHORTEST_SEQUENCE, min(run.seq_len for run in runs))
+    splits, fingerprints = [], []
+    for run in runs:
+        with naming(f"{run.path}:"):
+            corpus = open_corpus(
+                data=run.choice.data,
+                field=run.choice.data_field,
+                stream_bytes=run.choice.stream_bytes,
+                mask_prompt=run.choice.mask_prompt,
+                tokenizer=run.tokenizer,
+                vocab_size=run.model.vocab_size,
+                seq_len=seq_len,
+            )
+        splits.append(corpus.validation)
+        fingerprints.append(corpus.fingerprint)
+    for run, fingerprint in zip(runs, fingerprints, strict=True):
+        if fingerprint != fingerprints[0]:
+            raise UserError(
+                f"{run.path}: its text or tokenizer is not that of {runs[0].path}, so that nothing "
+                "of both can be compared: bench them one by one"
+            )
+    split = splits[0]
+    room = len(split.tokens) - prompt_tokens
+    if room < 1:
+        raise UserError(
+            f"--prompt-tokens {prompt_tokens}: the validation split has {len(split.tokens)} tokens "
+            "in all: give fewer"
+        )
+    firsts = np.random.default_rng(seed).integers(0, room, size=prompts)
+    read = EvaluationBatches(
+        split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=sequences
+    )
+    arrays = list(zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True))
+    return Bench(
+        prompts=[split.tokens[first : first + prompt_tokens].tolist() for first in firsts],
+        tokens=np.stack(arrays[0]),
+        targets=np.stack(arrays[1]),
+    )

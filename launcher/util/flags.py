@@ -1,0 +1,217 @@
+"""How fields are spelled as flags and checked, and how the options of a verb are read."""
+
+import argparse
+import contextlib
+import io
+import os
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.util.errors import UserError
+
+
+def flag(name: str) -> str:
+    """`micro_batch` -> `--micro-batch`."""
+    return "--" + name.replace("_", "-")
+
+
+def as_flags(values: Mapping[str, Any]) -> str:
+    """`{"micro_batch": 4, "tied": False}` -> `--micro-batch 4 --no-tied`."""
+    words = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        else:
+            several = value if isinstance(value, tuple | list) else (value,)
+            words += [flag(name), *map(str, several)]
+    return " ".join(words)
+
+
+MOST_STEPS = 10**9
+MOST_ITEMS = 2**31 - 1  # what 32 bits count
+MOST_NUMBER = 1e30  # fp32 ends at 3.4e38
+YEAR_S = 365 * 24 * 3600
+MOST_RANKS = 2**16  # on a node; and as many nodes
+MOST_FILE_BYTES = 2**18
+LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; of Linux' 4096, room for what a folder will hold
+
+
+def fields_of(tokens: Iterable[str]) -> set[str]:
+    """The fields that flags set: `--lr=1 --no-tied` -> lr, tied (and no_tied, which is none)."""
+    names = {t.partition("=")[0][2:].replace("-", "_") for t in tokens if t.startswith("--")}
+    return names | {name.removeprefix("no_") for name in names}
+
+
+def require_positive(section: Any, *names: str, most: float = MOST_NUMBER) -> None:
+    """Refuse fields that are not above 0 and at most `most`; `None` means not given.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not value > 0:
+            raise UserError(f"{flag(name)} {value} must be more than 0")
+        require_at_most(section, name, most=most)
+
+
+def require_at_most(section: Any, *names: str, most: float = MOST_NUMBER) -> None:
+    """Refuse fields that are beyond any use.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and value > most:
+            shown = f"{most:,}" if isinstance(most, int) else f"{most:g}"
+            raise UserError(f"{flag(name)} {value} must be at most {shown}")
+
+
+def require_range(name: str, value: float | None, least: float, most: float) -> None:
+    """The same for an option of a verb.
+
+    Raises:
+        UserError: outside.
+    """
+    if value is not None and not value >= least:
+        raise UserError(f"{name} {value} must be {least} or more")
+    if value is not None and value > most:
+        raise UserError(f"{name} {value} must be at most {most:,}")
+
+
+def is_number(text: str, kind: type[int] | type[float]) -> bool:
+    """Whether `text` is a number in the digits 0 to 9."""
+    try:
+        kind(text)  # refuses more digits than Python reads in good time
+    except ValueError:
+        return False
+    return text.isascii()
+
+
+def usable_path(text: str) -> Path:
+    """`text` as a path, a `~` expanded; nothing need be there.
+
+    Raises:
+        UserError: no path, or one that cannot be looked at: too long, a loop of links, closed.
+    """
+    if any(unicodedata.category(character) == "Cc" for character in text):
+        raise UserError(f"{text!r} holds a control character: choose another name")
+    try:
+        path = Path(text).expanduser()
+        whole = os.fsencode(path.absolute())
+    except RuntimeError:
+        raise UserError(f"{text}: there is no such user, write the path out") from None
+    except FileNotFoundError:
+        raise UserError(
+            f"{text}: the working folder no longer exists, change to another or give a full path"
+        ) from None
+    longest = max(map(len, whole.split(b"/")))
+    if len(whole) > LONGEST_PATH or longest > LONGEST_NAME:
+        raise UserError(
+            f"{text} is too long, {len(whole)} bytes with a name of {longest}: use at most "
+            f"{LONGEST_PATH} in all and {LONGEST_NAME} in a name"
+        )
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # who needs it says so
+    except OSError as error:
+        raise UserError(f"{text}: {error.strerror}, give another path") from None
+    return path
+
+
+def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES) -> str:
+    """The text of a file that a person has written.
+
+    Raises:
+        UserError: nothing that can be read at once and whole.
+    """
+    require_regular_file(path, what=what)
+    try:
+        if path.stat().st_size > most_bytes:
+            raise UserError(f"{path}: is larger than {most_bytes:,} bytes, give {what}")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error}), save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
+
+
+def require_regular_file(path: Path, *, what: str) -> None:
+    """Refuse what has no end, or can be read only once.
+
+    Raises:
+        UserError: missing, a folder, a pipe or a device.
+    """
+    try:
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file, check the path")
+        if path.is_dir():
+            raise UserError(f"{path}: Is a directory, give {what}")
+        if not path.is_file():
+            raise UserError(f"{path}: is a pipe or a device, give {what}")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
+
+
+def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not is_number(text, kind):
+            raise ValueError(text)
+        return kind(text)
+
+    return read
+
+
+class OptionParser(argparse.ArgumentParser):
+    """argparse, with one sentence instead of a usage text, values read as flags' are, and options
+    written in full."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, allow_abbrev=False)
+        for kind in (int, float):
+            self.register("type", kind, _typed(kind))
+        self.register("type", Path, lambda text: Path(text) if text == "-" else usable_path(text))
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def split_options(
+    parser: OptionParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """A verb's own options, and what it leaves to `launcher.train`; `--a_b` is `--a-b`.
+
+    Raises:
+        UserError: an own option's value is invalid.
+    """
+    dashed = [
+        token if not token.startswith("--") else name.replace("_", "-") + equals + value
+        for token in argv
+        for name, equals, value in [token.partition("=")]
+    ]
+    return parser.parse_known_args(dashed)
+
+
+@contextlib.contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured):
+            yield
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
+        body = lines[1:]
+        end = next((i for i, line in enumerate(body) if not line), len(body))
+        raise UserError(" ".join(body[:end]).replace("Error parsing ", "")) from None

@@ -1,0 +1,95 @@
+"""JSON files that other programs and people have written, read more strictly than Python does."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from launcher.util.errors import UserError
+from launcher.util.flags import read_small_file
+
+JsonObject = dict[str, Any]
+MOST_BYTES = 2**24  # an index of 100,000 tensors
+MOST_DIGITS = 300
+MOST_LEVELS = 20
+OF_TRANSFORMERS = "a file that save_pretrained of transformers or PEFT has written"
+
+
+def read_json(
+    path: Path, *, what: str = OF_TRANSFORMERS, most_bytes: int = MOST_BYTES
+) -> JsonObject:
+    """Read a file that holds one JSON object.
+
+    A key that is given twice, NaN and Infinity are refused: the next program would read another
+    value there.
+
+    Args:
+        what: the file to give instead, for the messages.
+
+    Raises:
+        UserError: missing, unreadable, no regular file, too large, not JSON, or not an object.
+    """
+    text = read_small_file(path, what=what, most_bytes=most_bytes)
+    try:
+        content = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_whole_number,
+        )
+        if _levels(content) > MOST_LEVELS:
+            raise RecursionError
+    except RecursionError:
+        raise UserError(
+            f"{path}: nested too deep ({MOST_LEVELS} levels at most), give {what}"
+        ) from None
+    except json.JSONDecodeError as error:
+        hint = " (comments are not JSON)" if error.doc[error.pos :][:1] in ("/", "#") else ""
+        raise UserError(f"{path}: not valid JSON, give {what}: {error}{hint}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds {brief(content)}, but must be a JSON object")
+    return content
+
+
+def brief(value: object, most: int = 40) -> str:
+    """A value as JSON in a few printable characters."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _levels(content: Any) -> int:
+    inner = content.values() if isinstance(content, dict) else content
+    return 1 + max(map(_levels, inner), default=0) if isinstance(content, dict | list) else 0
+
+
+def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+    for key, value in pairs:
+        _check_number(key, value)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise ValueError(f"the key {brief(twice)} is given twice in one object: remove one")
+    return found
+
+
+class _TooLong(str):
+    """Digits of a number that takes seconds to read."""
+
+
+def _check_number(key: str, value: Any) -> None:
+    """Refuse what Python reads and the next program does not: NaN, Infinity, 1e999."""
+    if isinstance(value, list):
+        for item in value:
+            _check_number(key, item)
+        return
+    name = brief(key)[1:-1]
+    if isinstance(value, _TooLong):
+        raise ValueError(f"{name} is {value[:10]}..., of {len(value):,} digits: shorten it")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, which is no JSON number: write a number")
+
+
+def _whole_number(digits: str) -> int | str:
+    return _TooLong(digits) if len(digits) > MOST_DIGITS else int(digits)

@@ -1,0 +1,51 @@
+"""Sizes in bytes, read and shown: GiB is 2^30, GB is 10^9, and the unit is always said. And how
+long something takes."""
+
+import re
+
+from launcher.util.errors import UserError
+
+MIB, GIB = 2**20, 2**30
+MOST_BYTES = 2**60  # more than any machine has
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """`24GiB`, `512 MiB`, `80GB` or plain bytes -> bytes.
+
+    Raises:
+        UserError: not a size, or not more than nothing.
+    """
+    match = re.fullmatch(r" *([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*) *", text)
+    unit = UNITS.get(match[2].upper()) if match else None
+    size = float(match[1]) * unit if match and unit else 0
+    if not 1 <= size < MOST_BYTES:
+        raise UserError(f"{flag} {text!r} is not a size: write for example 24GiB or 512MiB")
+    return int(size)
+
+
+def gib(size_bytes: int | None) -> str:
+    """Bytes in the unit that fits them (`3.20GiB`, `512.0MiB`), `n/a` when unknown."""
+    if size_bytes is None:
+        return "n/a"
+    if abs(size_bytes) >= GIB - 2**20 // 20:  # what 1024.0MiB would be rounded from
+        return f"{size_bytes / GIB:.2f}GiB"
+    if abs(size_bytes) >= 2**20:
+        return f"{size_bytes / 2**20:.1f}MiB"
+    if abs(size_bytes) >= 2**10:
+        return f"{size_bytes / 2**10:.1f}KiB"
+    return f"{size_bytes}B" if size_bytes else "0"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def even_part(total: int, index: int, parts: int) -> tuple[int, int]:
+    """[begin, end) of part `index` when `total` elements are split over `parts` as evenly as
+    possible; the last part is one of the largest."""
+    return total * index // parts, total * (index + 1) // parts
