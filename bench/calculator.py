@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
+from runs import table
 
 from launcher.forecast import plan_cli as plan_cli
 from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
 from launcher.tools.site import site_cli as site_cli
-from runs import table
 
 SHARDINGS = (
     "ddp",

@@ -23,12 +23,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
+from runs import Run, refuse_existing, run_ranks, table, train, write_stdlib
+
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.forecast.collectives import sent_bytes
 from launcher.forecast.dimensions import sequence_transfers, tensor_transfers
 from launcher.forecast.traffic import Collective
-from runs import Run, refuse_existing, run_ranks, table, train, write_stdlib
 
 RANKS = 4
 MIB = 2**20

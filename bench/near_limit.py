@@ -18,11 +18,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from runs import environment
+
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.util.errors import ExitCode
-from runs import environment
 
 ROOT = Path(__file__).parents[1]
 EDGE = 0.25

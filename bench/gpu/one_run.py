@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from machine import stands_in
+from runs import ROOT, Run
 
 from launcher.strategies.ledger import CATEGORIES
 from launcher.util.orphans import for_children
-from runs import ROOT, Run
 
 BOUND = 0.0005  # of the planned peak; tests/nullgpu/test_ledger.py holds the same one
 LT_BYTES = 2 * 2**20 + 16 * 2**10  # for two handles of cuBLAS; tests/nullgpu/test_trains.py has it
