@@ -103,5 +103,7 @@ def peers() -> Iterator[Part]:
 def inference() -> Iterator[Part]:
     """PyTorch as it is and compiled; TensorRT where the machine has it."""
     yield tests("inference", "tests", 30, "tests/gpu/test_inference.py")
-    bench = ("bench/inference.py", "--output", "{out}/inference", "--device", "cuda")
-    yield script("inference", "llama", 75, *bench, "--engines", "pytorch", "compiled")
+    trained = "{python} bench/gpu/one_run.py {out} --model gpt2 --precision bf16 --micro-batch 8"
+    bench = "{python} bench/inference.py {out}/run --output {out}/inference"
+    words = ("sh", "-c", f"{trained} --save-last && {bench} --device=cuda --repeats=1")
+    yield Part(section="inference", name="gpt2", words=words, budget_s=75)
