@@ -23,7 +23,7 @@ from launcher.parallel.world import World, leave, ranks_from_environment, start
 from launcher.run.preflight import prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.part_shards import PartState
-from launcher.train import build_engine
+from launcher.train import build_engine, load_forecast
 
 
 def main() -> None:
@@ -50,7 +50,10 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
     """Losses (mean over the global batch) and gradient norms of every step."""
     size, local_size = ranks_from_environment()
     prepared = prepare(
-        [*MODEL_FLAGS, *case.arguments(text)], world_size=size, ranks_per_node=local_size
+        [*MODEL_FLAGS, *case.arguments(text)],
+        world_size=size,
+        ranks_per_node=local_size,
+        load_forecast=load_forecast,
     )
     resolved = prepared.resolved
     torch.manual_seed(resolved.config.loop.seed + world.rank)
