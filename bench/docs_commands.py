@@ -5,7 +5,7 @@ order, in one folder of its own that has the repository's bench/, ds_configs/ an
 that says `(needs ...)` is not run; one that says `(exit code 3)` must end so, others with 0. A
 fence of `text title="prints"` right below holds what they print, and of
 `text title="prints, in part"` some of those lines. bench/results/docs_commands.json says which
-commands have been run: tests/unit/test_docs.py holds docs/ against it.
+commands have been run: tests/unit/house/test_docs.py holds docs/ against it.
 
     python bench/docs_commands.py [PAGE ...]        all pages take about half an hour on two cores
 """

@@ -3,7 +3,7 @@
     <!-- docs_pages: KIND ARGUMENTS -->
     <!-- docs_pages: end -->
 
-in every page. tests/unit/test_docs.py says when a page is behind.
+in every page. tests/unit/house/test_docs.py says when a page is behind.
 
     python bench/docs_pages.py
 """

@@ -1,7 +1,7 @@
 """Writes the templates of every structure that the page can be asked about: minutes, on all cores.
 
 `python -m launcher.tools.site.generate` does it anew, after a change of the model, of a trace or of
-what is planned; `tests/unit/test_site.py` says when that is due.
+what is planned; `tests/unit/tools/test_site.py` says when that is due.
 """
 
 import contextlib

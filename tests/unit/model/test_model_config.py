@@ -120,7 +120,7 @@ def test_an_impossible_shape_is_refused_with_value_and_fix(
 
 
 def test_the_documentation_has_every_named_size() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    documented = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
     for name, model in NAMED.items():
         assert f"| {name} | {model.parameter_count:,} |" in documented
 

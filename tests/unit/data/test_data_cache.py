@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.data import open_corpus
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 OPEN = """
 import sys

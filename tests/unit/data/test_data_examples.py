@@ -18,7 +18,7 @@ from launcher.data.tokenizer import load_encoder
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIX = "--strategy zero needs deepspeed, which is not installed: pip install 'deepspeed>=0.19'"
 # Python's own finder of modules and of what is installed, less one name.
 HIDING = """

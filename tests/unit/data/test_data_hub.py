@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.util.packages import how_to_install
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = [
     "a",
     "few",

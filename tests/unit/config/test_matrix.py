@@ -23,7 +23,7 @@ from launcher.optim.choice import OptimizerName, Precision
 from launcher.strategies import VARIANTS
 from launcher.util.errors import ExitCode
 
-TABLE = Path(__file__).parents[2] / "docs" / "matrix.md"
+TABLE = Path(__file__).parents[3] / "docs" / "matrix.md"
 
 
 def test_the_readme_holds_todays_table() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.data import IGNORED_TARGET, EvaluationBatches, GlobalBatches, Split
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def split_of_length(tokens: int) -> Split:

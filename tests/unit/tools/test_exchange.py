@@ -29,7 +29,7 @@ from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli as export
 from launcher.tools.exchange import import_
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
 SHAPE: dict[str, Any] = {"vocab_size": 300, "context": 32, "layers": 2, "heads": 2, "d_model": 16}
 VARIANTS: dict[str, dict[str, Any]] = {

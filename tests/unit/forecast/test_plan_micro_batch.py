@@ -161,7 +161,7 @@ WORKERS = {
 def start(folder: Path, worker: str) -> "subprocess.Popen[str]":
     source = f"import os, sys, time\nrank = os.environ['RANK']\n{WORKERS[worker]}\n"
     (folder / f"{worker}_worker.py").write_text(source)
-    paths = [str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(folder), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
         [sys.executable, "-c", TRIAL.format(worker=f"{worker}_worker")],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

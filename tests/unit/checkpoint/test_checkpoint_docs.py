@@ -12,7 +12,7 @@ from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.files import write_shards
 from launcher.strategies.flat_shards import MASK, PARAM, Shard
 
-DOCS = Path(__file__).parents[2] / "docs" / "checkpoint-format.md"
+DOCS = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"
 
 
 def test_ten_lines_rebuild_every_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

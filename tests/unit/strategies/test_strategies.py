@@ -14,7 +14,7 @@ from launcher.forecast.predict import predict
 from launcher.strategies import STRATEGIES, VARIANTS, base, strategy_of, variant_of
 from launcher.util.errors import UserError
 
-LAUNCHER = Path(__file__).parents[2] / "launcher"
+LAUNCHER = Path(__file__).parents[3] / "launcher"
 
 # Where the words of a user are taken apart, and the strategies themselves.
 MAY = ("config/", "strategies/")

@@ -16,7 +16,7 @@ from launcher.run.preflight import default_run_folder
 from launcher.tools.exchange import import_
 from launcher.util.packages import how_to_install
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("theirs", ["model.py", "model/__init__.py"])

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.__main__ import VERBS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHARDSCALE = [sys.executable, "-m", "launcher"]
 STOPPED = "shardscale: stopped by SIGINT\n"
 INTERRUPTED = 130

@@ -31,7 +31,7 @@ SOME = {
     **{"gpt2": 2, "llama scaled": 1, "mistral": 1, "qwen2 tied, window": 1},
     **{"qwen3": 1, "starcoder2": 1},
 }
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # "Y" in docs/operators.md of onnx/onnx-tensorrt, release 10.1 (96e7811): what the ONNX parser of
 # TensorRT 10.1 takes, of operator sets 9 to 20.

@@ -13,7 +13,7 @@ from launcher.model.config import Activation, ModelConfig
 from launcher.model.gpt import GPT, initial_value
 
 CONFIG = ModelConfig(vocab_size=97, context=24, layers=3, heads=2, d_model=16)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def _build(config: ModelConfig) -> GPT:

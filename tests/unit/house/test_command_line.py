@@ -16,7 +16,7 @@ from launcher.tools import completion
 from launcher.torchrun import main as torchrun
 from launcher.util.startup import libraries_say
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_version_says_what_is_installed_and_imports_none_of_it() -> None:

@@ -22,7 +22,7 @@ from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import resolve
 from launcher.util.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = [
     "the",
     "cat",

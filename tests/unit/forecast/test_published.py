@@ -14,7 +14,7 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.predict import predict
 
-BENCH = Path(__file__).parents[2] / "bench"
+BENCH = Path(__file__).parents[3] / "bench"
 GIB = 2**30
 ROWS = {row.key: row for row in published_rows()}
 RESULTS = known_results(BENCH / "results" / "published.json")

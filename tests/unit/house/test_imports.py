@@ -13,7 +13,7 @@ import pytest
 from launcher.model.attention import KERNELS
 from launcher.optim.registry import OPTIMIZERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MOST_LINES_PER_FILE = 300
 MOST_LINES_PER_FUNCTION = 60
 

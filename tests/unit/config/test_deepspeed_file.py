@@ -17,7 +17,7 @@ from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.strategies.zero.config import build_config
 from launcher.util.errors import UserError
 
-FILES = sorted((Path(__file__).parents[1] / "deepspeed_files").glob("*.json"))
+FILES = sorted((Path(__file__).parents[2] / "deepspeed_files").glob("*.json"))
 MOST_CHARACTERS = 300 - len("shardscale: ")
 
 CPU = {"offload_optimizer": "cpu"}

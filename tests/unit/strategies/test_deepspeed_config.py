@@ -21,7 +21,7 @@ from launcher.model.sizes import NAMED
 from launcher.strategies.parameters import parameters_of
 from launcher.strategies.zero.config import build_config
 
-DS_CONFIGS = Path(__file__).parents[2] / "ds_configs"
+DS_CONFIGS = Path(__file__).parents[3] / "ds_configs"
 OURS = sorted(DS_CONFIGS.glob("*.json"))
 EXPECTED: dict[str, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
     "zero0": (0, "none", "none"),

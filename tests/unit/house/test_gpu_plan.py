@@ -19,7 +19,7 @@ from parts import parts
 from plan import INSTALL_S, install, slug
 from runner import Part
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "bench" / "gpu" / "plan.py"
 # In a process of its own, since the plan ends every child of its process.
 DRIVER = """
