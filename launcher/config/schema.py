@@ -29,11 +29,12 @@ from launcher.util.sizes import parse_bytes
 OLD_NAMES: Mapping[str, str] = {
     "sequence_parallel": "context_parallel",
     "sequence_method": "context_parallel_method",
+    "board": "report_to",
 }
 """Names of fields before 0.3 -> their names now: flags, files and records are read with either."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-BOARD_NAMES = ("tensorboard", "wandb", "mlflow")
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")
 SHORTEST_TIMEOUT_S = 0.1
 SAVE_MINUTES = 10.0
 MOST_OFTEN_S = 0.001
@@ -195,11 +196,11 @@ class MeasureChoice:
 
     log_every: int = 10
     """Steps between console lines; every step is recorded all the same."""
-    board: str = "tensorboard"
-    """Where figures are shown while training: tensorboard (in the run folder), wandb, mlflow, with
-    commas between several. $WANDB_MODE and $MLFLOW_TRACKING_URI say where the others go."""
+    report_to: str = "tensorboard"
+    """Where to log figures while training: tensorboard (in the run folder), wandb, mlflow, or
+    several with commas. $WANDB_MODE and $MLFLOW_TRACKING_URI configure the others."""
     tensorboard: bool = True
-    """--no-tensorboard takes TensorBoard out of --board."""
+    """--no-tensorboard removes TensorBoard from --report-to."""
     sample_every_s: float = 1.0
     """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
     where there is none), each with the most memory seen since the one before; 0 = no samples."""
@@ -222,17 +223,17 @@ class MeasureChoice:
                 "no samples"
             )
         require_at_most(self, "sample_every_s", most=YEAR_S)
-        unknown = [name for name in self.boards if name not in BOARD_NAMES]
+        unknown = [name for name in self.loggers if name not in LOGGER_NAMES]
         if unknown:
             raise UserError(
-                f"--board {unknown[0]!r:.40} must be one of {', '.join(BOARD_NAMES)}, or several "
-                "with commas between them"
+                f"--report-to {unknown[0]!r:.40} must be one of {', '.join(LOGGER_NAMES)}, or "
+                "several with commas between them"
             )
 
     @property
-    def boards(self) -> tuple[str, ...]:
-        """Names of the boards, each once."""
-        names = dict.fromkeys(name.strip() for name in self.board.split(","))
+    def loggers(self) -> tuple[str, ...]:
+        """Names of the experiment loggers, without duplicates."""
+        names = dict.fromkeys(name.strip() for name in self.report_to.split(","))
         return tuple(name for name in names if name != "tensorboard" or self.tensorboard)
 
 

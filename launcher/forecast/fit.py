@@ -101,7 +101,7 @@ def within(use: AllocatorUse, limit_bytes: int) -> int:
 def _around_bytes(resolved: Resolved) -> int:
     """Private memory that is not tensors, on a CPU."""
     config = resolved.config
-    tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.boards else 0
+    tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.loggers else 0
     library = strategy_of(config).imports_bytes
     low_precision = 0 if config.optim.precision == "fp32" else LOW_PRECISION_BYTES
     return LATE_BYTES + tensorboard + library + low_precision

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from launcher.measure import boards as tags
-from launcher.measure.boards import Boards
+from launcher.measure import loggers
 from launcher.measure.hardware import peak_flops_per_s
+from launcher.measure.loggers import Loggers
 from launcher.measure.memory import capacity_bytes, read_memory
 from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import (
@@ -43,7 +43,7 @@ STRAGGLES_FROM = 1.5  # times the median of the other ranks
 
 
 class Journal:
-    """One rank's `rank<N>.jsonl`; on the main rank also console and boards.
+    """One rank's `rank<N>.jsonl`; on the main rank also console and loggers.
 
     Args:
         reopens: an earlier attempt of the run has left a file, and this one goes on in it.
@@ -59,7 +59,7 @@ class Journal:
         *,
         agreement: Agreement,
         skipped: SkippedSteps,
-        boards: Boards,
+        loggers: Loggers,
         stops_after: int | None = None,
         reopens: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class Journal:
         self._skipped = skipped
         self._pending: list[EndedStep] = []
         self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
-        self._boards = boards
+        self._loggers = loggers
         self._capacity_bytes = capacity_bytes(world.device)
         self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
@@ -90,6 +90,7 @@ class Journal:
         if not self.times.count or step % self._agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
+            self._write_samples()  # with a large --log-every they would pile up in memory
             self._agreement.between_logged_steps(step)
         self._console.progress("training", step, self._last_step)
 
@@ -159,8 +160,8 @@ class Journal:
         self.write(record)
         text = record.prompt + record.text
         self._console.line(f"sample: {one_line(text, most=1000)}")
-        self._boards.text(record.step, "sample", text)
-        self._say_failures_of_boards()
+        self._loggers.text(record.step, "sample", text)
+        self._say_failures_of_loggers()
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
         """Write something that happened once."""
@@ -177,8 +178,8 @@ class Journal:
 
     def close(self) -> None:
         """Flush files; the journal takes nothing more."""
-        self._boards.close()
-        self._say_failures_of_boards()
+        self._loggers.close()
+        self._say_failures_of_loggers()
         self._write_samples()
         self.file.close()
 
@@ -255,20 +256,22 @@ class Journal:
         scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}
         skipped = self._skipped.total + sum(not step.applied for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
-        scalars |= tags.of_time(times) | tags.of_flops(flops_per_s, self._peak_flops)
+        scalars |= loggers.time_scalars(times) | loggers.flops_scalars(
+            flops_per_s, self._peak_flops
+        )
         peaks = [p.peak_bytes for p in self._pending]
-        scalars |= tags.of_memory(peaks, reserved_peak_bytes, used_bytes)
-        scalars |= tags.of_sample(self._sample)
+        scalars |= loggers.memory_scalars(peaks, reserved_peak_bytes, used_bytes)
+        scalars |= loggers.gpu_scalars(self._sample)
         self._plot(scalars, last.step)
 
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
-        self._boards.scalars(step, scalars)
-        self._say_failures_of_boards()
+        self._loggers.scalars(step, scalars)
+        self._say_failures_of_loggers()
 
-    def _say_failures_of_boards(self) -> None:
-        for board, error in self._boards.failures().items():
-            self.event("board_failed", board=board, error=error)
-            self._console.line(f"{board} gets no more figures, training goes on: {error}")
+    def _say_failures_of_loggers(self) -> None:
+        for logger, error in self._loggers.failures().items():
+            self.event("logger_failed", logger=logger, error=error)
+            self._console.line(f"{logger} gets no more figures, training goes on: {error}")
 
     def _write_samples(self) -> None:
         while self._samples:

@@ -21,7 +21,7 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
-from launcher.measure.boards import require_boards
+from launcher.measure.loggers import require_loggers
 from launcher.measure.nvml import names_gpu
 from launcher.optim.registry import checkpointed
 from launcher.parallel.world import OWN_AGENT, choose_device
@@ -76,7 +76,7 @@ def prepare(
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     if config.loop.compile:
         require_compilers(config.loop.device)
-    require_boards(config.measure.boards)
+    require_loggers(config.measure.loggers)
     if not origin.reopens:
         out = config.loop.out or default_run_folder(resolved)
         check_run_folder(out)

@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from launcher.measure.boards import Boards
 from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.limit import limit_memory
+from launcher.measure.loggers import Loggers
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
@@ -74,7 +74,7 @@ class Session:
             self.console,
             agreement=self.agreement,
             skipped=self.skipped,
-            boards=Boards(self.folder.path, measure.boards * world.is_main, self._config.flat()),
+            loggers=Loggers(self.folder.path, measure.loggers * world.is_main, self._config.flat()),
             stops_after=loop.stop_after,
             reopens=self._origin.reopens,
         )

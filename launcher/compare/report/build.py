@@ -20,7 +20,7 @@ REPORT_VERSION = 1
 _MOMENTS = ("oom", "peak")
 # Not what a comparison is about, or shown in a column of its own.
 _NOT_A_SETTING = {
-    *("out", "log_every", "board", "log_level", "quiet", "tensorboard", "collective_timeout_s"),
+    *("out", "log_every", "report_to", "log_level", "quiet", "tensorboard", "collective_timeout_s"),
     *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "memory_snapshot", "device"),
     *("resume", "save_every", "test_batches", "save_last", "micro_batch", "global_batch"),
     *("sample_every", "sample_prompt"),

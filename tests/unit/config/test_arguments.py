@@ -44,7 +44,7 @@ NOT_DEFAULT: dict[str, str] = {
     "init_from": "start",
     "mask_prompt": "False",
     "attention": "eager",
-    "board": "wandb",
+    "report_to": "wandb",
     "sdpa_backend": "math",
     "activation_checkpointing": "full",
     "quantize_base": "nf4",

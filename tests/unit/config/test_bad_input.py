@@ -84,7 +84,9 @@ CASES = {
     "zero steps": case("--steps 0", "--steps 0 must be more than 0"),
     "one of two numbers": case("--betas 0.9", "--betas needs a value: 2 numbers"),
     "beta of 1.5": case("--betas 0.9 1.5", "--betas has 1.5", "below 1"),
-    "unknown board": case("--board tensorboard,comet", "--board 'comet'", "tensorboard, wandb"),
+    "unknown logger": case(
+        "--report-to tensorboard,comet", "--report-to 'comet'", "tensorboard, wandb"
+    ),
     "value for a switch": case("--tensorboard=yes", "'yes'", "leave the value out"),
     "bool given a string": case("--tied maybe", "--tied maybe must be True or False"),
     "negative clip": case("--clip -1", "--clip -1.0 must be 0 or more"),

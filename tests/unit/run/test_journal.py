@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from launcher.config.schema import RunConfig
-from launcher.measure.boards import Boards
+from launcher.measure.loggers import Loggers
 from launcher.measure.phases import PHASES, PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord, Status, Summary
 from launcher.parallel.world import World
@@ -69,7 +69,7 @@ class Run:
         log_every: int = 2,
         shown: bool = False,
         reopens: bool = False,
-        boards: tuple[str, ...] = (),
+        loggers: tuple[str, ...] = (),
     ) -> None:
         self.file = folder / "rank0.jsonl"
         self.clock = PhaseClock(CPU)
@@ -83,7 +83,7 @@ class Run:
             RunConsole(enabled=shown),
             agreement=Agreement(world, log_every=log_every),
             skipped=self.skipped,
-            boards=Boards(folder, boards, {"lr": 0.1}),
+            loggers=Loggers(folder, loggers, {"lr": 0.1}),
             reopens=reopens,
         )
 

@@ -39,7 +39,7 @@ SAYS_NOTHING = (
     *("stop_after", "resume", "out", "device"),
     *("compile", "collective_timeout_s", "max_skipped_steps", "log_every"),
     *("tensorboard", "sample_every_s", "memory_trace", "memory_snapshot"),
-    *("memory_limit", "board", "test_batches", "save_last", "quiet", "log_level"),
+    *("memory_limit", "report_to", "test_batches", "save_last", "quiet", "log_level"),
     "expandable_segments",
     *("sample_every", "sample_prompt", "context_parallel", "context_parallel_method"),
     *("tensor_parallel", "random_base"),

@@ -1,4 +1,4 @@
-"""Boards: what they show, that a life goes on where the last one was, and that none ends a run."""
+"""Loggers: their figures, resumed runs in the same log, and failures that end no run."""
 
 import importlib.util
 import threading
@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_journal import Run
 
-import launcher.measure.boards
-from launcher.measure import boards as tags
-from launcher.measure.boards import BOARDS, Boards, TensorBoard, require_boards
+import launcher.measure.loggers
+from launcher.measure import loggers
+from launcher.measure.loggers import LOGGERS, Loggers, TensorBoard, require_loggers
 from launcher.measure.records import EvalRecord, GpuRecord, SampleRecord
 from launcher.util.errors import UserError
 from launcher.util.sizes import GIB
@@ -42,7 +42,7 @@ def evaluation(step: int, split: str) -> EvalRecord:
 
 
 def test_tensorboard_has_a_point_of_every_figure(tmp_path: Path) -> None:
-    run = Run(tmp_path, log_every=1, boards=("tensorboard",))
+    run = Run(tmp_path, log_every=1, loggers=("tensorboard",))
     for step in (1, 2, 3):
         run.step(
             step, loss=4.0 / step, applied=step != 2, grad_norm=0.5 if step != 2 else torch.nan
@@ -64,7 +64,7 @@ def test_tensorboard_has_the_texts_as_they_are(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = Run(tmp_path, log_every=1, shown=True, boards=("tensorboard",))
+    run = Run(tmp_path, log_every=1, shown=True, loggers=("tensorboard",))
     run.step(1)
     sample = SampleRecord(step=1, prompt="# To", text=" be\n\x1b[31mnot", tokens=9, duration_s=0.1)
     run.journal.sampled(sample)
@@ -83,9 +83,9 @@ def test_tensorboard_has_the_texts_as_they_are(
     assert "\x1b" not in shown
 
 
-def test_a_second_life_replaces_the_points_it_takes_back(tmp_path: Path) -> None:
+def test_a_resumed_run_replaces_the_points_it_rolls_back(tmp_path: Path) -> None:
     for first in (1, 3):
-        run = Run(tmp_path, log_every=1, boards=("tensorboard",), reopens=first > 1)
+        run = Run(tmp_path, log_every=1, loggers=("tensorboard",), reopens=first > 1)
         for step in range(first, 6):
             run.step(step, loss=first)
         run.journal.close()
@@ -96,53 +96,76 @@ def test_a_gpu_has_its_readings() -> None:
     sample = GpuRecord(
         t_s=1.0, source="nvml", memory_used_bytes=3 * GIB, power_w=300.0, host_rss_bytes=GIB
     )
-    assert tags.of_sample(sample) == {
+    assert loggers.gpu_scalars(sample) == {
         "gpu/power_w": 300.0,
         "gpu/memory_used_gib": 3.0,
         "memory/resident_set_gib": 1.0,
     }
-    assert tags.of_sample(None) == {}
-    assert tags.of_memory([None, GIB, 5], 2 * GIB, 3 * GIB) == {
+    assert loggers.gpu_scalars(None) == {}
+    assert loggers.memory_scalars([None, GIB, 5], 2 * GIB, 3 * GIB) == {
         "memory/allocated_peak_gib": 1.0,
         "memory/reserved_peak_gib": 2.0,
         "memory/device_used_gib": 3.0,
     }
-    assert tags.of_flops(5e13, 1e14) == {"tflops_per_device": 50.0, "mfu": 0.5}
-    assert tags.of_flops(5e13, None) == {}
+    assert loggers.flops_scalars(5e13, 1e14) == {"tflops_per_device": 50.0, "mfu": 0.5}
+    assert loggers.flops_scalars(5e13, None) == {}
 
 
-def test_a_board_that_fails_is_said_once_and_training_goes_on(
+def test_a_failing_logger_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tb").write_text("not a folder")
-    run = Run(tmp_path, log_every=1, boards=("tensorboard",), shown=True)
+    run = Run(tmp_path, log_every=1, loggers=("tensorboard",), shown=True)
     for step in range(1, 6):
         run.step(step)
     run.journal.close()
     events = [r for r in run.records() if r["kind"] == "event"]
-    assert [event["name"] for event in events] == ["board_failed"]
-    assert events[0]["detail"]["board"] == "tensorboard"
+    assert [event["name"] for event in events] == ["logger_failed"]
+    assert events[0]["detail"]["logger"] == "tensorboard"
     assert capsys.readouterr().out.count("tensorboard gets no more figures") == 1
     assert [r["step"] for r in run.records() if r["kind"] == "step"] == [1, 2, 3, 4, 5]
 
 
-def test_a_board_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_logger_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
 
     class Hanging(TensorBoard):
         def scalars(self, step: int, values: Mapping[str, float]) -> None:
             answer.wait()
 
-    monkeypatch.setitem(BOARDS, "mlflow", Hanging)
-    monkeypatch.setattr(launcher.measure.boards, "CLOSE_WAIT_S", 0.2)
-    run = Run(tmp_path, log_every=1, boards=("mlflow", "tensorboard"))
+    monkeypatch.setitem(LOGGERS, "mlflow", Hanging)
+    monkeypatch.setattr(launcher.measure.loggers, "CLOSE_WAIT_S", 0.2)
+    run = Run(tmp_path, log_every=1, loggers=("mlflow", "tensorboard"))
     for step in (1, 2, 3):
         run.step(step, loss=1.0)
     run.journal.close()
     answer.set()
     events = [r["detail"] for r in run.records() if r["kind"] == "event"]
-    assert {"board": "mlflow", "error": "did not end within 0 s"} in events
+    assert {"logger": "mlflow", "error": "did not end within 0 s"} in events
     assert [r["step"] for r in run.records() if r["kind"] == "step"] == [1, 2, 3]
+
+
+def test_a_slow_logger_takes_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, answer = threading.Event(), threading.Event()
+
+    class Slow(TensorBoard):
+        def scalars(self, step: int, values: Mapping[str, float]) -> None:
+            started.set()
+            answer.wait()
+
+    monkeypatch.setitem(LOGGERS, "mlflow", Slow)
+    monkeypatch.setattr(launcher.measure.loggers, "MOST_WAITING", 2)
+    logged = Loggers(tmp_path, ["mlflow"], {})
+    logged.scalars(1, {"loss/train": 1.0})
+    assert started.wait(60)
+    for step in range(2, 9):
+        logged.scalars(step, {"loss/train": 1.0})
+    assert logged.failures() == {"mlflow": "2 entries wait to be sent"}
+    logged.close()
+    assert logged.failures() == {}
+    answer.set()
 
 
 def missing(name: str) -> bool:
@@ -159,21 +182,21 @@ def test_a_missing_package_is_refused(
     (tmp_path / name).mkdir()  # what these leave where they ran is not the package
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError) as refused:
-        require_boards(("tensorboard", name))
-    assert f"--board {name}: {name} is not installed: pip install" in str(refused.value)
+        require_loggers(("tensorboard", name))
+    assert f"--report-to {name}: {name} is not installed: pip install" in str(refused.value)
     assert f"[{name}]" in str(refused.value)
     assert len(str(refused.value)) < 300
 
 
-def two_lives(folder: Path, name: str) -> None:
-    assert name in BOARDS
+def log_twice(folder: Path, name: str) -> None:
+    assert name in LOGGERS
     folder.mkdir()
     for first in (1, 4):
-        boards = Boards(folder, [name], {"lr": 0.1})
+        logged = Loggers(folder, [name], {"lr": 0.1})
         for step in range(first, first + 3):
-            boards.scalars(step, {"loss/train": 1 / step, "gone": float("nan")})
-        boards.close()
-        assert boards.failures() == {}
+            logged.scalars(step, {"loss/train": 1 / step, "gone": float("nan")})
+        logged.close()
+        assert logged.failures() == {}
 
 
 @pytest.mark.skipif(missing("wandb"), reason="needs wandb: pip install -e '.[wandb]'")
@@ -181,7 +204,7 @@ def test_weights_and_biases_keeps_a_run_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    two_lives(tmp_path / "run", "wandb")
+    log_twice(tmp_path / "run", "wandb")
     kept = list((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert kept
     assert {path.stem for path in kept} == {
@@ -192,12 +215,12 @@ def test_weights_and_biases_keeps_a_run_offline(
 
 
 @pytest.mark.skipif(missing("mlflow"), reason="needs mlflow: pip install -e '.[mlflow]'")
-def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    two_lives(tmp_path / "run", "mlflow")
+    log_twice(tmp_path / "run", "mlflow")
     client = MlflowClient()
     experiment = client.get_experiment_by_name("shardscale")
     assert experiment is not None
@@ -209,5 +232,5 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_folder_of_a_run_holds_nothing_before_there_are_figures(tmp_path: Path) -> None:
-    Boards(tmp_path, ["tensorboard"], {}).close()
+    Loggers(tmp_path, ["tensorboard"], {}).close()
     assert list(tmp_path.iterdir()) == []

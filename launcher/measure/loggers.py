@@ -1,8 +1,7 @@
-"""Boards that show a run's figures while it trains, and its texts: TensorBoard, W&B, MLflow.
+"""Experiment loggers: TensorBoard, Weights & Biases, MLflow.
 
-Each is written by a thread of its own, so a slow network or disk holds up no step. One that fails
-is said once and left out from then on: training does not depend on who looks on. What nobody could
-measure has no tag.
+A thread per logger writes, so that a slow network or disk never delays a step. A logger that fails
+is reported once and dropped; training continues. Figures that were not measured get no tag.
 """
 
 import contextlib
@@ -26,20 +25,21 @@ from launcher.util.packages import how_to_install
 from launcher.util.sizes import GIB
 
 PROJECT = "shardscale"
-CLOSE_WAIT_S = 30.0  # what is not sent by then is left behind
+CLOSE_WAIT_S = 30.0  # figures not sent by then are dropped
+MOST_WAITING = 10_000  # entries of a logger that takes none any more, in bounded memory
 
 
-class Board(Protocol):
-    """Where figures go, made of the run folder and what the run is; any method may fail."""
+class Logger(Protocol):
+    """A destination of figures, built from the run folder and the config; any method may fail."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of one step, by tag."""
+        """Log one step's figures by tag."""
 
     def text(self, step: int, tag: str, text: str) -> None:
-        """What the model has written after a step."""
+        """Log a text that the model generated after a step."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send everything that is buffered."""
 
 
 class TensorBoard:
@@ -55,7 +55,7 @@ class TensorBoard:
             self._opened(step).add_scalar(tag, value, step)
 
     def text(self, step: int, tag: str, text: str) -> None:
-        # Indented, it is no Markdown.
+        # Indented text is not rendered as Markdown.
         shown = "\n".join(f"    {line}" for line in text.splitlines())
         self._opened(step).add_text(tag, shown, step)
 
@@ -63,7 +63,7 @@ class TensorBoard:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # Later points are an earlier attempt's.
+            # Points from `step` on belong to an attempt that was rolled back.
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
             self._writer.add_text("config", self._config, step)
         return self._writer
@@ -85,12 +85,12 @@ class WeightsAndBiases:
             dir=str(folder),
             id=_kept_id(folder / "wandb_run_id", lambda: uuid.uuid4().hex),
             resume="allow",
-            settings=wandb.Settings(console="off"),  # the console is ours
+            settings=wandb.Settings(console="off"),  # wandb would wrap stdout
         )
         self._run.config.update(dict(config), allow_val_change=True)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        # Their own step must grow, but an evaluation comes after the figures of the same step.
+        # wandb's own step must increase, but an evaluation follows figures of the same step.
         self._run.log({**values, "step": step})
 
     def text(self, step: int, tag: str, text: str) -> None:
@@ -115,7 +115,7 @@ class MLflow:
             lambda: str(self._client.create_run(experiment, run_name=folder.name).info.run_id),
         )
         for name, value in config.items():
-            # A parameter is written once; an earlier attempt may have, with other --steps.
+            # Parameters are write-once; an earlier attempt may have logged others.
             with contextlib.suppress(Exception):
                 self._client.log_param(self._id, name, str(value)[:500])
 
@@ -133,52 +133,52 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-BOARDS: dict[str, Callable[[Path, Mapping[str, Any]], Board]] = {
+LOGGERS: dict[str, Callable[[Path, Mapping[str, Any]], Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
 
 
-def require_boards(names: Sequence[str]) -> None:
-    """Refuse before anything starts.
+def require_loggers(names: Sequence[str]) -> None:
+    """Check that the package of each logger is installed.
 
     Raises:
-        UserError: the package of a board is not installed.
+        UserError: it is not.
     """
     for name in names:
         spec = importlib.util.find_spec(name)
-        # A folder `wandb` or `mlflow`, which these leave behind, is not the package.
+        # The folders `wandb` and `mlflow` that these write are namespace packages, without origin.
         if spec is None or spec.origin is None:
-            raise UserError(f"--board {name}: {name} is not installed: {how_to_install(name)}")
+            raise UserError(f"--report-to {name}: {name} is not installed: {how_to_install(name)}")
 
 
 def _kept_id(path: Path, new: Callable[[], str]) -> str:
-    """The id under which an earlier attempt of the run went to this board, or a new one."""
+    """Return the id that an earlier attempt stored in `path`, or store a new one."""
     if not path.exists():
         path.write_text(new(), encoding="utf-8")
     return path.read_text(encoding="utf-8")
 
 
-class Boards:
-    """All boards of a run; on every rank but the main one there are none."""
+class Loggers:
+    """All loggers of a run; empty on every rank but the main one."""
 
     def __init__(self, folder: Path, names: Sequence[str], config: Mapping[str, Any]) -> None:
         self._writers = [_Writer(name, folder, config) for name in names]
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of one step, by tag, to every board; what is not finite is left out."""
+        """Log one step's finite figures by tag."""
         finite = {tag: value for tag, value in values.items() if math.isfinite(value)}
         for writer in self._writers:
-            writer.put(lambda board: board.scalars(step, finite))
+            writer.put(lambda logger: logger.scalars(step, finite))
 
     def text(self, step: int, tag: str, text: str) -> None:
-        """What the model has written after a step, to every board."""
+        """Log a text that the model generated after a step."""
         for writer in self._writers:
-            writer.put(lambda board: board.text(step, tag, text))
+            writer.put(lambda logger: logger.text(step, tag, text))
 
     def close(self) -> None:
-        """Send what is left, for as long as that may take."""
+        """Send what is buffered, for at most CLOSE_WAIT_S."""
         for writer in self._writers:
             writer.put(None)
         deadline_s = time.monotonic() + CLOSE_WAIT_S
@@ -186,11 +186,11 @@ class Boards:
             writer.wait(max(0.0, deadline_s - time.monotonic()))
 
     def failures(self) -> dict[str, str]:
-        """Board -> why it is left out; each is told once."""
-        return {w.name: told for w in self._writers if (told := w.take_failure()) is not None}
+        """Return new failures, logger -> reason; each is returned once."""
+        return {w.name: reason for w in self._writers if (reason := w.take_failure()) is not None}
 
 
-_Showing = Callable[[Board], None]
+_Entry = Callable[[Logger], None]
 
 
 class _Writer:
@@ -199,15 +199,23 @@ class _Writer:
         self._folder = folder
         self._config = config
         self._failure: str | None = None
-        self._left: queue.SimpleQueue[_Showing | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name=f"board-{name}", daemon=True)
+        self._is_full = False
+        self._waiting: queue.Queue[_Entry | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, name=f"logger-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, showing: _Showing | None) -> None:
-        if self._thread.is_alive():  # it ends when it fails
-            self._left.put(showing)
+    def put(self, entry: _Entry | None) -> None:
+        if self._is_full or not self._thread.is_alive():  # the thread ends when it fails
+            return
+        try:
+            self._waiting.put_nowait(entry)
+        except queue.Full:
+            self._is_full = True
+            self._failure = f"{MOST_WAITING:,} entries wait to be sent"
 
     def wait(self, seconds: float) -> None:
+        if self._is_full:
+            return
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._failure = f"did not end within {CLOSE_WAIT_S:.0f} s"
@@ -218,37 +226,37 @@ class _Writer:
 
     def _write(self) -> None:
         try:
-            showing = self._left.get()
-            if showing is None:
-                return  # nobody had anything to show
-            board = BOARDS[self.name](self._folder, self._config)
-            while showing is not None:
-                showing(board)
-                showing = self._left.get()
-            board.close()
+            entry = self._waiting.get()
+            if entry is None:
+                return  # nothing was logged
+            logger = LOGGERS[self.name](self._folder, self._config)
+            while entry is not None:
+                entry(logger)
+                entry = self._waiting.get()
+            logger.close()
         except (Exception, SystemExit) as error:
             lines = str(error).strip().splitlines() or [""]
             self._failure = f"{type(error).__name__}: {lines[0]:.200}"
 
 
-def of_time(times: Sequence[PhaseTimes]) -> dict[str, float]:
-    """Seconds of a step and of its phases on the main rank, mean since the last logged step."""
+def time_scalars(times: Sequence[PhaseTimes]) -> dict[str, float]:
+    """Mean seconds of a step and its phases on the main rank since the last logged step."""
     spent = [asdict(step) for step in times]
     means = {name: fmean(step[name] for step in spent) for name in spent[0]}
     return {"step_s": means.pop("duration_s")} | {f"phase/{n}": s for n, s in means.items()}
 
 
-def of_flops(flops_per_s: float, peak_flops_per_s: float | None) -> dict[str, float]:
-    """Per device, where the device's peak is known."""
+def flops_scalars(flops_per_s: float, peak_flops_per_s: float | None) -> dict[str, float]:
+    """TFLOP/s per device and MFU; empty for a device without a known peak."""
     if peak_flops_per_s is None:
         return {}
     return {"tflops_per_device": flops_per_s / 1e12, "mfu": flops_per_s / peak_flops_per_s}
 
 
-def of_memory(
+def memory_scalars(
     live_peaks: Sequence[int | None], reserved: int | None, used_bytes: int
 ) -> dict[str, float]:
-    """The main rank's peaks, and what the worst device (on a CPU: process) uses."""
+    """Peaks of the main rank, and the highest use of any device (on a CPU: process), in GiB."""
     # Only a GPU has reserved memory.
     live, used = ("allocated_peak", "device_used") if reserved else ("live_peak", "resident_set")
     live_peak = max((peak for peak in live_peaks if peak is not None), default=None)
@@ -256,8 +264,8 @@ def of_memory(
     return _gib({f"memory/{name}_gib": size for name, size in sizes.items()})
 
 
-def of_sample(sample: GpuRecord | None) -> dict[str, float]:
-    """The main rank's GPU at the newest sample."""
+def gpu_scalars(sample: GpuRecord | None) -> dict[str, float]:
+    """Readings of the main rank's GPU in its newest sample."""
     if sample is None or sample.source != "nvml":
         return {}
     readings = {
