@@ -55,7 +55,7 @@ def main() -> None:
         base = train(
             [
                 *(*SHAPE, *LLAMA, *BIASES, *BYTES, device, f"--data={text}", "--micro-batch=8"),
-                *(f"--steps={options.base_steps}", "--lr=2e-3", "--save-last"),
+                *(f"--steps={options.base_steps}", "--lr=2e-3", "--save-every=1000000"),
             ],
             out=folder / "base",
         )
@@ -64,7 +64,7 @@ def main() -> None:
             **{"strategy": "single", "init_from": str(base.folder), "device": options.device},
             **{"data": str(examples), "steps": options.steps, "micro_batch": 8, "seq_len": 192},
             # Live bytes of a GPU are its allocator's; on a CPU every tensor is followed.
-            **{"memory_trace": options.device == "cpu", "save_last": False},
+            **{"memory_trace": options.device == "cpu", "save_every": 0},
         }
         cells = [{"name": name, **values} for name, values in CELLS.items()]
         runs = sweep(common, cells, out=folder / "sweep")

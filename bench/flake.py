@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 FLAGS = ["--device", "cpu", "--steps", "3", "--tokenizer", "byte", "--vocab-size", "257"]
-FLAGS += ["--layers", "2", "--d-model", "64", "--context", "32", "--no-tensorboard"]
-FLAGS += ["--no-save-last"]
+FLAGS += ["--layers", "2", "--d-model", "64", "--context", "32", "--report-to=none"]
+FLAGS += ["--save-every=0"]
 STRATEGIES = (["--strategy", "ddp"], ["--strategy", "fsdp"], ["--zero", "2"])
 
 

@@ -28,7 +28,7 @@ def first(*args):
 train.learning_rate = first
 train.main(sys.argv[1:])
 """
-TRAINING = "--model nano --layers 1 --steps 2 --micro-batch 2 --device cpu --quiet"
+TRAINING = "--model nano --layers 1 --steps 2 --micro-batch 2 --device cpu --log-level warning"
 
 
 class Counts(NamedTuple):

@@ -61,7 +61,13 @@ def dense_and_pruned(folder: Path) -> list[Path]:
 
 def trained(out: Path) -> Path:
     """A run that predicts the embedded corpus better than chance."""
-    size = [*MODEL, *LLAMA, f"--steps={STEPS}", f"--micro-batch={MICRO_BATCH}", "--save-last"]
+    size = [
+        *MODEL,
+        *LLAMA,
+        f"--steps={STEPS}",
+        f"--micro-batch={MICRO_BATCH}",
+        "--save-every=1000000",
+    ]
     run = train([*size, "--lr=2e-3", "--test-batches=1", "--data=stdlib"], out=out)
     assert run.completed, run.reason
     return out

@@ -103,8 +103,8 @@ def configuration(draw: random.Random) -> tuple[list[str], int]:
         f"--vocab-size={draw.choice((2048, 8192))}",
         f"--micro-batch={micro_batch}",
         f"--global-batch={micro_batch * accumulation * ranks}",
-        *("--tokenizer=byte", "--device=cpu", "--steps=3", "--no-tensorboard"),
-        "--no-save-last",
+        *("--tokenizer=byte", "--device=cpu", "--steps=3", "--report-to=none"),
+        "--save-every=0",
     ]
     return flags, ranks
 

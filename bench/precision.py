@@ -117,7 +117,7 @@ def emulate_fp8(flags: list[str]) -> None:
     from launcher.train import train as train_here
 
     prepared = prepare(
-        [*flags, "--no-tensorboard", "--no-save-last"], world_size=1, ranks_per_node=1
+        [*flags, "--report-to=none", "--save-every=0"], world_size=1, ranks_per_node=1
     )
     config = prepared.resolved.config.replace(precision="fp8")
     prepared = replace(prepared, resolved=replace(prepared.resolved, config=config))

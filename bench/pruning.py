@@ -27,7 +27,7 @@ TRAINING = (
     *("--layers=2", "--d-model=64", "--heads=4", "--context=64", "--vocab-size=257"),
     *("--tokenizer=byte", f"--data={TEXT}"),
 )
-COMMON = ("--device=cpu", "--micro-batch=16", "--test-batches=0", "--save-last")
+COMMON = ("--device=cpu", "--micro-batch=16", "--test-batches=0", "--save-every=1000000")
 LR, RECOVERY_LR = 3e-3, 1e-3
 DENSE = "dense"
 MIB = 2**20

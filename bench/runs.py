@@ -20,7 +20,7 @@ from launcher.data.sources import Stdlib  # noqa: E402
 PHASES = ("forward", "backward", "step")
 WARMUP_STEPS = 2
 # What costs time or memory and is not asked about here.
-QUIET = ("--no-tensorboard", "--sample-every-s=0", "--log-every=1000", "--no-save-last")
+QUIET = ("--report-to=none", "--sample-every-s=0", "--log-every=1000", "--save-every=0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def sweep(
     """`shardscale sweep` over named cells, in one process each; its report is in out/report."""
     grid = out.with_suffix(".yaml")
     grid.write_text(yaml.safe_dump({"base": dict(base), "cells": [dict(cell) for cell in cells]}))
-    command = [sys.executable, "-m", "launcher", "sweep", "--nproc", "1", "--no-tensorboard"]
+    command = [sys.executable, "-m", "launcher", "sweep", "--nproc", "1", "--report-to=none"]
     command += ["--grid-file", str(grid), "--out", str(out)]
     subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     found = json.loads((out / "sweep.json").read_text())["cells"]

@@ -1,15 +1,14 @@
 """Flags and YAML -> RunConfig: one reading of both, by the types of its fields."""
 
 import difflib
-import os
-import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.config.schema import OLD_NAMES, AutoMicroBatch, RunConfig, field_types
+from launcher.config import old_names
+from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.yaml_file import read_yaml
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
@@ -27,8 +26,6 @@ SUPERSEDES = {
     "warmup_ratio": ("warmup_steps",),
 }
 HELP = ("-h", "--help")
-_said_of: set[str] = set()
-"""Old names that this process has told the new ones of."""
 MICRO_BATCH = "--micro-batch"
 
 
@@ -116,15 +113,13 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
     negated = {f"--no-{own[2:]}": name for own, name in names.items() if _is_bool(_type(name))}
     names |= negated
     values: dict[str, Any] = {}
-    left = list(tokens)
+    left = old_names.in_flags(tokens)
     while left:
         own, has_value, value = left.pop(0).partition("=")
         if not own.startswith("-"):
             raise UserError(
                 f"{own!r} belongs to no flag: write --NAME VALUE; --help lists the flags"
             )
-        if own not in names and own.startswith("--"):
-            own = flag(_today(own[2:].replace("-", "_"), flag))
         if own not in names:
             raise UserError(f"unknown flag {own}{_nearest(own, [*names, *HELP])}")
         name, kind = names[own], _type(names[own])
@@ -145,18 +140,6 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
             or_auto = ", or auto" if own == MICRO_BATCH else ""
             raise UserError(f"{own} {shown} must be {_expected(kind)}{or_auto}") from None
     return values
-
-
-def _today(name: str, spelled: Callable[[str], str]) -> str:
-    """A field's name of today; the first time, its old one is noted on stderr."""
-    new = OLD_NAMES.get(name)
-    if new is None:
-        return name
-    if name not in _said_of and "RANK" not in os.environ:  # where ranks have an agent, it has said
-        _said_of.add(name)
-        note = f"{spelled(name)} is called {spelled(new)} now, and its old name goes with 0.4"
-        print(f"shardscale: {note}", file=sys.stderr)
-    return new
 
 
 def _is_value(token: str) -> bool:
@@ -180,8 +163,7 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
             f"--config {path}: holds {content!r:.40}, but must hold lines of `key: value`"
         )
     values: dict[str, Any] = {}
-    for key, value in content.items():
-        key = _today(key, str)
+    for key, value in old_names.in_file(content).items():
         if key not in field_types():
             raise UserError(
                 f"--config {path}: unknown key {key!r}{_nearest(str(key), field_types())}"

@@ -26,12 +26,6 @@ from launcher.util.flags import (
 )
 from launcher.util.sizes import parse_bytes
 
-OLD_NAMES: Mapping[str, str] = {
-    "sequence_parallel": "context_parallel",
-    "sequence_method": "context_parallel_method",
-    "board": "report_to",
-}
-"""Names of fields before 0.3 -> their names now: flags, files and records are read with either."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")
@@ -107,20 +101,17 @@ class LoopChoice:
     eval_every: int | None = None
     """Validation loss every N steps, over the same 256 sequences on any number of ranks."""
     sample_every: int | None = None
-    """Let the model go on with --sample-prompt every N steps: 64 tokens, or as many as --seq-len
-    has room for, drawn at temperature 0.8 with --seed."""
-    sample_prompt: str | None = None
-    """What --sample-every goes on with; it begins a new text when not given."""
+    """Generate a text every N steps: 64 tokens, or as many as --seq-len has room for, drawn at
+    temperature 0.8 with --seed."""
     test_batches: int | Literal["all"] = 50
     """How much of the test split is read at the end, in batches of 8 sequences whatever the
     micro-batch is (so that runs can be compared): a number, all, or 0 for no test loss."""
     save_every: int | None = None
-    """Write a checkpoint every N steps."""
-    save_last: bool = True
-    """Write a checkpoint of the last step, before the test split is read."""
+    """Write a checkpoint every N steps, and of the last step, before the test split is read (only
+    of the last step when not given); 0: none."""
     save_minutes: float | None = None
-    """Write a checkpoint this long after the last one (10 minutes when not given, with
-    --no-save-last never); 0: never. The next checkpoint replaces it."""
+    """Write a checkpoint this long after the last one (10 minutes when not given, never with
+    --save-every 0); 0: never. The next checkpoint replaces it."""
     keep: int | None = None
     """How many checkpoints stay, those of --save-minutes among them (when not given all, but for
     those of --save-minutes)."""
@@ -140,8 +131,6 @@ class LoopChoice:
     log_level: LogLevel = "info"
     """What is printed while it runs: debug adds what torch, DeepSpeed and the Hugging Face
     libraries log; warning keeps warnings, errors and the end; error keeps errors and the end."""
-    quiet: bool = False
-    """The same as --log-level warning."""
     compile: bool = False
     """Compile each block with torch.compile."""
     expandable_segments: bool = True
@@ -149,28 +138,26 @@ class LoopChoice:
     pieces too small to use. $PYTORCH_ALLOC_CONF and $PYTORCH_CUDA_ALLOC_CONF win where set."""
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
-    max_skipped_steps: int = 20
-    """A step whose gradients are NaN or infinite is skipped; this many in a row that are skipped,
-    or whose loss is NaN or infinite, end the run."""
 
     @property
-    def says(self) -> LogLevel:
-        """From which level on something is said."""
-        return "warning" if self.quiet and self.log_level != "error" else self.log_level
+    def saves_last(self) -> bool:
+        """Whether the last step has a checkpoint."""
+        return self.save_every != 0
 
     @property
     def saves_after_s(self) -> float:
         """Seconds from a checkpoint to the next by the clock; infinite where there is none."""
         minutes = self.save_minutes
         if minutes is None:
-            minutes = SAVE_MINUTES if self.save_last else 0
+            minutes = SAVE_MINUTES if self.saves_last else 0
         return 60 * minutes or math.inf
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "eval_every", "save_every", "keep", most=MOST_STEPS)
+        require_positive(self, "steps", "eval_every", "keep", most=MOST_STEPS)
         require_positive(self, "sample_every", most=MOST_STEPS)
-        require_positive(self, "stop_after", "max_skipped_steps", "epochs", most=MOST_STEPS)
+        require_positive(self, "stop_after", "epochs", most=MOST_STEPS)
         require_positive(self, "max_minutes", most=YEAR_S // 60)
+        require_range("--save-every", self.save_every, 0, MOST_STEPS)
         require_range("--save-minutes", self.save_minutes, 0, YEAR_S // 60)
         require_positive(self, "collective_timeout_s", most=YEAR_S)
         if self.collective_timeout_s < SHORTEST_TIMEOUT_S:
@@ -197,18 +184,14 @@ class MeasureChoice:
     log_every: int = 10
     """Steps between console lines; every step is recorded all the same."""
     report_to: str = "tensorboard"
-    """Where to log figures while training: tensorboard (in the run folder), wandb, mlflow, or
-    several with commas. $WANDB_MODE and $MLFLOW_TRACKING_URI configure the others."""
-    tensorboard: bool = True
-    """--no-tensorboard removes TensorBoard from --report-to."""
+    """Loggers of metrics: tensorboard (in the run folder), wandb and mlflow, several with commas
+    between them, or none. $WANDB_MODE and $MLFLOW_TRACKING_URI configure the last two."""
     sample_every_s: float = 1.0
     """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
     where there is none), each with the most memory seen since the one before; 0 = no samples."""
     memory_trace: bool = False
     """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
-    speed. GPUs have these figures anyway."""
-    memory_snapshot: bool = False
-    """GPU: record the allocator's history and keep it for torch's memory viewer."""
+    speed. GPU: keep the allocator's history for torch's memory viewer."""
     memory_limit: str | None = None
     """Pretend to have this little memory, for example 24GiB: a cap of the GPU's allocator, or of
     the process on a CPU."""
@@ -226,15 +209,15 @@ class MeasureChoice:
         unknown = [name for name in self.loggers if name not in LOGGER_NAMES]
         if unknown:
             raise UserError(
-                f"--report-to {unknown[0]!r:.40} must be one of {', '.join(LOGGER_NAMES)}, or "
-                "several with commas between them"
+                f"--report-to {unknown[0]!r:.40} must be one of {', '.join(LOGGER_NAMES)}, "
+                "several with commas between them, or none"
             )
 
     @property
     def loggers(self) -> tuple[str, ...]:
-        """Names of the experiment loggers, without duplicates."""
+        """Names of the loggers, each once."""
         names = dict.fromkeys(name.strip() for name in self.report_to.split(","))
-        return tuple(name for name in names if name != "tensorboard" or self.tensorboard)
+        return () if self.report_to == "none" else tuple(names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.util.flags import MOST_ITEMS, flag, require_positive
+from launcher.util.flags import MOST_ITEMS, require_positive
 from launcher.util.sizes import parse_bytes
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
 ContextParallelMethod = Literal["auto", "ulysses", "ring"]
-MOST_REQUESTS = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +40,6 @@ class ShardingChoice:
     offload_param: Offload = "none"
     """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
     a disk (nvme; zero 3 in bf16)."""
-    bucket: int | None = None
-    """ZeRO: elements that are reduced or gathered at a time (one block's when not given)."""
     context_parallel: int = 1
     """Cut each sequence over this many neighbouring ranks, which together read as many sequences as
     one rank else (long contexts)."""
@@ -56,7 +53,7 @@ class ShardingChoice:
     """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicate", "bucket", most=MOST_ITEMS)
+        require_positive(self, "replicate", most=MOST_ITEMS)
         require_positive(self, "offload_fraction", most=1)
         require_positive(self, "context_parallel", "tensor_parallel", most=MOST_ITEMS)
 
@@ -90,17 +87,6 @@ class OffloadChoice:
     files go into folders of their own there, which are removed at the end."""
     nvme_buffer: str = "64MiB"
     """NVMe: optimizer states updated at a time; each rank page-locks several such buffers."""
-    nvme_block: str = "1MiB"
-    """NVMe: bytes per I/O request; what is smaller stays in host memory."""
-    nvme_queue_depth: int = 32
-    """NVMe: I/O requests in flight per thread."""
-    nvme_threads: int = 1
-    """NVMe: threads per rank that share a read or a write."""
-    nvme_overlap: bool = False
-    """NVMe: read the next and write the last buffer of optimizer states while one is updated;
-    takes 11 buffers instead of 4."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "nvme_queue_depth", "nvme_threads", most=MOST_REQUESTS)
-        for name in ("nvme_buffer", "nvme_block"):
-            parse_bytes(getattr(self, name), flag(name))
+        parse_bytes(self.nvme_buffer, "--nvme-buffer")

@@ -26,10 +26,10 @@ SAME_MEMORY: Final = (0.99, 1.1)
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("micro_batch", "steps", "epochs", "max_minutes", "eval_every", "save_every", "keep"),
-        *("test_batches", "save_last", "sample_every", "sample_prompt"),
+        *("test_batches", "sample_every"),
         *("save_minutes", "stop_after", "resume", "seed", "out", "collective_timeout_s"),
-        *("max_skipped_steps", "lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
-        *("warmup_ratio", "eps", "log_every", "log_level", "quiet", "schedule", "decay_steps"),
+        *("lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
+        *("warmup_ratio", "eps", "log_every", "log_level", "schedule", "decay_steps"),
     }
 )
 ASK_CUDA = """

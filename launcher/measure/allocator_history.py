@@ -36,7 +36,7 @@ class AllocatorHistory:
     """All allocations and frees of one step on one GPU.
 
     Marks are positions in the history: the allocator counts the same events that it records. So
-    the history is read once, at the end, and may be the user's own (`--memory-snapshot`).
+    the history is read once, at the end, and may be the user's own (`--memory-trace`).
     """
 
     def __init__(self, device: torch.device, *, is_recorded: bool) -> None:

@@ -56,19 +56,17 @@ def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_nod
     data_ranks = resolved.config.sharding.data_ranks(world_size)
     rows = resolved.global_batch // data_ranks * (resolved.seq_len + 1) * TOKEN_BYTES
     sequences = f"--seq-len {resolved.seq_len}"
-    bucket = element * (config.sharding.bucket or 0) if config.sharding.zero else 0
     parts = {
         f"{_changed(config)}: the states of {model.parameter_count:,} parameters": states,
         f"--micro-batch {data.micro_batch} with {sequences}: its embeddings": batch,
         f"{ranks_per_node} ranks on this machine": PROCESS_BYTES,
-        f"--bucket {config.sharding.bucket}: its buffer": bucket,
         f"--global-batch {data.global_batch} with {sequences}: its tokens": rows,
     }
     host = rows + PROCESS_BYTES
     if config.loop.device == "cuda":
-        _compare(parts, states + batch + bucket, _device_bytes(), "a GPU")
+        _compare(parts, states + batch, _device_bytes(), "a GPU")
     else:
-        host += states + batch + bucket
+        host += states + batch
     share = "this host" if ranks_per_node == 1 else f"1/{ranks_per_node} of this host"
     there = host_bytes() + psutil.swap_memory().total
     _compare(parts, host, there // ranks_per_node, share)
@@ -194,7 +192,7 @@ def _ranks(ranks: int) -> str:
 def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     """A new run's disk has room for one checkpoint, where it is going to write any."""
     loop, optim = resolved.config.loop, resolved.config.optim
-    if not (loop.save_last or loop.save_every or loop.saves_after_s < math.inf):
+    if not (loop.saves_last or loop.saves_after_s < math.inf):
         return
     states, _ = checkpointed(optim, trained_shapes(resolved.model))
     if not OPTIMIZERS[optim.optimizer].elementwise:
@@ -205,5 +203,5 @@ def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     if free_bytes < needed_bytes:
         raise UserError(
             f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
-            f"{gib(free_bytes)} free: choose another place, or keep no model with --no-save-last"
+            f"{gib(free_bytes)} free: choose another place, or keep no model with --save-every 0"
         )

@@ -134,9 +134,9 @@ def _deepspeed_lines(file: Path | None) -> list[str]:
 def _said_of_saves(loop: LoopChoice) -> str:
     minutes = loop.saves_after_s / 60
     when = [
-        *([] if loop.save_every is None else [f"every {loop.save_every} steps"]),
+        *([] if not loop.save_every else [f"every {loop.save_every} steps"]),
         *([] if minutes == math.inf else [f"every {minutes:g} minutes (--save-minutes)"]),
-        *(["at the end"] if loop.save_last else []),
+        *(["at the end"] if loop.saves_last else []),
     ]
     return f"saves {', '.join(when)}" if when else "saves only where a signal stops it"
 

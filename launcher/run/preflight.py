@@ -66,7 +66,7 @@ def prepare(
         UserError: whatever the user can fix.
     """
     config = parse_run_config(argv, world_size=world_size)
-    libraries_say(config.loop.says)
+    libraries_say(config.loop.log_level)
     origin = find_origin(config.loop, os.environ)
     config, recipe = with_recipe(config, origin.source)
     resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
@@ -118,7 +118,7 @@ def _corpus_of(resolved: Resolved) -> Corpus:
         stream_bytes=data.stream_bytes,
         mask_prompt=data.mask_prompt,
         document_attention=data.document_attention,
-        show_progress=resolved.config.loop.says in ("debug", "info"),
+        show_progress=resolved.config.loop.log_level in ("debug", "info"),
         tokenizer=data.tokenizer,
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,

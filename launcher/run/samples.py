@@ -13,7 +13,6 @@ from launcher.data.tokenizer import Encoder, load_encoder
 from launcher.measure.records import SampleRecord
 from launcher.run.sampling import Sampler, Sampling
 from launcher.strategies.engine import Engine
-from launcher.util.errors import UserError
 
 MOST_TOKENS = 64
 SAMPLING = Sampling(temperature=0.8)
@@ -30,36 +29,24 @@ class Samples:
     every: int
     """Steps."""
     encoder: Encoder
-    prompt: str
     tokens: Sequence[int]
-    """The prompt's."""
+    """Those that begin a text."""
     most: int
     """How many tokens may follow."""
     seed: int
 
     @classmethod
     def of(cls, resolved: Resolved, corpus: Corpus) -> Self:
-        """As the flags of a run with `--sample-every` say.
-
-        Raises:
-            UserError: the prompt cannot be encoded, or leaves no room.
-        """
+        """Return the samples of a run with `--sample-every`, each a new text."""
         loop = resolved.config.loop
         assert loop.sample_every is not None
         encoder = load_encoder(str(corpus.tokenizer_path or resolved.config.data.tokenizer))
-        prompt = loop.sample_prompt or ""
-        tokens = encoder.encode_prompt(prompt) or [encoder.end_of_text]
-        if len(tokens) >= resolved.seq_len:
-            raise UserError(
-                f"--sample-prompt has {len(tokens)} tokens, and --seq-len {resolved.seq_len} "
-                f"leaves no room behind them: shorten it to {resolved.seq_len - 1} or fewer"
-            )
+        tokens = encoder.encode_prompt("") or [encoder.end_of_text]
         return cls(
             every=loop.sample_every,
             encoder=encoder,
-            prompt=prompt,
             tokens=tokens,
-            most=min(MOST_TOKENS, resolved.seq_len - len(tokens)),
+            most=max(0, min(MOST_TOKENS, resolved.seq_len - len(tokens))),
             seed=loop.seed,
         )
 
@@ -81,7 +68,7 @@ class Samples:
             del drawn[drawn.index(self.encoder.end_of_text) :]
         return SampleRecord(
             step=step,
-            prompt=self.prompt,
+            prompt="",
             text=self.encoder.decode(drawn),
             tokens=len(drawn),
             duration_s=time.perf_counter() - started,

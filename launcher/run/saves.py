@@ -141,7 +141,7 @@ class Saves:
                 `failure`.
         """
         self.finish()
-        if self._saved_step != step and (preempted or self._loop.save_last):
+        if self._saved_step != step and (preempted or self._loop.saves_last):
             self._journal.secure()
             self._save(step, engine)
             self.finish()

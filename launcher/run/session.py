@@ -29,7 +29,7 @@ from launcher.run.opening import Announce, introduction, open_folder, run_record
 from launcher.run.preflight import Prepared
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.saves import Saves
-from launcher.run.skips import SkippedSteps
+from launcher.run.skips import MOST_IN_A_ROW, SkippedSteps
 from launcher.run.stopping import stopped_by, stopped_code
 from launcher.run.summary import closing_lines, phase_records, summarize
 from launcher.strategies.engine import Engine, StepResult
@@ -51,12 +51,12 @@ class Session:
         self.where = "start"
         self.begun = 0  # steps, in this attempt
         self.step = 0
-        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.says)
+        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.log_level)
         self.folder, self._origin = open_folder(prepared, world, announce)
         self.clock = PhaseClock(world.device)
         loop, measure = self._config.loop, self._config.measure
         self.memory = memory_meter(
-            world.device, trace=measure.memory_trace, history=measure.memory_snapshot
+            world.device, trace=measure.memory_trace, history=measure.memory_trace
         )
         self.record = run_record(prepared, world, self.folder.path.name)
         self.agreement = Agreement(
@@ -65,7 +65,7 @@ class Session:
             max_seconds=60 * (loop.max_minutes or math.inf),
             save_seconds=loop.saves_after_s,
         )
-        self.skipped = SkippedSteps(most_in_a_row=loop.max_skipped_steps)
+        self.skipped = SkippedSteps(most_in_a_row=MOST_IN_A_ROW)
         self.journal = Journal(
             self.folder.path,
             self.record,
@@ -106,7 +106,7 @@ class Session:
             self._stack.enter_context(self.memory.trace)
         if self.sampler is not None:
             self.sampler.start()
-        if measure.memory_snapshot:
+        if measure.memory_trace and self._world.device.type == "cuda":
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
             limit_memory(measure.memory_limit, self._world.device)
@@ -244,7 +244,7 @@ class Session:
             self.journal.evaluated(test)
             refuse_diverged(test)
         self.journal.secure()
-        if self._config.measure.memory_snapshot:
+        if self._config.measure.memory_trace and self._world.device.type == "cuda":
             dump_snapshot(self.folder.path, self._world)
         for record in phase_records(self.journal.times, self.memory.peaks()):
             self.journal.write(record)

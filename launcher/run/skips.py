@@ -14,6 +14,10 @@ class Diverged(Failure):
     """Training has left the numbers, and will not come back by itself."""
 
 
+MOST_IN_A_ROW = 20
+"""More skipped steps in a row end a run: its gradients stay NaN or infinite."""
+
+
 class SkippedSteps:
     """Counts skipped steps over the whole run, its earlier attempts included.
 
@@ -49,7 +53,7 @@ class SkippedSteps:
         self.refuse_lost()
         raise Diverged(
             f"{self._in_a_row} steps in a row were skipped, up to step {step}: their gradients are "
-            f"not finite: {REMEDY} (--max-skipped-steps sets the limit)"
+            f"not finite: {REMEDY}"
         )
 
     def refuse_lost(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.config.deepspeed_file import passed_on
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
 from launcher.model.config import ModelConfig
@@ -57,9 +58,11 @@ def swap_buffer_count(offload: OffloadChoice) -> int:
     return parse_bytes(offload.nvme_buffer, "--nvme-buffer") // FP32
 
 
-def optimizer_buffer_count(offload: OffloadChoice) -> int:
-    """Staging buffers for optimizer states that a rank holds."""
-    return OVERLAPPED_OPTIMIZER_BUFFERS if offload.nvme_overlap else OPTIMIZER_BUFFERS
+def optimizer_buffer_count(config: RunConfig) -> int:
+    """Return the staging buffers for optimizer states that a rank holds, by its DeepSpeed file."""
+    theirs = passed_on(config.sharding.deepspeed).get("zero_optimization", {})
+    pipeline = theirs.get("offload_optimizer", {}).values()
+    return OVERLAPPED_OPTIMIZER_BUFFERS if any(pipeline) else OPTIMIZER_BUFFERS
 
 
 def _crossing_bytes(
@@ -117,7 +120,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     elif sharding.offload_optimizer == "nvme":
         host += _crossing_bytes(config, trained, world_size, gradient)
         disk += states
-        locked += optimizer_buffer_count(offload) * FP32 * group
+        locked += optimizer_buffer_count(config) * FP32 * group
     if sharding.offload_param == "cpu":
         moved = parameters if sharding.strategy == "zero" else frozen
         host += _crossing_bytes(config, moved, world_size, element)

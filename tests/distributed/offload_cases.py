@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from checkpoint_cases import AFTER, BEFORE, GLOBAL_BATCH
 
@@ -21,6 +22,7 @@ MODEL_FLAGS = (
 )
 OPTIMIZER, PARAM = "--offload-optimizer=nvme", "--offload-param=nvme"
 BUFFER = "--nvme-buffer=3MiB"  # two slices
+PIPELINE = f"--deepspeed={Path(__file__).with_name('pipeline.json')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ _IN_MEMORY = {
 _ON_DISK = {
     "optimizer": ("--zero=3", OPTIMIZER, BUFFER),
     "both": ("--zero=3", OPTIMIZER, PARAM, BUFFER),
-    "overlapped": ("--zero=3", OPTIMIZER, PARAM, BUFFER, "--nvme-overlap"),
+    "overlapped": ("--zero=3", OPTIMIZER, PARAM, BUFFER, PIPELINE),
     "optimizer-cpu-param": ("--zero=3", OPTIMIZER, "--offload-param=cpu", BUFFER),
     "param-cpu-optimizer": ("--zero=3", "--offload-optimizer=cpu", PARAM, BUFFER),
     "param": ("--zero=3", PARAM, BUFFER),

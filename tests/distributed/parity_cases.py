@@ -27,6 +27,7 @@ OFFLOADS = {
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
 }
+ODD_BUCKET = f"--deepspeed={Path(__file__).with_name('bucket-101.json')}"
 ODD = ("--d-model=15", "--heads=3")  # an odd number of parameters in a block
 ODD_VOCABULARY = ("--vocab-size=263", "--context=33")
 _ROPE = ("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96")
@@ -267,7 +268,7 @@ def _odd_sizes() -> list[Case]:
     return [
         Case(name=f"{name}-{what}", ranks=2, flags=(*STRATEGIES[name], *flags, *odd), reference=ref)
         for name in ("zero1", "zero2", "zero3")
-        for what, odd, ref in (("odd-model", ODD, "odd"), ("odd-bucket", ("--bucket=101",), "tied"))
+        for what, odd, ref in (("odd-model", ODD, "odd"), ("odd-bucket", (ODD_BUCKET,), "tied"))
     ]
 
 

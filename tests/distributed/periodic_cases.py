@@ -60,7 +60,7 @@ class Variant:
             f"--micro-batch={8 // self.ranks}",
             "--lr=3e-3",
             "--seed=7",
-            "--no-tensorboard",
+            "--report-to=none",
             "--sample-every-s=0",
         ]
 

@@ -1,10 +1,14 @@
 """Which runs are predicted and really allocated, in a group that is only pretended."""
 
+from pathlib import Path
+
 _BF16 = "--precision=bf16"
 _LLAMA = (
     *("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96"),
     *("--attention-bias=False", "--mlp-bias=False", "--tied=False"),
 )
+
+BUCKET = f"--deepspeed={Path(__file__).with_name('bucket-3000.json')}"
 
 CASES: dict[str, tuple[str, ...]] = {
     "ddp": ("--strategy=ddp",),
@@ -35,7 +39,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
     "fsdp-tiles-bf16": ("--strategy=fsdp", _BF16, "--mlp-tile=24"),
     "zero3-tiles": ("--zero=3", "--activation-checkpointing=full", "--mlp-tile=24"),
-    "zero3-tiles-bucket": ("--zero=3", "--bucket=3000", "--mlp-tile=24"),
+    "zero3-tiles-bucket": ("--zero=3", BUCKET, "--mlp-tile=24"),
     "fsdp-sequence": ("--strategy=fsdp", "--context-parallel=4"),
     "zero2-llama-sequence": ("--zero=2", _BF16, "--context-parallel=2", *_LLAMA),
     "ddp-masks": ("--strategy=ddp", "--masks"),

@@ -50,7 +50,7 @@ def flags(text: Path, out: Path) -> list[str]:
         f"--data={text}",
         "--steps=1000000",
         "--log-every=1",
-        "--no-tensorboard",
+        "--report-to=none",
         f"--out={out}",
     ]
 
@@ -304,14 +304,14 @@ def test_running_out_of_memory_is_not_tried_again(text: Path, tmp_path: Path) ->
 
 def test_a_loss_that_stays_nan_ends_the_run(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = ["--lr=1e30", "--clip=0", "--max-skipped-steps=4"]
+    more = ["--lr=1e30", "--clip=0"]
     done = torchrun(2, "-m", "launcher.train", *flags(text, out), *more)
     assert done.returncode == FAILED
     assert "training has diverged: the loss is nan from step 2 on" in done.stderr
     assert "Traceback" not in done.stderr
     lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
-    assert [record["applied"] for record in steps[-4:]] == [False] * 4
+    assert [record["applied"] for record in steps[-20:]] == [False] * 20
     assert steps[0]["applied"]
 
 

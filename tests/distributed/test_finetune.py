@@ -181,7 +181,7 @@ def command(folder: Path, out: Path) -> list[str]:
         *(f"--tokenizer=hf:{folder}", "--document-attention", f"--seq-len={SEQ_LEN}"),
         *("--micro-batch=2", f"--global-batch={GLOBAL_BATCH}", f"--steps={STEPS}", f"--lr={LR}"),
         *("--schedule=constant", "--warmup-steps=0", f"--weight-decay={DECAY}", f"--clip={CLIP}"),
-        *("--betas", "0.9", "0.95", "--eps=1e-8", "--test-batches=all", "--no-save-last"),
+        *("--betas", "0.9", "0.95", "--eps=1e-8", "--test-batches=all", "--save-every=0"),
         f"--out={out}",
     ]
 

@@ -49,7 +49,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def flags_of(text: Path, out: Path, *more: str) -> list[str]:
     flags = [f"--data={text}", f"--seq-len={SEQ_LEN}", f"--steps={STEPS}", "--device=cpu"]
-    return [*flags, f"--global-batch={BATCH}", "--no-tensorboard", f"--out={out}", *more]
+    return [*flags, f"--global-batch={BATCH}", "--report-to=none", f"--out={out}", *more]
 
 
 def losses(done: Any, out: Path) -> list[float]:

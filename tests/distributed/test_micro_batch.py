@@ -10,7 +10,7 @@ import pytest
 from harness import MODEL_FLAGS, python, torchrun, write_text
 
 TRIED = re.compile(r"shardscale: micro-batch (\d+): (fits|out of memory)")
-FLAGS = (*MODEL_FLAGS, "--context=64", "--d-model=128", "--no-tensorboard")
+FLAGS = (*MODEL_FLAGS, "--context=64", "--d-model=128", "--report-to=none")
 
 ROPE = ("--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=256")
 

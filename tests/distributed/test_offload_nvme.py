@@ -108,7 +108,7 @@ def test_a_killed_run_leaves_files_that_the_next_one_removes(tmp_path: Path) -> 
     swap = tmp_path / "swap"
     command = [*("-m", "launcher.train"), *SMALL_FLAGS, "--zero=3", "--precision=bf16"]
     command += [OPTIMIZER, PARAM, f"--nvme-path={swap}", f"--data={write_text(tmp_path / 't.txt')}"]
-    command += ["--micro-batch=2", "--no-tensorboard", "--log-every=1"]
+    command += ["--micro-batch=2", "--report-to=none", "--log-every=1"]
     run = subprocess.Popen(
         [TORCHRUN, "--nproc", str(RANKS), *command, "--steps=100000", f"--out={tmp_path / 'a'}"],
         env=environment(),

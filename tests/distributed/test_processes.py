@@ -45,7 +45,7 @@ class Run:
                 [
                     *(TORCHRUN, "--nproc", "2", "--max-restarts=2", "-m", "launcher.train"),
                     *(*MODEL_FLAGS, f"--data={self.text}", "--steps=1000000", "--log-every=1"),
-                    *("--no-tensorboard", f"--out={self.out}", *self.more),
+                    *("--report-to=none", f"--out={self.out}", *self.more),
                 ],
                 env=environment(TMPDIR=str(self.out.parent), **{TAG: self.tag}),
                 stdout=log,

@@ -17,7 +17,7 @@ import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
 
 REFUSED, FAILED, PREEMPTED = 2, 4, 5
-SMALL = [*MODEL_FLAGS, "--no-tensorboard", "--sample-every-s=0", "--micro-batch=2"]
+SMALL = [*MODEL_FLAGS, "--report-to=none", "--sample-every-s=0", "--micro-batch=2"]
 RANKS_TWO = [str(TORCHRUN), "--nproc", "2", "-m", "launcher.train"]
 ALONE = [sys.executable, "-m", "launcher.train"]
 
@@ -98,7 +98,7 @@ def test_a_signal_ends_the_final_test_and_the_next_life_does_only_that(
 ) -> None:
     out = tmp_path / "run"
     flags = [*SMALL, f"--data={long_text}", f"--out={out}", "--steps=3", "--test-batches=all"]
-    with started([*RANKS_TWO, *flags, "--no-save-last"]) as run:
+    with started([*RANKS_TWO, *flags, "--save-every=0"]) as run:
         wait_until(lambda: status_phase(out) == "test", run)
         run.send_signal(signal.SIGTERM)
         shown, errors = run.communicate()
@@ -135,7 +135,7 @@ def test_max_minutes_bounds_the_final_test_too(long_text: Path, tmp_path: Path) 
 def test_no_test_and_no_model_when_nobody_wants_them(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     flags = [*SMALL, f"--data={text}", f"--out={out}", "--steps=2"]
-    done = python(*ALONE[1:], *flags, "--test-batches=0", "--no-save-last")
+    done = python(*ALONE[1:], *flags, "--test-batches=0", "--save-every=0")
     assert done.returncode == 0, done.stderr
     summary = read(out / "summary.json")
     assert (summary["test_loss"], summary["perplexity"], summary["test_tokens"]) == (None, None, 0)
@@ -229,7 +229,7 @@ def test_a_full_disk_ends_no_training(
     again: bool, command: list[str], text: Path, tmp_path: Path, small_disk: Path
 ) -> None:
     out = small_disk / "run"
-    flags = [*SMALL, f"--data={text}", f"--out={out}", "--log-every=1", "--no-save-last"]
+    flags = [*SMALL, f"--data={text}", f"--out={out}", "--log-every=1", "--save-every=0"]
     with started([*command, *flags, "--steps=1000000", "--max-minutes=0.15"]) as run:
         wait_until(lambda: status_phase(out) == "train", run)
         fill(small_disk)
@@ -257,7 +257,7 @@ def test_a_full_disk_is_refused_before_anything_is_made(
     fill(small_disk)
     out = small_disk / "run"
     flags = [*SMALL, f"--data={text}", "--steps=2", f"--out={out}"]
-    for more, why in (([], "No space"), (["--no-save-last"], "No space")):
+    for more, why in (([], "No space"), (["--save-every=0"], "No space")):
         done = torchrun(2, "-m", "launcher.train", *flags, *more)
         assert done.returncode == REFUSED, done.stderr
         (said,) = done.stderr.splitlines()

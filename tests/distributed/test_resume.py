@@ -23,7 +23,7 @@ def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]
         f"--data={text}",
         f"--steps={STEPS}",
         "--global-batch=8",
-        "--no-tensorboard",
+        "--report-to=none",
         f"--out={out}",
         *flags,
     )
@@ -62,7 +62,7 @@ def stopped_by_usr1(out: Path, *more: str, file_size_bytes: int | None = None) -
     """Exit code and console of a 2-process run that gets SIGUSR1 after its third step."""
     text = write_text(out.parent / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--global-batch=8", "--micro-batch=4", "--zero=1"]
-    flags += ["--log-every=1", "--no-tensorboard", "--steps=5000", "--keep=1", *more]
+    flags += ["--log-every=1", "--report-to=none", "--steps=5000", "--keep=1", *more]
     command = [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags, f"--out={out}"]
 
     def limit() -> None:
@@ -114,7 +114,7 @@ def test_a_preemption_that_could_not_save_is_a_failure(tmp_path: Path) -> None:
 def test_max_minutes_ends_all_ranks_alike(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--micro-batch=4", "--steps=100000", "--log-every=1"]
-    flags += ["--no-tensorboard", "--max-minutes=0.05", f"--out={tmp_path / 'run'}"]
+    flags += ["--report-to=none", "--max-minutes=0.05", f"--out={tmp_path / 'run'}"]
     done = torchrun(2, "-m", "launcher.train", *flags)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -126,7 +126,7 @@ def test_a_stop_that_is_passed_already_is_refused(tmp_path: Path) -> None:
     """Rather than to end at once, as if steps had been made."""
     text = write_text(tmp_path / "text.txt")
     train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=2")
-    flags = [*MODEL_FLAGS, f"--data={text}", "--no-tensorboard", f"--steps={STEPS}"]
+    flags = [*MODEL_FLAGS, f"--data={text}", "--report-to=none", f"--steps={STEPS}"]
     flags += ["--stop-after=2", f"--resume={tmp_path / 'a'}", f"--out={tmp_path / 'b'}"]
     done = python("-m", "launcher.train", *flags)
     assert done.returncode == 2
@@ -161,7 +161,7 @@ def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
     train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=1")
     checkpoint = tmp_path / "a" / "checkpoints" / "step-00000002"
     flip_a_bit(checkpoint)
-    flags = [*MODEL_FLAGS, f"--data={text}", "--no-tensorboard", f"--steps={STEPS}"]
+    flags = [*MODEL_FLAGS, f"--data={text}", "--report-to=none", f"--steps={STEPS}"]
     command = ["-m", "launcher.train", *flags, f"--resume={checkpoint}", f"--out={tmp_path / 'b'}"]
     for done in (torchrun(2, *command), python(*command)):
         assert done.returncode == 2

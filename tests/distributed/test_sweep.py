@@ -29,7 +29,7 @@ def base(folder: Path) -> dict[str, Any]:
     return {
         **{"layers": 1, "d_model": 32, "heads": 2, "context": 16, "vocab_size": 260},
         **{"tokenizer": "byte", "data": str(write_text(folder / "text.txt"))},
-        **{"device": "cpu", "steps": 4, "log_every": 1, "tensorboard": False},
+        **{"device": "cpu", "steps": 4, "log_every": 1, "report_to": "none"},
     }
 
 

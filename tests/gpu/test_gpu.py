@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 TINY = ["--layers", "2", "--d-model", "128", "--heads", "4", "--context", "64", "--steps", "12"]
-TINY += ["--tokenizer", "byte", "--vocab-size", "257", "--no-tensorboard", "--log-every", "1"]
+TINY += ["--tokenizer", "byte", "--vocab-size", "257", "--report-to=none", "--log-every", "1"]
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from launcher.strategies.ledger import CATEGORIES
 
 SEED = (
     *("--model", "seed-134m", "--seq-len", "256", "--micro-batch", "125", "--precision", "bf16"),
-    *("--test-batches", "0", "--no-save-last"),
+    *("--test-batches", "0", "--save-every=0"),
 )
 CASES = {
     "single": (),
@@ -42,7 +42,7 @@ def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None
 
 
 def test_a_users_own_history_serves_the_ledger(tmp_path: Path) -> None:
-    run = train(tmp_path, "--precision", "bf16", "--memory-snapshot")
+    run = train(tmp_path, "--precision", "bf16", "--memory-trace")
     assert run.code == 0, run.output[-4000:]
     plan = run.json("summary.json")["plan"]
     measured, predicted = plan["measured"], plan["predicted"]

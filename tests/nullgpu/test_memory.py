@@ -39,7 +39,7 @@ def test_segments_are_expandable_unless_a_run_does_not_want_them(
     expandable: bool, tmp_path: Path
 ) -> None:
     flags = () if expandable else ("--no-expandable-segments",)
-    run = train(tmp_path, "--memory-snapshot", *flags)
+    run = train(tmp_path, "--memory-trace", *flags)
     assert run.code == 0, run.output[-4000:]
     found = segments(run.folder / "memory_snapshot_rank0.pickle")
     assert {segment["is_expandable"] for segment in found} == {expandable}
@@ -47,7 +47,7 @@ def test_segments_are_expandable_unless_a_run_does_not_want_them(
 
 def test_the_users_own_variable_wins(tmp_path: Path) -> None:
     own = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
-    run = train(tmp_path, "--memory-snapshot", more=own)
+    run = train(tmp_path, "--memory-trace", more=own)
     assert run.code == 0, run.output[-4000:]
     found = segments(run.folder / "memory_snapshot_rank0.pickle")
     assert {segment["is_expandable"] for segment in found} == {False}

@@ -23,7 +23,7 @@ def calls(
     run = train(
         folder / str(steps),
         *("--precision", "bf16", "--steps", str(steps), "--log-every", str(log_every)),
-        *("--test-batches", "0", "--no-save-last", *flags),
+        *("--test-batches", "0", "--save-every=0", *flags),
         more={"NULLGPU_LOG": str(log), **(more or {})},
     )
     assert run.code == 0, run.output[-4000:]

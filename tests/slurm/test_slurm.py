@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slurm
 SLURM = Path(__file__).parents[2] / "slurm"
 # Two nodes with a rank each, on the CPU.
 ON_CPUS = ("--nodes=2", "--gpus-per-node=0", "--ntasks-per-node=1")
-FLAGS = (*MODEL_FLAGS, "--micro-batch=2", "--global-batch=8", "--no-tensorboard")
+FLAGS = (*MODEL_FLAGS, "--micro-batch=2", "--global-batch=8", "--report-to=none")
 ENDLESS = ("--steps=1000000",)
 # Enough for a signal to arrive in between, whatever else the machine does.
 STEPS = 300

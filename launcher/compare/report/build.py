@@ -20,10 +20,10 @@ REPORT_VERSION = 1
 _MOMENTS = ("oom", "peak")
 # Not what a comparison is about, or shown in a column of its own.
 _NOT_A_SETTING = {
-    *("out", "log_every", "report_to", "log_level", "quiet", "tensorboard", "collective_timeout_s"),
-    *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "memory_snapshot", "device"),
-    *("resume", "save_every", "test_batches", "save_last", "micro_batch", "global_batch"),
-    *("sample_every", "sample_prompt"),
+    *("out", "log_every", "report_to", "log_level", "collective_timeout_s"),
+    *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "device"),
+    *("resume", "save_every", "test_batches", "micro_batch", "global_batch"),
+    "sample_every",
     *("precision", "replicate", *(name for v in VARIANTS.values() for name in v.fields)),
 }
 _UNSAID = (None, False, "none", "auto")  # a setting that is off goes without saying

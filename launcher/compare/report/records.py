@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from launcher.config.schema import OLD_NAMES
+from launcher.config import old_names
 from launcher.measure import records
 from launcher.strategies.ledger import Ledger
 from launcher.util.record import Record
@@ -39,7 +39,7 @@ def sound_record(line: str) -> dict[str, Any] | None:
 
 def with_names_of_today(record: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping whose fields may have their names of an earlier version."""
-    return {OLD_NAMES.get(name, name): value for name, value in record.items()}
+    return {old_names.renamed(name): value for name, value in record.items()}
 
 
 def fits(record: Mapping[str, Any], kind: type) -> bool:

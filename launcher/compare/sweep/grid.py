@@ -82,8 +82,8 @@ def cells_of(
 
 def training_flags(row: SweepRow) -> list[str]:
     """The flags of a cell's training: a comparison keeps no model, unless it asks for saves."""
-    saves = any(row.flags.get(name) for name in ("save_every", "save_minutes"))
-    return flags_of({"save_last": saves, **row.flags})
+    saves = {} if row.flags.get("save_minutes") else {"save_every": 0}
+    return flags_of({**saves, **row.flags})
 
 
 def open_corpora(rows: Sequence[SweepRow], *, nproc: int) -> None:

@@ -114,10 +114,6 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
         off = file.values.get(f"{name}.enabled") is False
         if off and "precision" in given and precision.startswith(name):
             problems.append(f"{name}.enabled is false, but --precision is {precision}")
-    for name in ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
-        theirs = file.values.get(f"zero_optimization.{name}", sharding.bucket)
-        if "bucket" in given and theirs != sharding.bucket:
-            problems.append(f"{name} is {theirs:g}, but --bucket is {sharding.bucket}")
     return problems
 
 

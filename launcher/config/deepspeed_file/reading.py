@@ -166,8 +166,8 @@ def _ours(name: str, value: Any) -> Any:
     """A JSON value as the field `name` of RunConfig has it."""
     if name == "betas":
         return tuple(map(float, value))
-    if name in ("nvme_path", "nvme_block"):
-        return Path(value) if name == "nvme_path" else str(value)
+    if name == "nvme_path":
+        return Path(value)
     numbers = ("clip", "lr", "eps", "weight_decay", "momentum", "offload_fraction")
     return float(value) if name in numbers else value
 

@@ -85,7 +85,7 @@ TOP: dict[str, Key] = {
         "wall_clock_breakdown memory_breakdown flops_profiler timers dump_state",
     ),
     **_all(idle("checkpoints are shardscale's own"), "checkpoint nebula datastates_ckpt"),
-    **_all(idle("--tensorboard"), "monitor_config tensorboard wandb comet"),
+    **_all(idle("--report-to"), "monitor_config tensorboard wandb comet"),
     **_all(idle(), "log_level disable_python_gc"),
     "comms_logger": idle("plan shows traffic"),
     "comms_config": idle("plan shows traffic", {"verbose": False}),
@@ -178,17 +178,17 @@ OFFLOAD_PARAM = OFFLOAD | {
 }
 OFFLOAD_OPTIMIZER = OFFLOAD | {
     "device": adopted("device", "offload_optimizer"),
-    "pipeline_read": adopted("flag", "nvme_overlap"),
-    "pipeline_write": adopted("flag", "nvme_overlap"),
+    "pipeline_read": passed("flag"),
+    "pipeline_write": passed("flag"),
     "fast_init": idle(),
     "ratio": adopted("ratio", "offload_fraction"),
     "super_offload": _NOT_HERE,
     "cpuadam_cores_perc": idle("OMP_NUM_THREADS"),
 }
 AIO: Mapping[str, Key] = {
-    "block_size": adopted("count", "nvme_block"),
-    "queue_depth": adopted("count", "nvme_queue_depth"),
-    "intra_op_parallelism": adopted("count", "nvme_threads"),
+    "block_size": passed("count"),
+    "queue_depth": passed("count"),
+    "intra_op_parallelism": passed("count"),
     "single_submit": passed("flag"),
     "overlap_events": passed("flag"),
     "use_gds": _NOT_HERE,

@@ -200,19 +200,6 @@ def warmup(setting: Setting) -> Iterator[str]:
         )
 
 
-def sample_prompt(setting: Setting) -> Iterator[str]:
-    """--sample-prompt, which only --sample-every reads."""
-    loop = setting.config.loop
-    if loop.sample_prompt is not None and loop.sample_every is None:
-        yield f"--sample-prompt {loop.sample_prompt!r} belongs to --sample-every: give both"
-
-
-def memory_snapshot(setting: Setting) -> Iterator[str]:
-    """A GPU's allocator only."""
-    if setting.config.measure.memory_snapshot and setting.device_type == "cpu":
-        yield "--memory-snapshot records a GPU's allocator: on a CPU use --memory-trace"
-
-
 def compiled(setting: Setting) -> Iterator[str]:
     """--compile."""
     config = setting.config
@@ -230,7 +217,7 @@ def compiled(setting: Setting) -> Iterator[str]:
             "--compile with --activation-checkpointing offload: blocks that move what they save "
             "are not compiled: use full or selective, or leave --compile out"
         )
-    if config.measure.memory_trace:
+    if config.measure.memory_trace and setting.device_type == "cpu":
         yield (
             "--compile with --memory-trace: the trace follows single operators, and with it torch "
             "would run the model uncompiled: leave one of them out"
@@ -249,7 +236,5 @@ RULES: Final[tuple[Rule, ...]] = (
     beginning,
     schedule,
     warmup,
-    sample_prompt,
-    memory_snapshot,
     compiled,
 )

@@ -10,7 +10,6 @@ from typing import Any
 from launcher.config.deepspeed_file import passed_on
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.config.sharding import OffloadChoice
 from launcher.model.config import ModelConfig
 from launcher.strategies.offload_sizes import (
     PARAM_BUFFERS,
@@ -21,9 +20,15 @@ from launcher.strategies.offload_sizes import (
 from launcher.strategies.parameters import parameters_of
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.fraction import sub_group_elements
-from launcher.util.sizes import parse_bytes
 
 JsonObject = dict[str, Any]
+AIO = {
+    "block_size": 2**20,  # what is smaller stays in host memory
+    "queue_depth": 32,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+}
 
 
 def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
@@ -35,7 +40,7 @@ def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
         elements = sub_group_elements(model, world_size)
         ours["zero_optimization"]["sub_group_size"] = elements
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
-        ours["aio"] = _aio_section(config.offload)
+        ours["aio"] = AIO
     merged = _merge(ours, passed_on(config.sharding.deepspeed))
     _add_nvme(merged["zero_optimization"], config, model, world_size)
     return merged
@@ -100,8 +105,7 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
     sharding = config.sharding
     # One block at a time: DeepSpeed's default buckets of 5e8 elements are 2 GB each. Gradients are
     # reduced of what is trained, but whole blocks are fetched.
-    bucket = sharding.bucket or model.trained_block_parameter_count
-    fetched = sharding.bucket or model.block_parameter_count
+    bucket, fetched = model.trained_block_parameter_count, model.block_parameter_count
     section: JsonObject = {
         "stage": sharding.zero,
         "reduce_bucket_size": bucket,
@@ -115,9 +119,8 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
         section["stage3_param_persistence_threshold"] = max(vectors)
         section["stage3_max_live_parameters"] = 2 * fetched + model.vocab_size * model.d_model
-        # The tiles of an MLP use its weights in turn, which would be gathered anew for each.
-        tiled = model.block_parameter_count if model.mlp_tile else 0
-        section["stage3_max_reuse_distance"] = max(fetched, tiled)
+        # A block's weights stay between their uses: the tiles of an MLP use them in turn.
+        section["stage3_max_reuse_distance"] = fetched
     pin = config.offload.pin_memory and config.loop.device == "cuda"
     if sharding.offload_optimizer != "none":
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
@@ -131,11 +134,7 @@ def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_
     offload = config.offload
     if config.sharding.offload_optimizer == "nvme":
         section["sub_group_size"] = swap_buffer_count(offload)
-        section["offload_optimizer"] |= {
-            "buffer_count": optimizer_buffer_count(offload),
-            "pipeline_read": offload.nvme_overlap,
-            "pipeline_write": offload.nvme_overlap,
-        }
+        section["offload_optimizer"]["buffer_count"] = optimizer_buffer_count(config)
     if config.sharding.offload_param == "nvme":
         section["sub_group_size"] = swap_buffer_count(offload)
         section["offload_param"] |= {
@@ -143,16 +142,6 @@ def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_
             "buffer_size": largest_slice_count(model, world_size),
             "max_in_cpu": 0,  # DeepSpeed would keep the first 1e9 elements in host memory
         }
-
-
-def _aio_section(offload: OffloadChoice) -> JsonObject:
-    return {
-        "block_size": parse_bytes(offload.nvme_block, "--nvme-block"),
-        "queue_depth": offload.nvme_queue_depth,
-        "intra_op_parallelism": offload.nvme_threads,
-        "single_submit": False,
-        "overlap_events": True,
-    }
 
 
 def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.txt").write_text("".join(lines))
     for name, text, steps in (("dense", "text", 6), ("small", "text", 2), ("other", "other", 2)):
         flags = [*FLAGS, *RUN, f"--data={folder / text}.txt", f"--steps={steps}"]
-        train(*flags, "--no-tensorboard", f"--out={folder / 'runs' / name}")
+        train(*flags, "--report-to=none", f"--out={folder / 'runs' / name}")
     return folder / "runs"
 
 
@@ -157,7 +157,7 @@ def test_a_run_whose_text_is_gone_is_refused(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} cubed is {n**3}.\n" for n in range(4000)))
-    flags = [*FLAGS, *RUN, f"--data={text}", "--steps=1", "--no-tensorboard"]
+    flags = [*FLAGS, *RUN, f"--data={text}", "--steps=1", "--report-to=none"]
     train(*flags, f"--out={tmp_path / 'run'}")
     text.unlink()
     assert verb(tmp_path / "run", *QUICK) == 2

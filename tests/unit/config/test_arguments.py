@@ -12,8 +12,10 @@ import torch.distributed.run
 import yaml
 
 from launcher.config.arguments import parse_run_config
+from launcher.config.old_names import REMOVED
 from launcher.config.schema import RunConfig, field_types
 from launcher.model.checkpointing import parse
+from launcher.util.errors import UserError
 from launcher.util.flags import flag
 
 NOT_DEFAULT: dict[str, str] = {
@@ -149,8 +151,8 @@ def test_underscores_in_values_stay() -> None:
         ("steps: 5", "--epochs 2", {"steps": None, "epochs": 2.0}),
         ("epochs: 2", "--steps 5", {"steps": 5, "epochs": None}),
         ("tied: true", "--no-tied", {"tied": False}),
-        ("tensorboard: true", "--no-tensorboard", {"tensorboard": False}),
-        ("tensorboard: false", "--tensorboard", {"tensorboard": True}),
+        ("compile: true", "--no-compile", {"compile": False}),
+        ("report_to: none", "--report-to tensorboard", {"report_to": "tensorboard"}),
         ("reshard_after_forward: false", "--strategy fsdp", {"reshard_after_forward": False}),
         ("test_batches: all", "", {"test_batches": "all"}),
         ("test_batches: 7", "", {"test_batches": 7}),
@@ -277,7 +279,7 @@ def test_a_reader_of_the_help_may_leave(module: tuple[str, ...]) -> None:
 def test_an_old_name_is_read_and_the_new_one_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.config.arguments._said_of", set())
+    monkeypatch.setattr("launcher.config.old_names._noted", set())
     file = tmp_path / "run.yaml"
     file.write_text("sequence_method: ring\n")
     config = parse_run_config(["--sequence-parallel", "2", "--config", str(file)])
@@ -289,3 +291,30 @@ def test_an_old_name_is_read_and_the_new_one_told(
         "shardscale: sequence_method is called context_parallel_method now, and its old name goes "
         "with 0.4",
     ]
+
+
+def test_a_removed_flag_is_read_where_another_does_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.config.old_names._noted", set())
+    file = tmp_path / "run.yaml"
+    file.write_text("tensorboard: false\nsave_last: true\nbucket: 1000\nnvme_threads: 1\n")
+    config = parse_run_config(["--quiet", "--config", str(file)])
+    assert config.loop.log_level == "warning"
+    assert config.measure.loggers == ()
+    assert config.loop.saves_last
+    assert capsys.readouterr().err.splitlines() == [
+        "shardscale: --quiet was removed and goes with 0.4: use --log-level warning",
+        "shardscale: tensorboard False was removed: use --report-to none",
+        "shardscale: bucket 1000 was removed, and is ignored: set "
+        "zero_optimization.reduce_bucket_size in a --deepspeed file",
+    ]
+
+
+def test_each_removed_field_is_gone_and_named() -> None:
+    for name, gone in REMOVED.items():
+        assert name not in field_types()
+        assert (gone.fields or {}).keys() <= field_types().keys()
+        if gone.fields is None:
+            with pytest.raises(UserError, match=f"^{flag(name)} was removed: {gone.instead[:9]}"):
+                parse_run_config([flag(name), "1"])

@@ -87,7 +87,7 @@ CASES = {
     "unknown logger": case(
         "--report-to tensorboard,comet", "--report-to 'comet'", "tensorboard, wandb"
     ),
-    "value for a switch": case("--tensorboard=yes", "'yes'", "leave the value out"),
+    "value for a switch": case("--compile=yes", "'yes'", "leave the value out"),
     "bool given a string": case("--tied maybe", "--tied maybe must be True or False"),
     "negative clip": case("--clip -1", "--clip -1.0 must be 0 or more"),
     "ratio above 1": case("--min-lr-ratio 2", "--min-lr-ratio 2.0", "between 0 and 1"),
@@ -121,17 +121,8 @@ CASES = {
         "--offload-optimizer cpu --zero 0", "--offload-optimizer cpu", "--zero 1, 2 or 3, not 0"
     ),
     "offload under ddp": case("--offload-optimizer cpu", "cpu", "fsdp or --zero, not ddp"),
-    "snapshot on a CPU": case("--memory-snapshot", "--memory-snapshot", "use --memory-trace"),
     "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
     "sample every 0": case("--sample-every 0", "--sample-every 0 must be more than 0"),
-    "sample prompt alone": case("--sample-prompt Once", "--sample-prompt 'Once'", "give both"),
-    "sample prompt as long as a sequence": case(
-        f"--data a.txt {BYTES} --sample-every 2 --sample-prompt 'Once upon a time'",
-        "--sample-prompt has 16 tokens",
-        "--seq-len 16",
-        "15 or fewer",
-        a_txt=TEXT,
-    ),
     "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
     "nvme offload at stage 2": case(
         "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not 2", "use cpu"
@@ -145,7 +136,7 @@ CASES = {
     "nvme parameters in fp32": case(
         "--offload-param nvme --zero 3 --nvme-path .", "--offload-param nvme", "--precision bf16"
     ),
-    "nvme buffer": case("--nvme-buffer 5x", "--nvme-buffer '5x'", "512MiB"),
+    "removed": case("--max-skipped-steps 5", "--max-skipped-steps was removed", "20 skipped steps"),
     "activation offload on a CPU": case(
         "--activation-checkpointing offload", "--activation-checkpointing offload", "use full"
     ),
@@ -245,7 +236,7 @@ CASES = {
     "YAML mapping for text": yaml_case("model: {layers: 2}", "{'layers': 2}", "be text"),
     "YAML number for text": yaml_case("data: 3", "data is 3", "text, in quotes"),
     "YAML bool for a number": yaml_case("lr: true", "lr is True", "a number"),
-    "YAML text for a bool": yaml_case("tensorboard: 'yes'", "'yes'", "true or false"),
+    "YAML text for a bool": yaml_case("compile: 'yes'", "'yes'", "true or false"),
     "YAML number for a bool": yaml_case("tied: 1", "tied is 1", "true or false"),
     "YAML number for two": yaml_case("betas: 0.9", "betas is 0.9", "[0.9, 0.95]"),
     "YAML choice": yaml_case("zero: 4", "zero is 4", "one of 0, 1, 2, 3"),

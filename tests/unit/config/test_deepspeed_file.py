@@ -224,19 +224,12 @@ def test_files_as_people_have_them(file: Path) -> None:
                     "offload_optimizer": {
                         "device": "nvme",
                         "nvme_path": "/nvme",
-                        "pipeline_read": True,
-                        "pipeline_write": True,
                     }
                 },
-                "aio": {"block_size": 262144, "thread_count": 2, "queue_depth": 8},
             },
             {
                 "offload_optimizer": "nvme",
                 "nvme_path": "/nvme",
-                "nvme_overlap": True,
-                "nvme_block": "262144",
-                "nvme_threads": 2,
-                "nvme_queue_depth": 8,
             },
         ),
         ({"data_types": {"grad_accum_dtype": None}, "amp": {"enabled": False}}, {}),
@@ -296,11 +289,6 @@ def test_what_a_file_says_is_adopted(
             {"zero_optimization": {"cpu_offload": True}},
             "--offload-optimizer none",
             ('cpu_offload is "cpu", but --offload-optimizer is none',),
-        ),
-        (
-            {"zero_optimization": {"reduce_bucket_size": 5e8}},
-            "--bucket 1000",
-            ("reduce_bucket_size is 5e+08, but --bucket is 1000",),
         ),
         ({"optimizer": {"type": "Lamb"}}, "", ('"Lamb"', "Adam, AdamW or SGD")),
         (
@@ -403,6 +391,20 @@ def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
         handed.append(build_config(resolved, world_size=2))
     assert handed[0] == handed[1]
     assert "sub_group_size (--nvme-buffer)" in "".join(opening_lines(path))
+
+
+def test_io_of_nvme_is_passed_on(path: Path) -> None:
+    buffers = {"device": "nvme", "nvme_path": "/nvme", "pipeline_read": True}
+    aio = {"block_size": 262144, "thread_count": 2, "queue_depth": 8}
+    content = {"zero_optimization": {"offload_optimizer": buffers}, "aio": aio}
+    config = parsed(path, with_stage(content, 3))
+    handed = build_config(resolve(config, world_size=2, device_type="cuda"), world_size=2)
+    assert (
+        handed["aio"] | {"block_size": 262144, "intra_op_parallelism": 2, "queue_depth": 8}
+        == (handed["aio"])
+    )
+    moved = handed["zero_optimization"]["offload_optimizer"]
+    assert (moved["pipeline_read"], moved["buffer_count"]) == (True, 11)
 
 
 def test_what_runs_is_said(path: Path) -> None:

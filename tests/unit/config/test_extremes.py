@@ -226,7 +226,6 @@ TOO_LARGE = {
     "--context": ("2147483647 --seq-len 16", "the states of", "need at least"),
     "--d-model": ("1000000", "the states of", "need at least 715266"),
     "--d-ff": ("2147483647", "the states of", "need at least"),
-    "--bucket": ("2147483648 --zero 2", "must be at most 2,147,483,647"),
     "--collective-timeout-s": ("1e300", "must be at most 31,536,000"),
     "--sample-every-s": ("1e308", "must be at most 31,536,000"),
     "--max-minutes": ("1e30", "must be at most 525,600"),

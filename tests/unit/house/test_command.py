@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 SHARDSCALE = [sys.executable, "-m", "launcher"]
 STOPPED = "shardscale: stopped by SIGINT\n"
 INTERRUPTED = 130
-TRAIN = ["--model=nano", "--device=cpu", "--tokenizer=byte", "--steps=100000", "--no-tensorboard"]
+TRAIN = ["--model=nano", "--device=cpu", "--tokenizer=byte", "--steps=100000", "--report-to=none"]
 COMMANDS = {
     **{verb: [*SHARDSCALE, verb] for verb in VERBS},
     "plan": [*SHARDSCALE, "plan", "--model=gpt2-xl", "--gpus=8", "--gpu=A100"],

@@ -157,7 +157,9 @@ def test_a_quiet_run_says_how_it_ended(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("A few words that say nothing of much interest to anyone. " * 400)
     flags = "--device cpu --tokenizer byte --vocab-size 257 --layers 1 --d-model 32 --context 32"
-    flags += f" --steps 3 --micro-batch 2 --data {text} --out {tmp_path / 'run'} --quiet"
+    flags += (
+        f" --steps 3 --micro-batch 2 --data {text} --out {tmp_path / 'run'} --log-level warning"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "launcher.train", *flags.split()],
         cwd=ROOT,

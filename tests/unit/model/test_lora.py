@@ -268,7 +268,13 @@ def train(*arguments: str, refused: bool = False) -> str:
 
 
 FLAGS = ["--layers=1", "--d-model=32", "--heads=2", "--context=32", "--vocab-size=257"]
-RUN = ["--tokenizer=byte", "--device=cpu", "--micro-batch=4", "--test-batches=1", "--quiet"]
+RUN = [
+    "--tokenizer=byte",
+    "--device=cpu",
+    "--micro-batch=4",
+    "--test-batches=1",
+    "--log-level=warning",
+]
 
 
 @pytest.fixture(scope="module")

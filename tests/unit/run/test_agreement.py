@@ -61,9 +61,9 @@ def test_only_the_main_rank_watches_the_clock(monkeypatch: pytest.MonkeyPatch) -
     ("choice", "after_s"),
     [
         (LoopChoice(), 600.0),
-        (LoopChoice(save_last=False), math.inf),  # which keeps no model
+        (LoopChoice(save_every=0), math.inf),  # which keeps no model
         (LoopChoice(save_minutes=0), math.inf),
-        (LoopChoice(save_minutes=0.5, save_last=False), 30.0),
+        (LoopChoice(save_minutes=0.5, save_every=0), 30.0),
     ],
 )
 def test_the_clock_saves_unless_it_is_told_not_to(choice: LoopChoice, after_s: float) -> None:

@@ -37,7 +37,7 @@ EXPECTED: dict[str, tuple[Literal[0, 1, 2, 3], Offload, Offload]] = {
 TINY = [
     *("--data", "text.txt", "--tokenizer", "byte", "--vocab-size", "257"),
     *("--layers", "1", "--heads", "2", "--d-model", "16", "--context", "16"),
-    *("--micro-batch", "8", "--steps", "2", "--device", "cpu", "--no-tensorboard"),
+    *("--micro-batch", "8", "--steps", "2", "--device", "cpu", "--report-to=none"),
 ]
 
 FORK_PER_RUN = """
@@ -97,13 +97,12 @@ def test_stage_3_keeps_vectors_whole_and_shards_matrices(name: str) -> None:
         assert most == 4 * run.model.d_model  # the bias of the MLP's first projection
 
 
-@pytest.mark.parametrize(("mlp_tile", "reuses"), [(None, False), (64, True)])
-def test_stage_3_gathers_an_mlp_once_for_all_its_tiles(mlp_tile: int | None, reuses: bool) -> None:
+def test_stage_3_gathers_an_mlp_once_for_all_its_tiles() -> None:
     """Matrices further apart than the reuse distance are released between their uses."""
-    config = RunConfig().replace(zero=3, bucket=1000, mlp_tile=mlp_tile)
+    config = RunConfig().replace(zero=3, mlp_tile=64)
     run = resolve(config, world_size=2, device_type="cpu")
     distance = build_config(run, world_size=2)["zero_optimization"]["stage3_max_reuse_distance"]
-    assert (distance > run.model.d_model * run.model.ffn_dim) == reuses
+    assert distance > run.model.d_model * run.model.ffn_dim
 
 
 def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:

@@ -1,0 +1,126 @@
+"""Names of the previous version: renamed flags and fields are read, removed ones answered."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from launcher.util.errors import UserError
+from launcher.util.flags import as_flags, flag
+
+RENAMED: Final[Mapping[str, str]] = {
+    "sequence_parallel": "context_parallel",
+    "sequence_method": "context_parallel_method",
+    "board": "report_to",
+}
+"""Old name -> new one. Flags, files and records are read with either."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Removed:
+    """A removed field and its replacement.
+
+    `default` is the value that every file of the previous version holds. Another value becomes
+    `fields`; without an equivalent a flag is rejected, and a file's line ignored with a note.
+    """
+
+    default: Any
+    instead: str
+    fields: Mapping[str, Any] | None = None
+
+
+_DEEPSPEED_FILE = "in a --deepspeed file"
+REMOVED: Final[Mapping[str, Removed]] = {
+    "quiet": Removed(
+        default=False, instead="use --log-level warning", fields={"log_level": "warning"}
+    ),
+    "tensorboard": Removed(
+        default=True, instead="use --report-to none", fields={"report_to": "none"}
+    ),
+    "save_last": Removed(default=True, instead="use --save-every 0", fields={"save_every": 0}),
+    "memory_snapshot": Removed(
+        default=False, instead="use --memory-trace", fields={"memory_trace": True}
+    ),
+    "max_skipped_steps": Removed(default=20, instead="20 skipped steps in a row end a run"),
+    "sample_prompt": Removed(default=None, instead="samples of --sample-every begin a new text"),
+    "bucket": Removed(
+        default=None, instead=f"set zero_optimization.reduce_bucket_size {_DEEPSPEED_FILE}"
+    ),
+    "nvme_block": Removed(default="1MiB", instead=f"set aio.block_size {_DEEPSPEED_FILE}"),
+    "nvme_queue_depth": Removed(default=32, instead=f"set aio.queue_depth {_DEEPSPEED_FILE}"),
+    "nvme_threads": Removed(default=1, instead=f"set aio.intra_op_parallelism {_DEEPSPEED_FILE}"),
+    "nvme_overlap": Removed(
+        default=False, instead=f"set pipeline_read and pipeline_write {_DEEPSPEED_FILE}"
+    ),
+}
+
+_noted: set[str] = set()
+
+
+def renamed(name: str) -> str:
+    """Return today's name of a field."""
+    return RENAMED.get(name, name)
+
+
+def in_flags(tokens: Sequence[str]) -> list[str]:
+    """Return the flags, spelled with dashes, in today's names.
+
+    Raises:
+        UserError: a removed flag that has no equivalent.
+    """
+    return [today for token in tokens for today in _today(token)]
+
+
+def _today(token: str) -> Iterator[str]:
+    own, has_value, value = token.partition("=")
+    negated = own.startswith("--no-")
+    name = own.removeprefix("--no-" if negated else "--").replace("-", "_")
+    if not own.startswith("--"):
+        yield token
+    elif name in RENAMED:
+        _note_renamed(name, flag)
+        yield (
+            ("--no-" + flag(RENAMED[name])[2:] if negated else flag(RENAMED[name]))
+            + has_value
+            + value
+        )
+    elif name in REMOVED:
+        gone = REMOVED[name]
+        if gone.fields is None:
+            raise UserError(f"{own} was removed: {gone.instead}")
+        asked = not negated if not has_value else value == "True"
+        _note(name, f"{own} was removed and goes with 0.4: {gone.instead}")
+        if asked != gone.default:
+            yield as_flags(gone.fields).replace(" ", "=")
+    else:
+        yield token
+
+
+def in_file(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's fields in today's names; notes what has become of the others."""
+    fields: dict[str, Any] = {}
+    for key, value in content.items():
+        gone = REMOVED.get(key)
+        if key in RENAMED:
+            _note_renamed(key, str)
+            fields[RENAMED[key]] = value
+        elif gone is None:
+            fields[key] = value
+        elif value is not None and value != gone.default:
+            ignored = "" if gone.fields else ", and is ignored"
+            _note(key, f"{key} {value} was removed{ignored}: {gone.instead}")
+            fields |= gone.fields or {}
+    return fields
+
+
+def _note_renamed(name: str, spelled: Callable[[str], str]) -> None:
+    new = RENAMED[name]
+    _note(name, f"{spelled(name)} is called {spelled(new)} now, and its old name goes with 0.4")
+
+
+def _note(name: str, text: str) -> None:
+    """Print a note once per process; where ranks have an agent, the agent has printed it."""
+    if name not in _noted and "RANK" not in os.environ:
+        _noted.add(name)
+        print(f"shardscale: {text}", file=sys.stderr)
