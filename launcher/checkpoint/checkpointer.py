@@ -5,8 +5,8 @@ has put into it before any check could look at it, and it has no checksums. What
 plan of who reads what, is a few comparisons once everything is boxes of flat ranges.
 """
 
-import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,14 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-import torch
-
 from launcher.checkpoint.document import DamagedCheckpoint
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import Checkpoint, Contents
 from launcher.checkpoint.rng import generator_states, restore_generators
 from launcher.checkpoint.saving import Ranks, Saved, write_checkpoint
+from launcher.checkpoint.staging import Staging
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
@@ -60,9 +59,9 @@ class Checkpointer:
     Args:
         folder: `checkpoints/` of the run; on a disk that all ranks see.
         keep: how many checkpoints stay; None = all.
-        asynchronous: `save` copies this rank's ranges into host memory (pinned, where there is a
-            GPU; kept for the next save) and returns, a thread writes them. Otherwise `save`
-            writes straight from the engine's memory and needs only a few MiB.
+        asynchronous: `save` copies this rank's ranges into host memory (page-locked where there is
+            a GPU; kept for the next save) and returns, and a thread writes them. Otherwise `save`
+            writes from the engine's memory and needs only a few MiB.
         timeout_s: how long ranks wait for each other; a save takes at most this.
     """
 
@@ -78,7 +77,7 @@ class Checkpointer:
         self._keep = keep
         self._asynchronous = asynchronous
         self._ranks = Ranks(timeout_s=timeout_s)
-        self._staging: torch.Tensor | None = None
+        self._staging: Staging | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Saved] | None = None
 
@@ -89,13 +88,17 @@ class Checkpointer:
         extra: Mapping[str, Any],
         *,
         replaces: int | None = None,
+        staging_bytes: float = math.inf,
     ) -> Saved | None:
-        """Save the state after optimizer step `step`; `extra` (of the main rank) is JSON.
+        """Save the state after optimizer step `step`; an asynchronous save returns None.
 
-        When it is on disk, the checkpoint of step `replaces` goes.
+        Then `poll` or `wait` returns the result; `wait` must be called before the next save.
 
-        An asynchronous save returns None, and `poll` or `wait` tells how it went; `wait` must
-        have been called before the next.
+        Args:
+            extra: JSON; the main rank's is written.
+            replaces: step whose checkpoint is removed once this one is on disk.
+            staging_bytes: host memory that this rank may take for an asynchronous save. Where one
+                rank's state needs more, the save is synchronous.
 
         Raises:
             SaveError: on every rank, when one rank failed (not enough room, most often).
@@ -114,18 +117,19 @@ class Checkpointer:
             rng=[generator_states()],
             files=(),
         )
-        shards = self._stage(state) if self._asynchronous else state.saved()
+        staging = self._find_staging(state, staging_bytes) if self._asynchronous else None
+        staged = None if staging is None else staging.copy(state.saved())
         write = partial(
             write_checkpoint,
             contents,
-            shards,
+            state.saved if staged is None else lambda: staged,
             self.folder,
             self._ranks,
             keep=self._keep,
             replaces=replaces,
             started_s=started_s,
         )
-        if not self._asynchronous:
+        if staged is None:
             return write()
         self._pending = self._writer.submit(write)
         return None
@@ -207,32 +211,14 @@ class Checkpointer:
         agreed: UserError | None = self._ranks.broadcast(next(problems, None))
         return agreed
 
-    def _stage(self, state: TrainingState) -> list[Shard]:
-        """Copies of the ranges in one host buffer.
-
-        One shard at a time: where states are kept in low precision, each is a decoded copy.
-        """
+    def _find_staging(self, state: TrainingState, most_bytes: float) -> Staging | None:
+        """The host memory of an asynchronous save, or None where a rank has no room for it."""
         if self._staging is None:
-            elements, on_gpu = 0, False
-            for shard in state.saved():
-                if shard.kind != MASK:
-                    elements += shard.data.numel()
-                    on_gpu |= shard.data.is_cuda
-            self._staging = torch.empty(elements, dtype=torch.float32, pin_memory=on_gpu)
-        staged = []
-        begin = 0
-        for shard in state.saved():
-            if shard.kind == MASK:
-                staged.append(shard)  # which never changes
-                continue
-            data = self._staging[begin : begin + shard.data.numel()]
-            begin += shard.data.numel()
-            data.copy_(shard.data, non_blocking=True)
-            staged.append(dataclasses.replace(shard, data=data))
-        assert begin == self._staging.numel(), "the same engine holds the same ranges"
-        if self._staging.is_pinned():
-            torch.cuda.synchronize()
-        return staged
+            staging = Staging(state.saved())
+            fits = self._ranks.gather(staging.size_bytes <= most_bytes)
+            if self._ranks.broadcast(all(fits)):
+                self._staging = staging
+        return self._staging
 
 
 def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserError | None]:

@@ -5,10 +5,10 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import torch
@@ -33,45 +33,33 @@ _DTYPE_NAMES = {
 }
 
 
-def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
-    """Write the pieces into one safetensors file, on disk when this returns.
+def write_shards(path: Path, shards: Callable[[], Iterable[Shard]]) -> RankFile:
+    """Write shards into one safetensors file, on disk when this returns.
 
     Host tensors are written from where they are; from a device one chunk at a time is copied.
+
+    Args:
+        shards: called twice, for the sizes in the header and for the data: of states in low
+            precision each shard is a decoded copy, and only one of them is alive at a time.
 
     Raises:
         OSError: no room, or the folder is gone.
     """
-    shards = [shard for shard in shards if shard.data.numel() > 0]
-    keys = [f"{shard.name}:{shard.kind}:{shard.start}" for shard in shards]
-    header = safetensors_header(
-        {key: [shard.data.numel()] for key, shard in zip(keys, shards, strict=True)},
-        {key: _stored_type(shard.kind) for key, shard in zip(keys, shards, strict=True)},
-        {"format": FORMAT},
-    )
+    shapes: dict[str, list[int]] = {}
+    types: dict[str, torch.dtype] = {}
+    for shard in shards():
+        if shard.data.numel() > 0:
+            key = f"{shard.name}:{shard.kind}:{shard.start}"
+            shapes[key], types[key] = [shard.data.numel()], _stored_type(shard.kind)
+    header = safetensors_header(shapes, types, {"format": FORMAT})
+    ranges: list[Range] = []
     offset_bytes = len(header)
-    ranges = []
     with path.open("xb") as file:
         file.write(header)
-        for shard in shards:
-            checksums = []
-            for chunk in shard.data.split(CHUNK_ELEMENTS):
-                raw = _bytes(chunk.to("cpu", _stored_type(shard.kind)))
-                file.write(raw)
-                checksums.append(zlib.crc32(raw))
-            places = shard.places
-            ranges.append(
-                Range(
-                    name=shard.name,
-                    kind=shard.kind,
-                    start=shard.start,
-                    numel=shard.data.numel(),
-                    offset_bytes=offset_bytes,
-                    checksums=checksums,
-                    run=None if places.contiguous else places.run,
-                    pitch=None if places.contiguous else places.pitch,
-                )
-            )
-            offset_bytes += element_bytes(shard.kind) * shard.data.numel()
+        for shard in shards():
+            if shard.data.numel() > 0:
+                ranges.append(_write_shard(file, shard, offset_bytes))
+                offset_bytes += element_bytes(shard.kind) * shard.data.numel()
     sync(path)
     return RankFile(
         name=path.name,
@@ -79,6 +67,25 @@ def write_shards(path: Path, shards: Iterable[Shard]) -> RankFile:
         header_bytes=len(header),
         header_checksum=zlib.crc32(header),
         ranges=ranges,
+    )
+
+
+def _write_shard(file: BinaryIO, shard: Shard, offset_bytes: int) -> Range:
+    checksums = []
+    for chunk in shard.data.split(CHUNK_ELEMENTS):
+        raw = _bytes(chunk.to("cpu", _stored_type(shard.kind)))
+        file.write(raw)
+        checksums.append(zlib.crc32(raw))
+    places = shard.places
+    return Range(
+        name=shard.name,
+        kind=shard.kind,
+        start=shard.start,
+        numel=shard.data.numel(),
+        offset_bytes=offset_bytes,
+        checksums=checksums,
+        run=None if places.contiguous else places.run,
+        pitch=None if places.contiguous else places.pitch,
     )
 
 

@@ -18,7 +18,7 @@ from launcher.config.schema import RunConfig
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
 from launcher.model.config import ModelConfig
-from launcher.optim.registry import OPTIMIZERS, checkpointed
+from launcher.optim.registry import OPTIMIZERS, states_of
 from launcher.strategies import strategy_of
 from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
 from launcher.strategies.parameters import frozen_bytes, trained_shapes
@@ -190,14 +190,15 @@ def _ranks(ranks: int) -> str:
 
 
 def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
-    """A new run's disk has room for one checkpoint, where it is going to write any."""
-    loop, optim = resolved.config.loop, resolved.config.optim
+    """Refuse a new run that saves checkpoints on a disk without room for one.
+
+    Raises:
+        UserError: with the figures.
+    """
+    loop = resolved.config.loop
     if not (loop.saves_last or loop.saves_after_s < math.inf):
         return
-    states, _ = checkpointed(optim, trained_shapes(resolved.model))
-    if not OPTIMIZERS[optim.optimizer].elementwise:
-        states = ()  # not one for every element
-    needed_bytes = 4 * resolved.model.trained_parameter_count * (1 + len(states))
+    needed_bytes = checkpoint_bytes(resolved)
     parent = next(path for path in out.absolute().parents if path.exists())
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < needed_bytes:
@@ -205,3 +206,22 @@ def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
             f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
             f"{gib(free_bytes)} free: choose another place, or keep no model with --save-every 0"
         )
+
+
+def checkpoint_bytes(resolved: Resolved) -> int:
+    """Bytes of all tensors of a checkpoint: parameters and optimizer states in fp32, and masks."""
+    optim, device_type = resolved.config.optim, resolved.config.loop.device
+    entry = OPTIMIZERS[optim.optimizer]
+    shapes = trained_shapes(resolved.model)
+    total = 4 * resolved.model.trained_parameter_count
+    for name, shape in shapes.items():
+        if entry.elementwise:  # stored in fp32, in whatever precision they are kept
+            total += 4 * len(states_of(optim, name, shape)) * math.prod(shape)
+        else:
+            counters = entry.costs(name, (0,) * len(shape), optim, device_type).state_bytes
+            total += entry.costs(name, shape, optim, device_type).state_bytes - counters
+    if resolved.model.masks:
+        from launcher.strategies.masks import mask_shapes
+
+        total += sum(map(math.prod, mask_shapes(shapes).values()))
+    return total

@@ -10,6 +10,7 @@ from launcher.checkpoint.checkpointer import Weights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
+from launcher.measure.host_memory import available_host_bytes
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
@@ -22,12 +23,16 @@ from launcher.run.skips import SkippedSteps
 from launcher.strategies.engine import Engine
 from launcher.util.sizes import gib
 
+STAGED_FRACTION = 0.8
+"""Of free host memory: page-locked memory cannot be swapped, and data loading needs some, too."""
+
 
 class Saves:
     """The checkpoints of one run, `RUN/checkpoints/step-00000100` and so on.
 
-    A save that fails (no room on the disk) is said loudly and training goes on; the checkpoint
-    before it stays. On a GPU writing goes on beside training.
+    A save that fails (no room on the disk) is reported and training goes on; the checkpoint before
+    it stays. On a GPU a thread writes what was staged in host memory while training goes on; where
+    host memory has no room for that, training waits until the checkpoint is written.
     """
 
     def __init__(
@@ -163,7 +168,18 @@ class Saves:
         if (base := self._base) is not None:
             extra["base"] = base
         with self._memory.checkpointing("save"):
-            self._report(lambda: self._opened().save(step, engine, extra, replaces=replaces))
+            held = self._report(
+                lambda: self._opened().save(
+                    step, engine, extra, replaces=replaces, staging_bytes=self._staging_bytes()
+                )
+            )
+
+        if held and self._asynchronous:
+            self._console.line("training waited for this save: no host memory to stage it")
+
+    def _staging_bytes(self) -> int:
+        """This rank's part of the host memory that an asynchronous save may take."""
+        return int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
 
     @cached_property
     def _base(self) -> Base | None:
@@ -183,20 +199,21 @@ class Saves:
             )
         return self._checkpointer
 
-    def _report(self, save: Callable[[], Saved | None]) -> None:
+    def _report(self, save: Callable[[], Saved | None]) -> bool:
+        """Show and record the outcome of a save; return whether one was written by now."""
         try:
             saved = save()
         except SaveError as error:
             self.failure = error
             self._console.line(f"could not save: {error}", "error")
             self._journal.event("save_failed", reason=str(error))
-            return
-        if saved is not None:
-            self._saved_step = saved.step
-            self._clock_step = saved.step if self._by_clock else None
-            self._console.line(
-                f"saved {saved.path} ({gib(saved.size_bytes)} in {saved.duration_s:.1f} s)"
-            )
-            self._journal.event(
-                "saved", saved.step, path=str(saved.path), size_bytes=saved.size_bytes
-            )
+            return False
+        if saved is None:
+            return False
+        self._saved_step = saved.step
+        self._clock_step = saved.step if self._by_clock else None
+        self._console.line(
+            f"saved {saved.path} ({gib(saved.size_bytes)} in {saved.duration_s:.1f} s)"
+        )
+        self._journal.event("saved", saved.step, path=str(saved.path), size_bytes=saved.size_bytes)
+        return True

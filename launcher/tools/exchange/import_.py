@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -160,11 +161,9 @@ def _write_checkpoint(
     largest = max(map(math.prod, shapes.values()))
     zeros = torch.from_numpy(np.zeros(largest, dtype=np.float32))
     files: list[RankFile] = []
+    zero_states = dict.fromkeys(states, zeros)
     for _, block in itertools.groupby(shapes, key=lambda name: _PART.findall(name)[0]):
-        shards = itertools.chain.from_iterable(
-            _shards(name, parts(name), {s: zeros[: math.prod(shapes[name])] for s in states})
-            for name in block
-        )
+        shards = partial(_shards, {name: shapes[name] for name in block}, parts, zero_states)
         files.append(write_shards(path / f"part-{len(files):05d}.safetensors", shards))
     checkpoint = Checkpoint(
         path=path,
@@ -183,10 +182,11 @@ def _write_checkpoint(
 
 
 def _shards(
-    name: str, pieces: Iterator[tuple[int, Tensor]], states: Mapping[str, Tensor]
+    shapes: Mapping[str, tuple[int, ...]], parts: Parts, zero_states: Mapping[str, Tensor]
 ) -> Iterator[Shard]:
-    """A parameter's pieces as they are stored, and what an optimizer keeps of it."""
-    for start, piece in pieces:
-        yield Shard(name=name, kind=PARAM, start=start, data=piece)
-    for kind, values in states.items():
-        yield Shard(name=name, kind=kind, start=0, data=values)
+    """Yield each parameter's pieces as they are stored, and what an optimizer keeps of it."""
+    for name, shape in shapes.items():
+        for start, piece in parts(name):
+            yield Shard(name=name, kind=PARAM, start=start, data=piece)
+        for kind, zeros in zero_states.items():
+            yield Shard(name=name, kind=kind, start=0, data=zeros[: math.prod(shape)])

@@ -82,7 +82,7 @@ def _write_checkpoint(run: Path, pruned: Pruned, extra: Extra) -> None:
         counters={},
         extra=extra,
         rng=(),  # no random numbers have been drawn
-        files=[write_shards(path / "part-00000.safetensors", _shards(pruned))],
+        files=[write_shards(path / "part-00000.safetensors", lambda: _shards(pruned))],
     )
     checkpoint.check_coverage()
     checkpoint.write()

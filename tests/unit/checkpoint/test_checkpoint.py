@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError
+from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
 from launcher.checkpoint import saving as saving_module
 from launcher.checkpoint.files import write_shards
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.util.errors import UserError
@@ -144,6 +145,40 @@ def test_an_asynchronous_save_holds_the_moment_of_the_call(
     assert same(values(fresh), at_save)
 
 
+def test_an_asynchronous_save_stages_in_bounded_blocks(
+    engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Page-locked memory comes in powers of two: one buffer would take up to twice its size."""
+    made: list[int] = []
+    empty = torch.empty
+
+    def noted(*size: Any, **options: Any) -> torch.Tensor:
+        tensor = empty(*size, **options)
+        if "pin_memory" in options:
+            made.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(staging, "BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(torch, "empty", noted)
+    checkpointer = Checkpointer(folder, asynchronous=True)
+    for step in (1, 2):  # the second save reuses the blocks of the first
+        assert checkpointer.save(step, engine, {}) is None
+        assert checkpointer.wait() is not None
+    elements = 3 * sum(p.numel() for p in engine._module.parameters())
+    assert made == [1000] * (elements // 1000) + [elements % 1000]
+    fresh = new_engine(seed=9)
+    Checkpointer(folder).load("auto", fresh)
+    assert same(values(fresh), values(engine))
+
+
+def test_a_save_without_room_to_stage_is_synchronous(engine: NativeEngine, folder: Path) -> None:
+    elements = 3 * sum(p.numel() for p in engine._module.parameters())
+    checkpointer = Checkpointer(folder, asynchronous=True)
+    assert checkpointer.save(1, engine, {}, staging_bytes=4 * elements - 1) is not None
+    assert checkpointer.save(2, engine, {}, staging_bytes=4 * elements) is None
+    assert checkpointer.wait() is not None
+
+
 def test_memory_stays_below_one_tensor_more(folder: Path) -> None:
     with LiveTrace() as trace:
         engine = new_engine(vocab_size=150_000)  # 9.6 MB in its largest tensor
@@ -158,6 +193,32 @@ def test_memory_stays_below_one_tensor_more(folder: Path) -> None:
         trace.reset_peak()
         Checkpointer(folder).load("auto", fresh)
         assert trace.peak_bytes() - trace.current_bytes < largest_bytes * 1.01
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_states_in_low_precision_are_decoded_one_at_a_time(
+    folder: Path, asynchronous: bool
+) -> None:
+    with LiveTrace() as trace:
+        torch.manual_seed(0)
+        module = GPT(ModelConfig(**{**SHAPE, "layers": 8, "d_model": 64}))
+        options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
+        optimizer = LowPrecisionAdamW(
+            [{"params": [*module.parameters()]}], weight_decay=0.0, moments="bf16", **options
+        )
+        engine = NativeEngine(
+            module, optimizer, accumulation=1, clip=0.0, device=torch.device("cpu")
+        )
+        train(engine, 1)
+        checkpointer = Checkpointer(folder, asynchronous=asynchronous)
+        checkpointer.save(1, engine, {})  # makes the staging of an asynchronous one
+        checkpointer.wait()
+        held_bytes = trace.current_bytes
+        trace.reset_peak()
+        checkpointer.save(2, engine, {})
+        checkpointer.wait()
+        largest_bytes = max(4 * p.numel() for p in module.parameters())
+        assert trace.peak_bytes() - held_bytes < 3 * largest_bytes
 
 
 def test_keep_and_latest(engine: NativeEngine, folder: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
+from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint, staging
 from launcher.checkpoint.document import digest
 from launcher.checkpoint.files import RangeReader, write_shards
 from launcher.checkpoint.index import Range, RankFile
@@ -81,7 +82,10 @@ def random_layout(draw: random.Random, name: str, kind: str, whole: Tensor) -> l
 def save(folder: Path, shapes: Shapes, ranks: Sequence[Sequence[Shard]], **more: Any) -> Checkpoint:
     folder.mkdir()
     parts = [p for p in ranks if p]
-    files = [write_shards(folder / f"rank-{i:05d}.safetensors", p) for i, p in enumerate(parts)]
+    files = [
+        write_shards(folder / f"rank-{i:05d}.safetensors", partial(iter, part))
+        for i, part in enumerate(parts)
+    ]
     checkpoint = Checkpoint(
         path=folder,
         step=1,
@@ -419,7 +423,7 @@ def test_version_1_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000001"
     folder.mkdir()
     for rank, shard in enumerate(shards):
-        file = write_shards(folder / f"rank-{rank:05d}.safetensors", [shard])
+        file = write_shards(folder / f"rank-{rank:05d}.safetensors", partial(iter, [shard]))
         files.append(
             {
                 "name": file.name,
@@ -513,13 +517,18 @@ class ByColumns(NativeEngine):
         return state
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("block_elements", [None, 2**26, 100])  # of an asynchronous save
 @pytest.mark.parametrize(
     ("saver", "loader"), [(ByColumns, NativeEngine), (NativeEngine, ByColumns)]
 )
 def test_an_engine_goes_on_from_columns(
-    tmp_path: Path, saver: type[NativeEngine], loader: type[NativeEngine], asynchronous: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    saver: type[NativeEngine],
+    loader: type[NativeEngine],
+    block_elements: int | None,
 ) -> None:
+    monkeypatch.setattr(staging, "BLOCK_ELEMENTS", block_elements)
     engines = []
     for seed, kind in enumerate((saver, loader)):
         torch.manual_seed(seed)
@@ -530,11 +539,11 @@ def test_an_engine_goes_on_from_columns(
     saving, loading = engines
     tokens = torch.randint(50, (2, 9))
     train_step(saving, [(tokens[:, :-1], tokens[:, 1:])], 1e-2)
-    checkpointer = Checkpointer(tmp_path, asynchronous=asynchronous)
+    checkpointer = Checkpointer(tmp_path, asynchronous=block_elements is not None)
     saved = checkpointer.save(1, saving, {}) or checkpointer.wait()
     assert saved is not None
     with_gaps = any("run" in entry for entry in entries_of(saved.path))
-    assert with_gaps == (saver is ByColumns)
+    assert with_gaps == (saver is ByColumns)  # also where blocks end inside runs
     assert checkpointer.load("auto", loading) is not None
     wholes = [NativeEngine.training_state(engine).saved() for engine in engines]
     for mine, other in zip(*wholes, strict=True):

@@ -8,17 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.checkpoint import Checkpointer, DamagedCheckpoint, SaveError
+from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint, SaveError
 from launcher.checkpoint.document import digest as _digest
+from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.run.enough_room import checkpoint_bytes
 from launcher.strategies.native import NativeEngine
 
 MODEL: dict[str, Any] = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
 CHOICES: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
+    "apollo": {"optimizer": "apollo", "apollo_rank": 8},
     "sgd without momentum": {"optimizer": "sgd", "momentum": 0.0},
 }
 
@@ -39,6 +42,17 @@ def test_a_whole_one_is_saved_and_loaded(tmp_path: Path, name: str) -> None:
     config = RunConfig().replace(**CHOICES[name])
     assert Checkpointer(tmp_path).save(1, new_engine(config), extra(config)) is not None
     assert Checkpointer(tmp_path).load("auto", new_engine(config)) is not None
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_its_size_is_known_before_the_run(tmp_path: Path, name: str) -> None:
+    config = RunConfig().replace(**CHOICES[name])
+    saved = Checkpointer(tmp_path).save(1, new_engine(config), extra(config))
+    assert saved is not None
+    files = Checkpoint.open(saved.path).files
+    shape = {**MODEL, "seq_len": 8, "micro_batch": 1}
+    resolved = resolve(config.replace(**shape), world_size=1, device_type="cpu")
+    assert checkpoint_bytes(resolved) == sum(f.size_bytes - f.header_bytes for f in files)
 
 
 class Gathered(NativeEngine):
