@@ -29,7 +29,7 @@ from launcher.forecast.predict import predict
 from launcher.forecast.traffic import Collective
 from launcher.measure.memory import LEDGER_STEPS, MemoryMeter, TracedMemory
 from launcher.optim.schedule import learning_rate
-from launcher.parallel.tensor.group import TensorGroup
+from launcher.parallel.groups import TensorGroup
 from launcher.parallel.world import World, leave
 from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine
@@ -56,7 +56,7 @@ class Meter:
         call = getattr(TensorGroup, name)
 
         def counted(tensor_group: TensorGroup, x: torch.Tensor) -> Any:
-            ranks = tensor_group.share.ranks
+            ranks = tensor_group.rank.size
             size_bytes = x.nbytes * (ranks if kind == "all_gather" else 1)
             self.sent[self._phase] += int(sent_bytes(kind, size_bytes, ranks))
             return call(tensor_group, x)

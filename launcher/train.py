@@ -26,9 +26,8 @@ with importing():
     from launcher.data import GlobalBatches, Sequences
     from launcher.measure.records import EvalRecord
     from launcher.optim.schedule import learning_rate
-    from launcher.parallel.context import group as context_groups
     from launcher.parallel.mesh import Mesh
-    from launcher.parallel.tensor import group as tensor_groups
+    from launcher.parallel.model_parallel import ModelParallel
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
     from launcher.run.forecast import Forecast
@@ -38,7 +37,8 @@ with importing():
     from launcher.run.samples import Samples
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
-    from launcher.strategies.engine import Engine, Recipe, train_step
+    from launcher.strategies.engine import Engine, train_step
+    from launcher.strategies.recipe import Recipe
     from launcher.util.errors import ExitCode, UserError
 
 
@@ -206,8 +206,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
             resolved=resolved,
             world=world,
             types=types,
-            context_group=context_groups.join(mesh, world),
-            tensor_group=tensor_groups.join(mesh, world),
+            model_parallel=ModelParallel.join(mesh, world),
         )
     )
     if not resolved.model.masks:

@@ -156,7 +156,7 @@ def _seen(
         world_size=sharding.shard_ranks(world_size),
         rank=(rank or 0) // sharding.tensor_parallel,
         device_type=device_type,
-        share=mesh.share,
+        model_parallel=mesh.model,
     )
     return seen, mesh
 
@@ -186,8 +186,7 @@ def _asked(rank: Rank, mesh: Mesh, resident_threads: int) -> dict[str, Any]:
         "compute": replace(_compute(rank), resident_threads=resident_threads),
         "micro_batch": resolved.config.data.micro_batch,
         "seq_len": resolved.local_seq_len,
-        "part": mesh.part,
-        "share": mesh.share,
+        "rank": mesh.model,
     }
 
 

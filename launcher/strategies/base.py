@@ -15,7 +15,8 @@ from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.util.packages import version_of
 
 if TYPE_CHECKING:
-    from launcher.strategies.engine import Engine, Recipe
+    from launcher.strategies.engine import Engine
+    from launcher.strategies.recipe import Recipe
 
 TORCH: Final = ("2.11", "2.13")
 """Versions of torch that the ports of its buffers were held against."""

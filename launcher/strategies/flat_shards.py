@@ -4,21 +4,15 @@ Every way of sharding used here gives each rank such pieces, so one checkpoint s
 what differs is only which pieces a rank holds. Nothing is gathered.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import MOMENTS, LowPrecisionAdamW
 from launcher.strategies.places import Places
-from launcher.strategies.updates import Piece, Updated
-from launcher.util.sizes import even_part
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
@@ -58,6 +52,33 @@ class Shard:
 OwnShapes = Mapping[str, Mapping[str, tuple[int, ...]]]
 """kind -> the parameters that have it -> full shape. Adafactor's factors of a matrix [n, m] are
 [n, 1] and [1, m], and a vector has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdatedRange:
+    """Elements [start, start + numel) of the flattened parameter `name`, which are those from
+    `offset` on of the (local, flattened) `tensor` that an optimizer updates."""
+
+    name: str
+    start: int
+    numel: int
+    tensor: Tensor
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Updated:
+    """A rank's optimizer and what it updates: master weights, of which the parameters that compute
+    are copies, or the parameters themselves."""
+
+    optimizer: torch.optim.Optimizer
+    ranges: Sequence[UpdatedRange]
+
+    def stored(self, tensor: Tensor) -> list[Tensor]:
+        """An updated tensor and, in pure bf16, the remainder of each value kept beside it."""
+        state: dict[str, Any] = self.optimizer.state[tensor]
+        rest = state.get("compensation")
+        return [tensor] if rest is None else [tensor, rest]
 
 
 class TrainingState(Protocol):
@@ -172,118 +193,3 @@ def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:
             state[name].fill_(value)
         else:
             state[name] = type(state[name])(value)
-
-
-class NativeState:
-    """`TrainingState` of single, DDP, FSDP2 and ZeRO 0: a module whose parameters are plain tensors
-    or rows of DTensors, and a torch optimizer over them.
-
-    Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) share the
-    writing of them evenly.
-
-    Args:
-        module: the (wrapped, sharded) model.
-        optimizer: over its parameters.
-        copies: which copy of plain tensors this rank holds, and how many there are; one for each
-            rank of the process group where that is not said.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        copies: tuple[int, int] | None = None,
-    ) -> None:
-        inner = module.module if isinstance(module, DistributedDataParallel) else module
-        named = dict(inner.named_parameters())
-        self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
-        self._optimizer = optimizer
-        self._copies = _ranks() if copies is None else copies
-        create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
-        self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        self._first = next(iter(self._parameters.values()))
-        self._kinds = {name: state_kinds(optimizer, p) for name, p in self._parameters.items()}
-        found = dict.fromkeys(kind for kinds in self._kinds.values() for kind in kinds)
-        self.kinds = (PARAM, *found)
-        self.own_shapes = {
-            kind: shapes for kind in found if (shapes := self._shapes_of(kind)) != self.shapes
-        }
-
-    def saved(self) -> Iterator[Shard]:
-        """This rank's share of the ranges it holds."""
-        for shard, copy, copies in self._held():
-            begin, end = even_part(shard.data.numel(), copy, copies)
-            yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
-
-    def loaded(self) -> Iterator[Shard]:
-        """All ranges this rank holds."""
-        for shard, _, _ in self._held():
-            yield shard  # and have it filled, before going on
-            parameter = self._parameters[shard.name]
-            write_state(self._optimizer, parameter, shard.kind, shard.data)
-
-    def frozen(self) -> Iterator[Shard]:
-        """All that this rank holds of them."""
-        for name, parameter in self._frozen.items():
-            data, start, _, _ = _local_range(parameter, self._copies)
-            yield Shard(name=name, kind=PARAM, start=start, data=data)
-
-    def updated(self) -> Updated:
-        """The parameters themselves."""
-        pieces = []
-        for name, parameter in self._parameters.items():
-            data, start, _, _ = _local_range(parameter, self._copies)
-            pieces.append(Piece(name=name, start=start, numel=data.numel(), tensor=parameter))
-        return Updated(optimizer=self._optimizer, pieces=pieces)
-
-    def counters(self) -> dict[str, float]:
-        """Adam's step; SGD has none."""
-        return counters(self._optimizer, self._first)
-
-    def finish_load(self, counters: Mapping[str, float]) -> None:
-        """The ranges are the parameters themselves: only the counters are left."""
-        for parameter in self._parameters.values():
-            set_counters(self._optimizer.state[parameter], counters)
-
-    def _held(self) -> Iterator[tuple[Shard, int, int]]:
-        """(range, which copy of it this rank holds, how many copies there are)."""
-        for name, parameter in self._parameters.items():
-            for kind in (PARAM, *self._kinds[name]):
-                tensor = read_state(self._optimizer, parameter, kind)
-                encoded = is_dtensor(parameter) and not is_dtensor(tensor)
-                tensor_here = parameter if encoded else tensor
-                data, start, copy, copies = _local_range(tensor_here, self._copies)
-                data = tensor if encoded else data
-                yield Shard(name=name, kind=kind, start=start, data=data), copy, copies
-
-    def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
-        return {
-            name: self.shapes[name]
-            if isinstance(self._optimizer, LowPrecisionAdamW)
-            else tuple(self._optimizer.state[parameter][kind].shape)
-            for name, parameter in self._parameters.items()
-            if kind in self._kinds[name]
-        }
-
-
-def _ranks() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _local_range(tensor: Tensor, whole_copies: tuple[int, int]) -> tuple[Tensor, int, int, int]:
-    """(flat local elements, offset of the first, which copy this is, copies there are)."""
-    if not is_dtensor(tensor):
-        return tensor.detach().view(-1), 0, *whole_copies
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, placements = tensor.device_mesh, tensor.placements
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    copy, copies = 0, 1
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None  # every rank is in the mesh
-    for index, size, placement in zip(coordinate, mesh.shape, placements, strict=True):
-        if placement.is_replicate():
-            copy, copies = copy * size + index, copies * size
-    row_elements = math.prod(tensor.shape[1:])
-    return tensor.to_local().detach().view(-1), offset[0] * row_elements, copy, copies

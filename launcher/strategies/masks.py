@@ -15,16 +15,22 @@ from torch import Tensor
 from launcher.model.quantized import is_projection
 from launcher.optim.dtensor import local_part
 from launcher.strategies.engine import Engine
-from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
+from launcher.strategies.flat_shards import (
+    MASK,
+    PARAM,
+    Shard,
+    TrainingState,
+    Updated,
+    UpdatedRange,
+)
 from launcher.strategies.mask_bits import bytes_of, zero
 from launcher.strategies.storages import StorageCount
-from launcher.strategies.updates import Piece, Updated
 
 
 class Masks:
     """Those of one rank, which keep everything until they are filled.
 
-    A bit at a piece's either end can share its byte with a neighbour's: both ranks hold that byte.
+    A bit at either end of a range can share its byte with the next rank's: both hold that byte.
 
     Args:
         updated: what the rank's optimizer updates.
@@ -34,16 +40,16 @@ class Masks:
         self._updated = updated
         self._bits: dict[str, Tensor] = {}
         self._first: dict[str, int] = {}
-        self._pieces: defaultdict[Tensor, list[Piece]] = defaultdict(list)
-        for piece in updated.pieces:
-            if is_projection(piece.name) and piece.numel > 0:
-                size_bytes = bytes_of(piece.start, piece.numel)
-                device = local_part(piece.tensor).device
-                self._bits[piece.name] = torch.full(
+        self._ranges: defaultdict[Tensor, list[UpdatedRange]] = defaultdict(list)
+        for held in updated.ranges:
+            if is_projection(held.name) and held.numel > 0:
+                size_bytes = bytes_of(held.start, held.numel)
+                device = local_part(held.tensor).device
+                self._bits[held.name] = torch.full(
                     (size_bytes,), 255, dtype=torch.uint8, device=device
                 )
-                self._first[piece.name] = piece.start // 8
-                self._pieces[piece.tensor].append(piece)
+                self._first[held.name] = held.start // 8
+                self._ranges[held.tensor].append(held)
         updated.optimizer.register_step_post_hook(self._hold)
 
     @property
@@ -71,10 +77,10 @@ class Masks:
         """Called by torch after each step of the optimizer, which in DeepSpeed's hands, or in the
         backward, is one of some tensors only."""
         for tensor in (t for group in optimizer.param_groups for t in group["params"]):
-            for piece in self._pieces.get(tensor, ()):
+            for held in self._ranges.get(tensor, ()):
                 for values in self._updated.stored(tensor):
-                    flat = local_part(values).view(-1)[piece.offset : piece.offset + piece.numel]
-                    zero(flat, self._bits[piece.name], skip=piece.start % 8)
+                    flat = local_part(values).view(-1)[held.offset : held.offset + held.numel]
+                    zero(flat, self._bits[held.name], skip=held.start % 8)
 
 
 class MaskedState:

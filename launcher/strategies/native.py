@@ -1,17 +1,82 @@
-"""The engines of every strategy that trains with plain PyTorch autograd and optimizers."""
+"""Engines of the strategies that train with plain PyTorch autograd and optimizers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from launcher.parallel.tensor.parts import Parts
-from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
+from launcher.optim.dtensor import is_dtensor, local_part
+from launcher.parallel.model_parallel import ModelShards
+from launcher.strategies.engine import Engine, LossScale, StepResult
 from launcher.strategies.flat_shards import TrainingState
-from launcher.strategies.gradients import Gradients, Scaler
-from launcher.strategies.part_shards import native_state
+from launcher.strategies.native_state import native_state
+from launcher.strategies.recipe import Recipe
 from launcher.strategies.storages import StorageCount, optimizer_tensors
+
+
+class Gradients:
+    """Norms over the gradients of all model-parallel ranks; replicated parameters count once."""
+
+    def __init__(self, module: nn.Module, shards: ModelShards | None) -> None:
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        self._parameters = list(inner.parameters())
+        self._model_parallel = None if shards is None else shards.model_parallel
+        self._sharded = set()
+        if shards is not None:
+            named = inner.named_parameters()
+            self._sharded = {p for name, p in named if not shards.of[name].replicated}
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale gradients down to a norm of `limit`; return their norm before."""
+        if self._model_parallel is None:
+            norm = nn.utils.clip_grad_norm_(self._parameters, limit)
+            return _full(norm)
+        norm = self.norm()
+        nn.utils.clip_grads_with_norm_(self._parameters, limit, norm)
+        return norm
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients, an fp32 scalar."""
+        sharded = [p.grad for p in self._parameters if p.grad is not None and p in self._sharded]
+        replicated = [
+            p.grad for p in self._parameters if p.grad is not None and p not in self._sharded
+        ]
+        norm = _full(nn.utils.get_total_norm(replicated))
+        if self._model_parallel is None:
+            return norm
+        square_sum = _full(nn.utils.get_total_norm(sharded)).square()
+        return (self._model_parallel.all_reduce(square_sum) + norm.square()).sqrt()
+
+    def square_sum(self, parameter: Tensor) -> Tensor:
+        """Square sum of one parameter's gradient over all of its shards, so that all ranks update
+        it, or none."""
+        assert parameter.grad is not None
+        local = local_part(parameter.grad)
+        square_sum: Tensor = torch.linalg.vector_norm(local, dtype=torch.float32).square()
+        if is_dtensor(parameter.grad):  # replicas of hybrid sharding hold the same
+            mesh = parameter.grad.device_mesh
+            dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))
+        if self._model_parallel is not None and parameter in self._sharded:
+            self._model_parallel.all_reduce(square_sum)
+        return square_sum
+
+
+class Scaler(torch.amp.GradScaler):
+    """A GradScaler that skips a step on all model-parallel ranks, or on none."""
+
+    def __init__(self, device_type: str, *, enabled: bool, shards: ModelShards | None) -> None:
+        super().__init__(device_type, enabled=enabled)
+        self._model_parallel = None if shards is None else shards.model_parallel
+
+    def _unscale_grads_(self, *args: Any, **options: Any) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = super()._unscale_grads_(*args, **options)
+        if self._model_parallel is not None:
+            for flag in found.values():
+                self._model_parallel.all_reduce_max(flag)
+        return found
 
 
 class NativeEngine:
@@ -25,7 +90,7 @@ class NativeEngine:
         device: where it computes.
         autocast: type to compute in where the module itself keeps fp32 parameters.
         scaled: whether losses are scaled, as fp16 needs it.
-        parts: what it has of matrices that are cut over ranks.
+        shards: its shards of parameters, where model-parallel ranks hold different ones.
         set_sync: told before each forward whether its backward communicates gradients.
         free_gathered: called after a forward without the backward that frees what it has gathered.
         keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
@@ -42,7 +107,7 @@ class NativeEngine:
         device: torch.device,
         autocast: torch.dtype | None = None,
         scaled: bool = False,
-        parts: Parts | None = None,
+        shards: ModelShards | None = None,
         set_sync: Callable[[bool], None] = lambda last: None,
         free_gathered: Callable[[], None] = lambda: None,
         keeps_gradients: bool = False,
@@ -54,9 +119,9 @@ class NativeEngine:
         self._clip = clip
         self._device = device
         self._autocast = autocast
-        self._scaler = Scaler(device.type, enabled=scaled, parts=parts)
-        self._parts = parts
-        self._gradients = Gradients(module, parts)
+        self._scaler = Scaler(device.type, enabled=scaled, shards=shards)
+        self._shards = shards
+        self._gradients = Gradients(module, shards)
         self._set_sync = set_sync
         self._free_gathered = free_gathered
         self._keeps_gradients = keeps_gradients
@@ -117,7 +182,7 @@ class NativeEngine:
         return count
 
     def training_state(self) -> TrainingState:
-        return native_state(self._module, self._optimizer, self._parts)
+        return native_state(self._module, self._optimizer, self._shards)
 
     def _compute(self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None) -> Tensor:
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
@@ -174,7 +239,7 @@ class InBackwardEngine(NativeEngine):
 
 
 def native_engine(recipe: Recipe, module: nn.Module, **options: Any) -> Engine:
-    """What a run trains its (wrapped or sharded) module with; `options` go to NativeEngine."""
+    """The engine of a run over its (wrapped or sharded) module; `options` go to NativeEngine."""
     optim, types = recipe.config.optim, recipe.types
     engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
     return engine(
@@ -185,7 +250,7 @@ def native_engine(recipe: Recipe, module: nn.Module, **options: Any) -> Engine:
         device=recipe.world.device,
         autocast=types.autocast,
         scaled=types.scaled,
-        parts=recipe.parts,
+        shards=recipe.model_shards,
         **options,
     )
 
@@ -200,3 +265,7 @@ def _update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> No
         optimizer.step()
     elif bool(finite):
         optimizer.step()
+
+
+def _full(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if is_dtensor(norm) else norm

@@ -7,14 +7,14 @@ from functools import cache, cached_property
 from launcher.model.config import ModelConfig
 from launcher.model.lora import is_adapter
 from launcher.model.quantized import PACKED
-from launcher.parallel.mesh import TensorRank
-from launcher.parallel.tensor.cut import Cut, cut_of
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
+from launcher.parallel.tensor.shards import ParameterShard, shard_of
 from launcher.strategies.shapes import shapes_of_one_block
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the model, or a rank's part of one."""
+    """A parameter of the model, or a rank's shard of one."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,11 +38,13 @@ class Parameter:
 
 
 @cache
-def parameters_of(model: ModelConfig, share: TensorRank | None = None) -> tuple[Parameter, ...]:
-    """All parameters in the order of `named_parameters`, tied ones once; or a rank's parts."""
+def parameters_of(
+    model: ModelConfig, rank: ModelParallelRank = WHOLE_MODEL
+) -> tuple[Parameter, ...]:
+    """All parameters in the order of `named_parameters`, tied ones once; or a rank's shards."""
     return tuple(
-        Parameter(name, cut.shape, is_trained(name, model))
-        for name, cut in cuts_of(model, share).items()
+        Parameter(name, shard.shape, is_trained(name, model))
+        for name, shard in shards_of(model, rank).items()
     )
 
 
@@ -52,9 +54,9 @@ def is_trained(name: str, model: ModelConfig) -> bool:
 
 
 @cache
-def cuts_of(model: ModelConfig, share: TensorRank | None) -> dict[str, Cut]:
-    """Name -> how the parameter is cut, in the same order."""
-    return {p.name: cut_of(p.name, p.shape, model, share) for p in _whole_parameters(model)}
+def shards_of(model: ModelConfig, rank: ModelParallelRank) -> dict[str, ParameterShard]:
+    """Name -> the rank's shard of the parameter, in the same order."""
+    return {p.name: shard_of(p.name, p.shape, model, rank) for p in _whole_parameters(model)}
 
 
 @cache
@@ -90,7 +92,7 @@ def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
 
 
 def row_range(shape: tuple[int, ...], *, rank: int, ranks: int) -> tuple[int, int]:
-    """(first, number) of the elements in a rank's rows, as `row_shard` cuts them."""
+    """(first, number) of the elements in a rank's rows, as `row_shard` splits them."""
     (mine, *_), (chunk, *_) = row_shard(shape, rank=rank, ranks=ranks)
     return min(shape[0], rank * chunk) * math.prod(shape[1:]), mine * math.prod(shape[1:])
 

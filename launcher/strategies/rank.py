@@ -1,4 +1,4 @@
-"""What a prediction is about: one rank of a resolved run."""
+"""One rank of a resolved run, as predictions see it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from launcher.config.resolve import Resolved
 from launcher.optim.costs import Costs
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
-from launcher.parallel.mesh import TensorRank
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.strategies.ledger import Where
 from launcher.strategies.parameters import Parameter, parameters_of
 
@@ -23,19 +23,19 @@ class Rank:
 
     resolved: Resolved
     world_size: int
-    """Ranks that have the same parts of matrices, or all of them."""
+    """Size of its data-parallel group."""
     rank: int
-    """This one's place among them."""
+    """Its place in that group."""
     device_type: str
-    share: TensorRank | None = None
-    """Its parts of matrices."""
+    model_parallel: ModelParallelRank = WHOLE_MODEL
+    """Its place in each dimension that shards the model."""
     memory_bytes: int | None = None
     """Of its device, where that is known: some libraries do with less where there is less."""
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The model's parameters, or this rank's parts of them."""
-        return parameters_of(self.resolved.model, self.share)
+        """This rank's shards of the model's parameters."""
+        return parameters_of(self.resolved.model, self.model_parallel)
 
     @cached_property
     def trained(self) -> tuple[Parameter, ...]:

@@ -22,7 +22,7 @@ from rank_loop import freeze_imports, release, steps
 from launcher.parallel.world import World, leave, ranks_from_environment, start
 from launcher.run.preflight import prepare
 from launcher.strategies.engine import Engine
-from launcher.strategies.part_shards import PartState
+from launcher.strategies.native_state import ModelShardState
 from launcher.train import build_engine, load_forecast
 
 
@@ -61,22 +61,23 @@ def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
     losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, case.steps + 1))
     assert all(map(math.isfinite, norms))
     if resolved.config.sharding.tensor_parallel > 1:
-        whole_parts_agree(engine)
+        replicated_parameters_agree(engine)
     release(engine)
     return {"losses": losses, "norms": norms}
 
 
-def whole_parts_agree(engine: Engine) -> None:
-    """What every rank of a matrix has whole is the same there, bit by bit."""
+def replicated_parameters_agree(engine: Engine) -> None:
+    """Replicated parameters are the same on all tensor-parallel ranks, bit by bit."""
     state = engine.training_state()
-    assert isinstance(state, PartState)
+    assert isinstance(state, ModelShardState)
     sums = {
         (shard.name, shard.kind, shard.start): shard.data.double().sum().item()
         for shard in state.loaded()
-        if state.parts.cuts[shard.name].is_whole
+        if state.shards.of[shard.name].replicated
     }
-    tensor_group = state.parts.tensor_group
-    everybody: list[Any] = [None] * tensor_group.share.ranks
+    tensor_group = state.shards.model_parallel.tensor
+    assert tensor_group is not None
+    everybody: list[Any] = [None] * tensor_group.rank.size
     dist.all_gather_object(everybody, sums, group=tensor_group.group)
     assert all(other == sums for other in everybody), sums
 

@@ -23,8 +23,8 @@ from launcher.model.attention.dense import eager
 from launcher.model.attention.kernel import dense_mask
 from launcher.model.config import ModelConfig
 from launcher.model.recompute import selective_contexts
-from launcher.parallel.context.group import ContextGroup
 from launcher.parallel.context.ring import ring
+from launcher.parallel.groups import ContextGroup
 from launcher.parallel.mesh import ContextRank
 
 WORLD_SIZE = 4
@@ -118,10 +118,10 @@ def errors_of(case: Case, group: dist.ProcessGroup) -> dict[str, float]:
     expected = _with_gradients(
         partial(seen, window=None, dropout=0.0), [part.float() for part in qkv], direction.float()
     )
-    part = ContextRank(ranks=case.ranks, index=dist.get_rank(group), method="ring")
-    held = [position for piece in part.pieces(case.seq_len) for position in piece]
+    rank = ContextRank(size=case.ranks, index=dist.get_rank(group), method="ring")
+    held = [position for each in rank.local_ranges(case.seq_len) for position in each]
     attend: Any = partial(
-        ring(ContextGroup(part=part, group=group)), mask=None, window=None, dropout=0.0
+        ring(ContextGroup(rank=rank, group=group)), mask=None, window=None, dropout=0.0
     )
     if case.recompute != "nothing":
         contexts = CONTEXTS[case.recompute]

@@ -24,7 +24,7 @@ from launcher.data.hub import HUB_PREFIX
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.strategies.materialize import materialize_whole
+from launcher.strategies.recipe import materialize_whole
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 

@@ -33,7 +33,7 @@ from launcher.forecast.trace.events import (
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
-from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.util.cuda_blocks import page_locked_bytes
 
 _NEIGHBOURS = 2
@@ -49,17 +49,16 @@ def trace_micro_batch(
     *,
     micro_batch: int,
     seq_len: int,
-    part: ContextRank | None = None,
-    share: TensorRank | None = None,
+    rank: ModelParallelRank = WHOLE_MODEL,
 ) -> MicroBatch:
-    """The events of one forward and backward of [micro_batch, seq_len] tokens, which are a `part`
-    of their sequences or all of them, by a rank with a `share` of the matrices or all; cached."""
+    """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
+    sequences with context parallelism, on one rank of those that compute a model; cached."""
     words = model.checkpointing.blocks(model.layers)
     traced, stand_ins = _few(_kinds(words, model))
     few = replace(
         model, layers=len(traced), activation_checkpointing=spelled([words[n] for n in traced])
     )
-    trace = trace_of(few, compute, micro_batch, seq_len, part, share)
+    trace = trace_of(few, compute, micro_batch, seq_len, rank)
     return _deepened(trace, stand_ins)
 
 

@@ -21,7 +21,7 @@ from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.template import Size, Template, filled, loss_chunks, template_of
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
-from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.parallel.mesh import ModelParallelRank
 
 _MOST_BYTES: Final = 2**60
 """Of the largest tensor of a recording: sizes are 64-bit numbers."""
@@ -34,25 +34,23 @@ def trace_of(
     compute: Compute,
     micro_batch: int,
     seq_len: int,
-    part: ContextRank | None,
-    share: TensorRank | None,
+    rank: ModelParallelRank,
 ) -> Trace:
     """What `record_trace` records for a micro-batch, mostly from what it has for another one."""
     threads = compute.resident_threads
     sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
-    copies = part is not None or not fuses_scores(model)
-    in_proportion = _grows_in_proportion(model, compute, seq_len, part, share)
+    copies = rank.context is not None or not fuses_scores(model)
+    in_proportion = _grows_in_proportion(model, compute, seq_len, rank)
     if not in_proportion or (micro_batch == 1 and copies):
-        return record_trace(model, compute, micro_batch, seq_len, part, share, sums)
-    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, share)
+        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
+    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, rank.tensor)
     template = _template(
         model,
         replace(compute, resident_threads=0),
         seq_len,
-        part,
-        share,
-        # A cut head copies the targets of a chunk, unless it is all of them.
-        chunked=model.loss_chunk != 0 and (share is None or chunks > 1),
+        rank,
+        # A sharded head copies the targets of a chunk, unless it is all of them.
+        chunked=model.loss_chunk != 0 and (rank.tensor is None or chunks > 1),
     )
     dimensions = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
     return filled(template, dimensions, sums)
@@ -62,13 +60,12 @@ def _grows_in_proportion(
     model: ModelConfig,
     compute: Compute,
     seq_len: int,
-    part: ContextRank | None,
-    share: TensorRank | None,
+    rank: ModelParallelRank,
 ) -> bool:
-    ranks = 1 if share is None else share.ranks
+    ranks = 1 if rank.tensor is None else rank.tensor.size
     per_token = _width(model)
     if not fuses_scores(model):  # of some heads then, with all ranks' keys
-        keys = seq_len if part is None else part.ranks * seq_len
+        keys = seq_len if rank.context is None else rank.context.size * seq_len
         per_token = max(per_token, model.heads * keys)
     return (
         compute.device_type == "cuda"
@@ -100,20 +97,19 @@ def _template(
     model: ModelConfig,
     compute: Compute,
     seq_len: int,
-    part: ContextRank | None,
-    share: TensorRank | None,
+    rank: ModelParallelRank,
     *,
     chunked: bool,
 ) -> Template:
     micro_batch = _micro_batch(model, seq_len)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
     if chunked:
-        ranks = 1 if share is None else share.ranks
+        ranks = 1 if rank.tensor is None else rank.tensor.size
         rows = micro_batch * seq_len // ranks
         primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=micro_batch)
         loss_chunk = ranks * primes["chunk"]
     model = replace(model, loss_chunk=loss_chunk)
-    record = partial(record_trace, model, compute, micro_batch, seq_len, part, share)
+    record = partial(record_trace, model, compute, micro_batch, seq_len, rank)
     return template_of(record, partial(_product, primes=primes))
 
 

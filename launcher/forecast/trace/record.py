@@ -30,11 +30,9 @@ from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model import loss as head_loss
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.parallel.context.group import ContextGroup
-from launcher.parallel.decoder import decoder
-from launcher.parallel.mesh import ContextRank, TensorRank
-from launcher.parallel.tensor.group import TensorGroup
-from launcher.strategies.materialize import materialize_whole
+from launcher.parallel.mesh import ModelParallelRank
+from launcher.parallel.model_parallel import ModelParallel
+from launcher.strategies.recipe import materialize_whole
 
 _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")
@@ -160,8 +158,7 @@ def record_trace(
     compute: Compute,
     micro_batch: int,
     seq_len: int,
-    part: ContextRank | None,
-    share: TensorRank | None,
+    rank: ModelParallelRank,
     partial_bytes: PartialBytes,
 ) -> Trace:
     """Run forward and backward on fake tensors.
@@ -171,13 +168,11 @@ def record_trace(
     kernels keep instead is in `launcher.forecast.trace.gpu_kernels`.
     """
     recorder = Recorder(compute, partial_bytes)
-    context_group = None if part is None else ContextGroup(part=part, group=None)
-    on_cpu = compute.device_type == "cpu"
-    tensor_group = None if share is None else TensorGroup(share=share, group=None, copies=on_cpu)
+    model_parallel = ModelParallel.predicted(rank, device_type=compute.device_type)
     kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
     with FakeTensorMode(), kernels(model) as traced:
         with torch.device("meta"):
-            module = decoder(traced, context_group, tensor_group)
+            module = model_parallel.decoder(traced)
         materialize_whole(
             module,
             lambda name, shape: torch.empty(shape),
@@ -199,7 +194,7 @@ def record_trace(
                 around.enter_context(fp8_linears(torch.bfloat16))
             if compute.compiled:
                 around.enter_context(compiled(list(module.blocks), recorder.tuned))
-            if not on_cpu:  # whose kernels nobody tunes
+            if compute.device_type != "cpu":  # whose kernels nobody tunes
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
             around.enter_context(_few_chunks())

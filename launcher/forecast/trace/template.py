@@ -108,14 +108,14 @@ def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialByt
     return Trace(trace.layers, lives, trace.gradients, trace.marks)
 
 
-def loss_chunks(model: ModelConfig, rows: int, share: TensorRank | None) -> tuple[int, int, int]:
+def loss_chunks(model: ModelConfig, rows: int, rank: TensorRank | None) -> tuple[int, int, int]:
     """(rows of each chunk of a GPU's loss but the last, rows of the last one, how many), of those
     that one rank has."""
-    ranks = 1 if share is None else share.ranks
+    ranks = 1 if rank is None else rank.size
     chunk = model.loss_chunk
     if chunk is None:
         vocab_size = -(-model.vocab_size // ranks)
-        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=share is None)
+        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=rank is None)
     own_rows, own_chunk = rows // ranks, -(-(chunk or rows) // ranks)
     count = -(-own_rows // own_chunk)
     return own_chunk, own_rows - (count - 1) * own_chunk, count

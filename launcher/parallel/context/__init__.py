@@ -1,1 +1,1 @@
-"""Sequences cut over ranks: what they tell each other, so that attention sees whole ones."""
+"""Context parallelism: sequences split over ranks, with attention over all of their tokens."""

@@ -1,4 +1,4 @@
-"""The decoder over a rank's part of each sequence."""
+"""The decoder over a rank's tokens of each sequence."""
 
 import torch
 from torch import Tensor
@@ -6,29 +6,29 @@ from torch import Tensor
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, Attention
 from launcher.model.rope import Rotation
-from launcher.parallel.context.group import ContextGroup
 from launcher.parallel.context.ring import ring
-from launcher.parallel.context.ulysses import ulysses, whole_mask
+from launcher.parallel.context.ulysses import full_mask, ulysses
+from launcher.parallel.groups import ContextGroup
 
 
 class LocalSequenceGPT(GPT):
     """A GPT that gets T/ranks tokens of each sequence and counts their positions in all of T.
 
-    Only attention sees more than that. Everything else works on tokens one by one, so that
-    strategies take the ranks of a sequence for further data ranks.
+    Only attention sees more than that. Everything else works on tokens one by one, so that to
+    strategies context-parallel ranks are further data-parallel ones.
     """
 
     def __init__(self, config: ModelConfig, context_group: ContextGroup) -> None:
         super().__init__(config)
         self.context_group = context_group
-        goes_round = context_group.part.method == "ring"
-        if not goes_round:
-            self.prepare_mask = whole_mask(self.prepare_mask, context_group)
+        is_ring = context_group.rank.method == "ring"
+        if not is_ring:
+            self.prepare_mask = full_mask(self.prepare_mask, context_group)
         for block in self.blocks:
             attention = block.get_submodule("attn")
             assert isinstance(attention, Attention)
             attention.attend = (
-                ring(context_group) if goes_round else ulysses(attention.attend, context_group)
+                ring(context_group) if is_ring else ulysses(attention.attend, context_group)
             )
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -42,6 +42,6 @@ class LocalSequenceGPT(GPT):
         return super().rotation(self._positions(len(positions), positions.device))
 
     def _positions(self, count: int, device: torch.device) -> Tensor:
-        part = self.context_group.part
-        pieces = part.pieces(part.ranks * count)
-        return torch.cat([torch.arange(p.start, p.stop, device=device) for p in pieces])
+        rank = self.context_group.rank
+        ranges = rank.local_ranges(rank.size * count)
+        return torch.cat([torch.arange(r.start, r.stop, device=device) for r in ranges])

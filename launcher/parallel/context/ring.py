@@ -1,10 +1,10 @@
-"""Ring attention (arXiv:2310.01889): queries stay where they are, keys and values go around.
+"""Ring attention (arXiv:2310.01889): queries stay local, K/V blocks circulate around the ring.
 
-A sequence of T tokens is cut into 2n chunks, and rank r of n holds chunks r and 2n-1-r ("zigzag"),
+A sequence of T tokens has 2n chunks, and rank r of n holds chunks r and 2n-1-r ("zigzag"),
 an early one that sees little and a late one that sees much. So every rank has the same number of
-pairs to score in every step, where a plain cut would leave the first ranks waiting for the last.
+pairs to score in every step; with consecutive tokens the first ranks would wait for the last.
 
-What a step finds is merged by the log-sum-exp of its scores, as FlashAttention does with a block.
+Results of steps are merged by the log-sum-exp of their scores, as FlashAttention merges blocks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from launcher.model.attention import AttentionFunction
 from launcher.model.attention.dense import repeat_for
 from launcher.model.recompute import as_one
-from launcher.parallel.context.group import ContextGroup
+from launcher.parallel.groups import ContextGroup
 
 
 def ring(context_group: ContextGroup) -> AttentionFunction:
     """Causal attention over the tokens of a context-parallel group, of which each rank has its
-    `ContextRank.pieces`.
+    `ContextRank.local_ranges`.
 
     All ranks call it in the same order. It knows no mask, window or dropout.
     """
@@ -50,16 +50,16 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Goes around once more; the gradients of k and v follow them, one step behind, so that
-        they travel while the next step computes. They come home after the last."""
+        """Circulate K/V once more; their gradients follow one step behind, so that they are sent
+        while the next step computes, and are back at their rank after the last."""
         q, k, v, out, lse = ctx.saved_tensors
         kv = torch.stack((k, v))
         dq = torch.zeros_like(q, dtype=torch.float32)
         dkv = torch.zeros_like(kv, dtype=torch.float32)
         arriving: Callable[[], Tensor] | None = None
-        for source, (k_there, v_there) in _around(kv, ctx.context_group):
-            queries, keys, causal = _visible(ctx.context_group.part.index, source, q.size(2))
-            part = _attend_backward(
+        for source, (k_there, v_there) in _circulate(kv, ctx.context_group):
+            queries, keys, causal = _visible(ctx.context_group.rank.index, source, q.size(2))
+            gradients = _attend_backward(
                 grad[:, :, queries],
                 q[:, :, queries],
                 k_there[:, :, keys],
@@ -70,9 +70,11 @@ class _Ring(torch.autograd.Function):
             )
             if arriving is not None:
                 dkv = arriving()
-            for total, found in zip((dq[:, :, queries], *dkv[:, :, :, keys]), part, strict=True):
-                total += found
-            arriving = ctx.context_group.pass_on(dkv)
+            for total, gradient in zip(
+                (dq[:, :, queries], *dkv[:, :, :, keys]), gradients, strict=True
+            ):
+                total += gradient
+            arriving = ctx.context_group.ring_exchange(dkv)
         assert arriving is not None
         dk, dv = arriving()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
@@ -84,16 +86,15 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, context_group: ContextGroup) -> tup
     # In memory [B, t, H, e], which the output projection and some kernels' backward read.
     out = q.new_zeros((batch, tokens, heads, head_size), dtype=torch.float32).transpose(1, 2)
     lse = q.new_full((batch, heads, tokens), float("-inf"), dtype=torch.float32)
-    for source, (k_there, v_there) in _around(torch.stack((k, v)), context_group):
-        queries, keys, causal = _visible(context_group.part.index, source, tokens)
-        part = _attend(q[:, :, queries], k_there[:, :, keys], v_there[:, :, keys], causal)
-        _merge(out[:, :, queries], lse[:, :, queries], *part)
+    for source, (k_there, v_there) in _circulate(torch.stack((k, v)), context_group):
+        queries, keys, causal = _visible(context_group.rank.index, source, tokens)
+        local = _attend(q[:, :, queries], k_there[:, :, keys], v_there[:, :, keys], causal)
+        _merge(out[:, :, queries], lse[:, :, queries], *local)
     return out.to(q.dtype), lse
 
 
 def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:
-    """Which queries of `rank` see which keys of `source`, and whether causally: half of all pairs
-    in each case."""
+    """(queries of `rank`, keys of `source`, causal): half of all pairs in each case."""
     if source == rank:
         return slice(None), slice(None), True
     if source < rank:  # its late chunk is later than both of ours
@@ -101,20 +102,20 @@ def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:
     return slice(tokens // 2, None), slice(None), False
 
 
-def _merge(out: Tensor, lse: Tensor, found: Tensor, found_lse: Tensor) -> None:
-    """Adds what other keys contribute. out [B, H, t, e] and lse [B, H, t], fp32, in place; lse is
-    -inf where no key was seen yet."""
-    share = torch.sigmoid(found_lse - lse)
-    out.lerp_(found.float(), share[..., None])
-    lse.copy_(torch.logaddexp(lse, found_lse))
+def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Add the contribution of other keys in place. out [B, H, t, e] and lse [B, H, t], fp32; lse
+    is -inf where no key was seen yet."""
+    weight = torch.sigmoid(other_lse - lse)
+    out.lerp_(other.float(), weight[..., None])
+    lse.copy_(torch.logaddexp(lse, other_lse))
 
 
-def _around(kv: Tensor, context_group: ContextGroup) -> Iterator[tuple[int, Tensor]]:
-    """(rank whose they are, its keys and values), this rank's first. The next ones travel while
-    the caller computes. kv [2, B, Hkv, t, e]."""
-    rank, ranks = context_group.part.index, context_group.part.ranks
+def _circulate(kv: Tensor, context_group: ContextGroup) -> Iterator[tuple[int, Tensor]]:
+    """(rank, its keys and values), this rank's first. The next ones are sent while the caller
+    computes. kv [2, B, Hkv, t, e]."""
+    rank, ranks = context_group.rank.index, context_group.rank.size
     for step in range(ranks - 1):
-        arriving = context_group.pass_on(kv)
+        arriving = context_group.ring_exchange(kv)
         yield (rank - step) % ranks, kv
         kv = arriving()
     yield (rank + 1) % ranks, kv
@@ -186,5 +187,5 @@ def _efficient_backward(
         *(grad, q, k, v, None, out, lse, unused, unused),
         *(0.0, [True, True, True, False], causal),
     )
-    dk, dv = (part.unflatten(1, (kv_heads, -1)).sum(2) for part in (dk, dv))
+    dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
     return dq, dk, dv

@@ -1,4 +1,4 @@
-"""Attention over sequences that are cut over ranks, by exchanging time for heads.
+"""Ulysses: context-parallel attention by exchanging tokens for heads.
 
 Between two all-to-alls each rank has all tokens of some heads, so that any kernel does, with its
 windows and masks (DeepSpeed-Ulysses, arXiv:2309.14509).
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from launcher.model.attention.kernel import AttentionFunction, Prepare
-from launcher.parallel.context.group import ContextGroup
+from launcher.parallel.groups import ContextGroup
 
 
 def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> AttentionFunction:
@@ -18,23 +18,23 @@ def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> Attention
 
     Key and value heads that are fewer than ranks are repeated until each rank has one.
     """
-    ranks = context_group.part.ranks
+    ranks = context_group.rank.size
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, *, mask: Any, window: int | None, dropout: float
     ) -> Tensor:
         if (repeats := ranks // k.size(1)) > 1:
-            k, v = (part.repeat_interleave(repeats, dim=1) for part in (k, v))
-        q, k, v = (_Exchange.apply(part, context_group, True) for part in (q, k, v))
+            k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
+        q, k, v = (_Exchange.apply(x, context_group, True) for x in (q, k, v))
         y = kernel(q, k, v, mask=mask, window=window, dropout=dropout)
-        found: Tensor = _Exchange.apply(y, context_group, False)
-        return found
+        local: Tensor = _Exchange.apply(y, context_group, False)
+        return local
 
     return attend
 
 
-def whole_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
-    """The kernel's mask for all of T, asked for with a rank's part of it."""
+def full_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
+    """The kernel's mask for all of T, prepared from a rank's local sequence length."""
 
     def prepared(
         seq_len: int,
@@ -45,7 +45,7 @@ def whole_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
     ) -> Any:
         if starts is not None:
             starts = context_group.all_gather(starts.contiguous()).transpose(0, 1).flatten(1)
-        return prepare(context_group.part.ranks * seq_len, window, device, starts, dtype)
+        return prepare(context_group.rank.size * seq_len, window, device, starts, dtype)
 
     return prepared
 
@@ -57,22 +57,22 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, context_group: ContextGroup, to_heads: bool) -> Tensor:
         ctx.context_group, ctx.to_heads = context_group, to_heads
-        return (_to_heads if to_heads else _to_time)(x, context_group)
+        return (_to_heads if to_heads else _to_tokens)(x, context_group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        back = _to_time if ctx.to_heads else _to_heads
+        back = _to_tokens if ctx.to_heads else _to_heads
         return back(gradient, ctx.context_group), None, None
 
 
 def _to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
-    # Time comes first on the way, so that what arrives from the ranks in order is in order.
-    pieces = x.unflatten(1, (context_group.part.ranks, -1)).permute(1, 3, 0, 2, 4).contiguous()
-    return context_group.all_to_all(pieces).flatten(0, 1).permute(1, 2, 0, 3)
+    # Tokens come first on the way, so that what arrives from the ranks in order is in order.
+    chunks = x.unflatten(1, (context_group.rank.size, -1)).permute(1, 3, 0, 2, 4).contiguous()
+    return context_group.all_to_all(chunks).flatten(0, 1).permute(1, 2, 0, 3)
 
 
-def _to_time(x: Tensor, context_group: ContextGroup) -> Tensor:
-    pieces = x.permute(2, 0, 1, 3).unflatten(0, (context_group.part.ranks, -1)).contiguous()
+def _to_tokens(x: Tensor, context_group: ContextGroup) -> Tensor:
+    chunks = x.permute(2, 0, 1, 3).unflatten(0, (context_group.rank.size, -1)).contiguous()
     # As one heads wide row per token, which is how the next projection reads it.
-    received = context_group.all_to_all(pieces).permute(2, 1, 0, 3, 4)
+    received = context_group.all_to_all(chunks).permute(2, 1, 0, 3, 4)
     return received.flatten(2, 3).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The decoder over a rank's part of each matrix."""
+"""The decoder over tensor-parallel shards of its matrices."""
 
 from typing import Final, cast
 
@@ -7,22 +7,22 @@ from torch import nn
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, LMHead
 from launcher.model.norms import LayerNorm, RMSNorm
-from launcher.parallel.tensor.cut import bounds
-from launcher.parallel.tensor.group import TensorGroup
+from launcher.parallel.groups import TensorGroup
 from launcher.parallel.tensor.layers import (
-    CutEmbedding,
-    GatheredLinear,
-    RowNorm,
-    SummedDropout,
-    SummedLinear,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    ScatteredDropout,
+    SequenceParallelNorm,
+    VocabParallelEmbedding,
 )
-from launcher.parallel.tensor.loss import CutHead
+from launcher.parallel.tensor.loss import VocabParallelHead
+from launcher.parallel.tensor.shards import bounds
 
 _KNOWN: Final = (nn.Linear, LayerNorm, RMSNorm, nn.Embedding, LMHead)
 
 
-def connect(model: GPT, config: ModelConfig, tensor_group: TensorGroup) -> None:
-    """Have a GPT of a part of `config` compute within its group what one of `config` computes.
+def shard_modules(model: GPT, config: ModelConfig, tensor_group: TensorGroup) -> None:
+    """Replace the modules of a local GPT by ones that compute the full `config` within a group.
 
     Raises:
         TypeError: a module has parameters and is none of those that are known here. A subclass may
@@ -35,26 +35,26 @@ def connect(model: GPT, config: ModelConfig, tensor_group: TensorGroup) -> None:
                 f"{name} is a {type(module).__qualname__}, which tensor parallelism cannot shard: "
                 "add it to launcher/parallel/tensor/decoder.py"
             )
-        if (with_peers := _connected(name, module, config, tensor_group)) is not None:
-            model.set_submodule(name, with_peers)
+        if (sharded := _sharded(name, module, config, tensor_group)) is not None:
+            model.set_submodule(name, sharded)
 
 
-def _connected(
+def _sharded(
     name: str, module: nn.Module, config: ModelConfig, tensor_group: TensorGroup
 ) -> nn.Module | None:
-    """What stands for a module, with its parameters; None where nothing is cut."""
-    first = bounds(config.vocab_size, tensor_group.share)[0]
+    """The sharded module with the parameters of `module`; None where nothing is sharded."""
+    first = bounds(config.vocab_size, tensor_group.rank)[0]
     if isinstance(module, LayerNorm | RMSNorm):
-        return RowNorm(module, tensor_group)
+        return SequenceParallelNorm(module, tensor_group)
     if isinstance(module, nn.Linear):
         if name.endswith(("attn.qkv", "mlp.fc")):
-            return GatheredLinear(module, tensor_group)
-        return SummedLinear(module, tensor_group, last=name.endswith("mlp.out"))
+            return ColumnParallelLinear(module, tensor_group)
+        return RowParallelLinear(module, tensor_group, last=name.endswith("mlp.out"))
     if isinstance(module, LMHead):
-        return CutHead(module, tensor_group, vocab_size=config.vocab_size, first=first)
+        return VocabParallelHead(module, tensor_group, vocab_size=config.vocab_size, first=first)
     if name == "wte":
-        return CutEmbedding(cast(nn.Embedding, module).weight, first)
+        return VocabParallelEmbedding(cast(nn.Embedding, module).weight, first)
     if name == "wpe":
-        begin, end = bounds(config.context, tensor_group.share)
-        return CutEmbedding(nn.Embedding(end - begin, config.d_model).weight, begin)
-    return SummedDropout(cast(nn.Dropout, module), tensor_group) if name == "drop" else None
+        begin, end = bounds(config.context, tensor_group.rank)
+        return VocabParallelEmbedding(nn.Embedding(end - begin, config.d_model).weight, begin)
+    return ScatteredDropout(cast(nn.Dropout, module), tensor_group) if name == "drop" else None

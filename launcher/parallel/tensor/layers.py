@@ -1,9 +1,9 @@
-"""The modules of a block over a rank's part of the matrices, and its part of the rows between them.
+"""Tensor-parallel modules over shards of the matrices, sequence-parallel ones between them.
 
-Each takes the parameters of the plain module that it stands for, which keep their names, and sees
-[r, d]: r = B*T / ranks of the rows of [B*T, d]. A rank's rows give only a part of the gradient of
-what is whole on every rank (norms, biases that are added to a sum); it is summed where it arises,
-so that strategies get whole gradients and need not know.
+Each takes the parameters of the plain module that it replaces, which keep their names, and sees
+[r, d]: r = B*T / ranks of the rows of [B*T, d]. A rank's rows give only a summand of the gradient
+of replicated parameters (norms, biases that are added to a sum); it is summed where it arises, so
+that strategies get whole gradients and need not know.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from launcher.model.loss import compute_dtype
 from launcher.model.norms import normalized
 from launcher.model.recompute import as_one
-from launcher.parallel.tensor.group import TensorGroup
+from launcher.parallel.groups import TensorGroup
 
 
-class GatheredLinear(nn.Module):
+class ColumnParallelLinear(nn.Module):
     """A projection of all rows to this rank's columns: [r, in] -> [ranks * r, out / ranks]."""
 
     def __init__(self, linear: nn.Linear, tensor_group: TensorGroup) -> None:
@@ -30,11 +30,11 @@ class GatheredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps this rank's rows for backward, and gathers the others' again."""
-        y: Tensor = _GatheredLinear.apply(x, self.weight, self.bias, self.tensor_group)
+        y: Tensor = _ColumnParallelLinear.apply(x, self.weight, self.bias, self.tensor_group)
         return y
 
 
-class _GatheredLinear(torch.autograd.Function):
+class _ColumnParallelLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tensor_group: TensorGroup
@@ -63,13 +63,13 @@ class _GatheredLinear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-class SummedLinear(nn.Module):
+class RowParallelLinear(nn.Module):
     """A projection from this rank's columns, summed over the ranks to their rows:
     [ranks * r, in / ranks] -> [r, out]. The bias is added once, to the sum.
 
     Args:
-        last: whether it ends its block: recomputation stops before it, and not behind it. Others
-            are one function, whose output selective checkpointing keeps, and nothing is sent twice.
+        last: it ends its block, and recomputation stops before it. Others are one function, whose
+            output selective checkpointing keeps, so that nothing is sent twice.
     """
 
     def __init__(self, linear: nn.Linear, tensor_group: TensorGroup, *, last: bool) -> None:
@@ -82,15 +82,15 @@ class SummedLinear(nn.Module):
         """x [ranks * r, in / ranks] -> [r, out]."""
         rows: Tensor
         if self.last:
-            rows = _Scatter.apply(F.linear(x, self.weight), self.tensor_group)
+            rows = _ReduceScatter.apply(F.linear(x, self.weight), self.tensor_group)
         else:
-            rows = _SummedLinear.apply(x, self.weight, self.tensor_group)
+            rows = _RowParallelLinear.apply(x, self.weight, self.tensor_group)
         if self.bias is None:
             return rows
-        return rows + summed(self.bias, self.tensor_group).to(rows.dtype)
+        return rows + replicated(self.bias, self.tensor_group).to(rows.dtype)
 
 
-class _SummedLinear(torch.autograd.Function):
+class _RowParallelLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, tensor_group: TensorGroup) -> Tensor:
         dtype = compute_dtype(weight)
@@ -112,8 +112,8 @@ class _SummedLinear(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-class SummedDropout(nn.Dropout):
-    """Dropout on a rank's rows of what its group holds parts of: [B, T, d] -> [1, r, d]."""
+class ScatteredDropout(nn.Dropout):
+    """Dropout on a rank's rows of a sum over its group: [B, T, d] -> [1, r, d]."""
 
     def __init__(self, dropout: nn.Dropout, tensor_group: TensorGroup) -> None:
         super().__init__(dropout.p)
@@ -121,11 +121,11 @@ class SummedDropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows follow each other as in [B*T, d]."""
-        return super().forward(_Scatter.apply(x.flatten(0, 1), self.tensor_group)[None])
+        return super().forward(_ReduceScatter.apply(x.flatten(0, 1), self.tensor_group)[None])
 
 
-class CutEmbedding(nn.Module):
-    """Rows [first, first + n) of a table; others are looked up as 0, and are another rank's."""
+class VocabParallelEmbedding(nn.Module):
+    """Rows [first, first + n) of a table; those of other ranks are looked up as 0."""
 
     def __init__(self, weight: Tensor, first: int) -> None:
         super().__init__()
@@ -139,30 +139,30 @@ class CutEmbedding(nn.Module):
         return found.masked_fill_(elsewhere[..., None], 0.0)
 
 
-class RowNorm(nn.Module):
+class SequenceParallelNorm(nn.Module):
     """LayerNorm or RMSNorm of a rank's rows, or of its heads."""
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, tensor_group: TensorGroup) -> None:
         super().__init__()
         self.weight, self.shape = norm.weight, list(norm.normalized_shape)
         self.bias: Tensor | None = getattr(norm, "bias", None)
-        assert norm.eps is not None  # _norm gives one
+        assert norm.eps is not None
         self.eps = norm.eps
         self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the norm that it stands for."""
-        bias = None if self.bias is None else summed(self.bias, self.tensor_group)
-        return normalized(x, self.shape, summed(self.weight, self.tensor_group), bias, self.eps)
+        """As the norm that it replaces."""
+        bias = None if self.bias is None else replicated(self.bias, self.tensor_group)
+        return normalized(x, self.shape, replicated(self.weight, self.tensor_group), bias, self.eps)
 
 
-def summed(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
-    """A parameter that is whole on every rank, whose gradient is the sum of theirs."""
-    same: Tensor = _Summed.apply(parameter, tensor_group)
+def replicated(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
+    """A replicated parameter, whose gradient is the sum over the ranks."""
+    same: Tensor = _Replicated.apply(parameter, tensor_group)
     return same
 
 
-class _Summed(torch.autograd.Function):
+class _Replicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
         ctx.tensor_group = tensor_group
@@ -175,8 +175,8 @@ class _Summed(torch.autograd.Function):
         return total.to(grad.dtype), None
 
 
-class _Scatter(torch.autograd.Function):
-    """[ranks * r, d] of which each rank has a part -> its [r, d]."""
+class _ReduceScatter(torch.autograd.Function):
+    """[ranks * r, d], a summand on each rank -> its rows [r, d] of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:

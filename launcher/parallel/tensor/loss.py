@@ -1,4 +1,4 @@
-"""Cross-entropy of a head of which each rank has some rows of the vocabulary.
+"""Cross-entropy of a head whose vocabulary is sharded over the tensor-parallel group.
 
 As in launcher.model.loss gradients are made in forward while a chunk's logits exist; here a chunk's
 hidden rows are gathered, too, and no rank ever has all of them, or logits of all tokens.
@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 from launcher.model import loss as head_loss
 from launcher.model.gpt import LMHead
 from launcher.model.loss import IGNORE_INDEX, automatic_chunk_rows, compute_dtype
-from launcher.parallel.tensor.group import TensorGroup
+from launcher.parallel.groups import TensorGroup
 
 
-class CutHead(nn.Module):
+class VocabParallelHead(nn.Module):
     """Rows [first, first + n) of the head, and the loss over all rows.
 
     Args:
@@ -36,12 +36,12 @@ class CutHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [1, r, d] of this rank, targets [B, T] of all -> scalar mean loss."""
-        ranks, rows = self.tensor_group.share.ranks, targets.numel()
+        ranks, rows = self.tensor_group.rank.size, targets.numel()
         chunk_rows = self.loss_chunk
         if chunk_rows is None:
             most = -(-self.vocab_size // ranks)  # the same on all ranks, which go chunk by chunk
             chunk_rows = automatic_chunk_rows(rows, most, self.weight.size(1), fused=False)
-        loss: Tensor = _CutLoss.apply(
+        loss: Tensor = _VocabParallelLoss.apply(
             hidden.flatten(0, -2),
             self.weight,
             targets.reshape(ranks, -1),
@@ -53,7 +53,7 @@ class CutHead(nn.Module):
         return loss
 
 
-class _CutLoss(torch.autograd.Function):
+class _VocabParallelLoss(torch.autograd.Function):
     """hidden [r, d], weight [v, d], targets [ranks, r] int64 -> fp32 scalar."""
 
     @staticmethod
@@ -106,7 +106,7 @@ class _CutLoss(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, targets: Tensor, first: int, tensor_group: TensorGroup) -> Tensor:
-    """Losses [n] of logits [n, v] over this rank's part of the vocabulary, which turn into the
+    """Losses [n] of logits [n, v] over this rank's shard of the vocabulary, which turn into the
     gradients of the losses' sum. Two small reductions, and 0 for what is ignored."""
     top = tensor_group.all_reduce_max(logits.amax(-1))
     logits.sub_(top[:, None])

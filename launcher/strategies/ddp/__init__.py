@@ -4,8 +4,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.compiled import compile_blocks
-from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
+from launcher.strategies.recipe import Recipe
 
 
 class Ddp(Strategy):
@@ -27,7 +28,7 @@ class Ddp(Strategy):
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
-            process_group=recipe.shards.group,
+            process_group=recipe.data_parallel.group,
             gradient_as_bucket_view=True,
         )
 

@@ -12,7 +12,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.engine import Engine
+from launcher.strategies.recipe import Recipe
 
 _FULL = Variant(
     label="fsdp",

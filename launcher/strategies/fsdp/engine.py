@@ -15,10 +15,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.strategies.compiled import compile_blocks
-from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.engine import Engine
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, head_modules, reshards
-from launcher.strategies.materialize import InitialValue
 from launcher.strategies.native import native_engine
+from launcher.strategies.recipe import InitialValue, Recipe
 
 
 def build(recipe: Recipe) -> Engine:
@@ -92,13 +92,13 @@ def _options(recipe: Recipe) -> dict[str, Any]:
 
 def _mesh(recipe: Recipe) -> DeviceMesh:
     """The ranks that this one shards with, and replicates across."""
-    device, size = recipe.world.device.type, recipe.shards.size
+    device, size = recipe.world.device.type, recipe.data_parallel.size
     replicas = recipe.config.sharding.replicate
-    if recipe.tensor_group is None and replicas == 1:
+    _, model_parallel = recipe.model_parallel.shard_index
+    if model_parallel == 1 and replicas == 1:
         return init_device_mesh(device, (size,))
-    tensor = 1 if recipe.tensor_group is None else recipe.tensor_group.share.ranks
-    shape = (replicas, size // replicas, tensor)
-    whole = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "tensor"))
+    shape = (replicas, size // replicas, model_parallel)
+    whole = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "model"))
     return whole["shard"] if replicas == 1 else whole["replicate", "shard"]
 
 

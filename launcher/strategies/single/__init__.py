@@ -2,8 +2,9 @@
 
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.compiled import compile_blocks
-from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
+from launcher.strategies.recipe import Recipe
 
 
 class Single(Strategy):

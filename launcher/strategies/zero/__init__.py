@@ -10,7 +10,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import TORCH, Fields, Strategy, Variant
-from launcher.strategies.engine import Engine, Recipe
+from launcher.strategies.engine import Engine
+from launcher.strategies.recipe import Recipe
 
 _OPTIMIZER: dict[str, Fields] = {"+cpu": {"offload_optimizer": "cpu"}}
 _BOTH = _OPTIMIZER | {"+cpu+param": {"offload_optimizer": "cpu", "offload_param": "cpu"}}

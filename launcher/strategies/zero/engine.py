@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.parallel.tensor.parts import Parts
+from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.compiled import compile_blocks
-from launcher.strategies.engine import Engine, LossScale, Recipe, StepResult
+from launcher.strategies.engine import Engine, LossScale, StepResult
 from launcher.strategies.flat_shards import TrainingState
-from launcher.strategies.gradients import Gradients
-from launcher.strategies.materialize import fill_flat_slice
+from launcher.strategies.native import Gradients
+from launcher.strategies.recipe import Recipe, fill_flat_slice
 from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
@@ -35,7 +35,7 @@ def build(recipe: Recipe) -> Engine:
     """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
     deepspeed = import_deepspeed(recipe.world.device)
     config = recipe.config
-    ds_config = build_config(recipe.resolved, world_size=recipe.shards.size)
+    ds_config = build_config(recipe.resolved, world_size=recipe.data_parallel.size)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
         assert config.offload.nvme_path is not None  # resolve has refused it
         place_swap_files(ds_config, config.offload.nvme_path)
@@ -43,8 +43,8 @@ def build(recipe: Recipe) -> Engine:
         module = _born_sharded(deepspeed, recipe, ds_config)
     else:
         module = recipe.whole_module()
-    if (parts := recipe.parts) is not None:
-        _mark_cut(module, parts)
+    if (shards := recipe.model_shards) is not None:
+        _mark_sharded(module, shards)
     if config.loop.compile:
         compile_blocks(module)
     fraction = config.sharding.offload_fraction
@@ -78,8 +78,8 @@ class ZeroEngine:
         self._engine = engine
         self._scale = 1.0 / recipe.resolved.accumulation
         self._norm_is_ours = recipe.config.sharding.zero == 0
-        self._parts = recipe.parts
-        self._gradients = Gradients(engine.module, recipe.parts)
+        self._shards = recipe.model_shards
+        self._gradients = Gradients(engine.module, self._shards)
 
     def begin_step(self, lr: float) -> None:
         for group in self._engine.optimizer.param_groups:
@@ -134,7 +134,7 @@ class ZeroEngine:
         return count_states(self._engine)
 
     def training_state(self) -> TrainingState:
-        return zero_state(self._engine, self._parts)
+        return zero_state(self._engine, self._shards)
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -179,27 +179,27 @@ def _import_muon_uncompiled() -> None:
 
 
 def _groups(recipe: Recipe) -> SimpleNamespace | None:
-    """What DeepSpeed asks a Megatron-like model parallel unit; None where all ranks shard."""
-    if recipe.tensor_group is None:
+    """The answers of a Megatron-like model parallel unit; None where all ranks shard."""
+    tensor, data = recipe.model_parallel.tensor, recipe.data_parallel
+    if tensor is None:
         return None
-    tensor_group, shards = recipe.tensor_group, recipe.shards
     answers: dict[str, Any] = {
-        "get_data_parallel_rank": shards.rank,
-        "get_data_parallel_world_size": shards.size,
-        "get_data_parallel_group": shards.group,
-        "get_data_parallel_group_ranks": dist.get_process_group_ranks(shards.group),
+        "get_data_parallel_rank": data.rank,
+        "get_data_parallel_world_size": data.size,
+        "get_data_parallel_group": data.group,
+        "get_data_parallel_group_ranks": dist.get_process_group_ranks(data.group),
     }
     for kind in ("model", "tensor_model"):
-        answers[f"get_{kind}_parallel_rank"] = tensor_group.share.index
-        answers[f"get_{kind}_parallel_world_size"] = tensor_group.share.ranks
-        answers[f"get_{kind}_parallel_group"] = tensor_group.group
+        answers[f"get_{kind}_parallel_rank"] = tensor.rank.index
+        answers[f"get_{kind}_parallel_world_size"] = tensor.rank.size
+        answers[f"get_{kind}_parallel_group"] = tensor.group
     return SimpleNamespace(**{name: lambda it=it: it for name, it in answers.items()})
 
 
-def _mark_cut(module: nn.Module, parts: Parts) -> None:
+def _mark_sharded(module: nn.Module, shards: ModelShards) -> None:
     """Tell DeepSpeed's norm which parameters count on each rank; it counts others once."""
     for name, parameter in module.named_parameters():
-        if not parts.cuts[name].is_whole:
+        if not shards.of[name].replicated:
             marked: Any = parameter
             marked.model_parallel = True
 
@@ -208,14 +208,14 @@ def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> 
     """Build under zero.Init and write each rank's flat slice of the initial values."""
     # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
     # type comes from the config.
-    sharded_over = {"data_parallel_group": recipe.shards.group, "mpu": _groups(recipe)}
+    sharded_over = {"data_parallel_group": recipe.data_parallel.group, "mpu": _groups(recipe)}
     with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
         module = recipe.new_module()
     for name, parameter in module.named_parameters():
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
         local = sharded.ds_tensor
         value = recipe.initial_value(name, sharded.ds_shape)
-        offset = recipe.shards.rank * local.ds_numel
+        offset = recipe.data_parallel.rank * local.ds_numel
         if is_swapped(sharded):
             fill_swapped(sharded, value, offset)
         else:

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from launcher.parallel.tensor.parts import Parts
+from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.flat_shards import (
     PARAM,
     OwnShapes,
     Shard,
     TrainingState,
+    Updated,
+    UpdatedRange,
     counters,
     create_states,
     read_state,
@@ -25,9 +27,8 @@ from launcher.strategies.flat_shards import (
     state_kinds,
     write_state,
 )
-from launcher.strategies.part_shards import PartState, native_state
+from launcher.strategies.native_state import ModelShardState, native_state
 from launcher.strategies.storages import StorageCount
-from launcher.strategies.updates import Piece, Updated
 from launcher.strategies.zero.swap import Swapped, count_swapped
 
 MASTER_WEIGHTS = (
@@ -98,13 +99,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def zero_state(engine: Any, parts: Parts | None) -> TrainingState:
+def zero_state(engine: Any, shards: ModelShards | None) -> TrainingState:
     """The state of a DeepSpeed engine of any stage."""
     stage = engine.zero_optimization_stage()
     if stage == 0:  # the optimizer is ours, over fp32 parameters that are not sharded
-        return native_state(engine.module, engine.optimizer, parts)
+        return native_state(engine.module, engine.optimizer, shards)
     state = _FragmentedState(engine, _slices if stage == 3 else _fragments)
-    return state if parts is None else PartState(state, parts)
+    return state if shards is None else ModelShardState(state, shards)
 
 
 class _Fragment(NamedTuple):
@@ -155,7 +156,7 @@ class _FragmentedState:
 
     def _flat_states(self) -> Iterator[tuple[Callable[[], None], Iterator[Shard]]]:
         """(what to call when they are filled, the shards) of every flat tensor of the state."""
-        pieces = list(self._find_fragments(self._engine))
+        fragments = list(self._find_fragments(self._engine))
         for (number, master), kind in product(enumerate(self._masters), self.kinds):
             if master in self._swapped:
                 flat = self._swapped.read(master, kind)
@@ -167,13 +168,13 @@ class _FragmentedState:
                 write,
                 (
                     Shard(
-                        name=piece.name,
+                        name=fragment.name,
                         kind=kind,
-                        start=piece.start,
-                        data=flat[piece.offset : piece.offset + piece.numel],
+                        start=fragment.start,
+                        data=flat[fragment.offset : fragment.offset + fragment.numel],
                     )
-                    for piece in pieces
-                    if piece.number == number
+                    for fragment in fragments
+                    if fragment.number == number
                 ),
             )
 
@@ -202,17 +203,17 @@ class _FragmentedState:
 
     def updated(self) -> Updated:
         """The master weights; DeepSpeed copies from them what is computed with."""
-        pieces = [
-            Piece(
-                name=piece.name,
-                start=piece.start,
-                numel=piece.numel,
-                tensor=self._masters[piece.number],
-                offset=piece.offset,
+        ranges = [
+            UpdatedRange(
+                name=fragment.name,
+                start=fragment.start,
+                numel=fragment.numel,
+                tensor=self._masters[fragment.number],
+                offset=fragment.offset,
             )
-            for piece in self._find_fragments(self._engine)
+            for fragment in self._find_fragments(self._engine)
         ]
-        return Updated(optimizer=self._inner, pieces=pieces)
+        return Updated(optimizer=self._inner, ranges=ranges)
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from launcher.strategies.flat_shards import PARAM, create_states
-from launcher.strategies.materialize import fill_flat_slice
+from launcher.strategies.recipe import fill_flat_slice
 from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero import nvme_build
 from launcher.strategies.zero.nvme_folder import SwapFolder

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.strategies.materialize import materialize_whole
+from launcher.strategies.recipe import materialize_whole
 from launcher.tools.prune.choice import PruneOptions
 from launcher.tools.prune.select import importance
 

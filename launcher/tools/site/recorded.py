@@ -8,6 +8,7 @@ from launcher.forecast.trace.events import Compute
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.template import Size, Template, template_of
 from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.shapes import shapes_of_one_block
 from launcher.tools.site.template import dimensions_of
 
@@ -53,7 +54,7 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
 
 def record_template(model: ModelConfig, compute: Compute) -> Template:
     """The template of a structure, from one of `prime_model`."""
-    record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, None, None)
+    record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, WHOLE_MODEL)
     return template_of(record, partial(_product, primes=_primes_of(model)))
 
 

@@ -27,7 +27,14 @@ def test_ranks_that_share_matrices_read_the_same() -> None:
 def test_ranks_in_the_mesh() -> None:
     sharding = resolved(8, context_parallel=2).config.sharding
     places = [Mesh.at(rank, 8, sharding) for rank in range(8)]
-    found = [(m.data_rank, m.part and m.part.index, m.share and m.share.index) for m in places]
+    found = [
+        (
+            m.data_rank,
+            m.model.context and m.model.context.index,
+            m.model.tensor and m.model.tensor.index,
+        )
+        for m in places
+    ]
     assert found == [(d, s, t) for d in range(2) for s in range(2) for t in range(2)]
     assert {m.shape for m in places} == {(2, 2, 2)}
 
@@ -43,7 +50,7 @@ def test_ranks_on_several_nodes_are_told() -> None:
     sharding = resolved(16, tensor_parallel=4, context_parallel=2).config.sharding
     assert across_nodes(sharding, 8) == []
     assert across_nodes(sharding, 4) == [
-        "the 2 ranks of a sequence are on 2 nodes, and talk in every block: "
+        "the 2 ranks of a context-parallel group are on 2 nodes, and communicate in every block: "
         "--context-parallel 1 stays within one"
     ]
     assert "--tensor-parallel 2 stays within one" in across_nodes(sharding, 2)[0]

@@ -19,7 +19,7 @@ from launcher.measure.workspaces import TUNING_BYTES
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, Sequences
 from launcher.model.lora_config import Lora
-from launcher.parallel.mesh import ContextRank
+from launcher.parallel.mesh import ContextRank, ModelParallelRank
 from launcher.strategies.compiled import compile_blocks
 
 CPU = Compute(compiled=True)
@@ -87,9 +87,9 @@ def test_adapters_beside_full_checkpointing_are_traced() -> None:
 
 def test_blocks_of_a_ring_are_traced() -> None:
     compute = replace(GPU, autocast=False, params_dtype=torch.bfloat16)
-    part = ContextRank(ranks=2, index=1, method="ring")
+    rank = ModelParallelRank(context=ContextRank(size=2, index=1, method="ring"))
     model = model_of("full", **QWEN3, layers=80)
-    traced = trace_micro_batch(model, compute, micro_batch=1, seq_len=SEQ_LEN, part=part)
+    traced = trace_micro_batch(model, compute, micro_batch=1, seq_len=SEQ_LEN, rank=rank)
     for events, part_of_it in ((traced.forward, "block"), (traced.backward, "block_backward")):
         layers = {place.layer for place, _ in events if place.part == part_of_it}
         assert layers == set(range(80))

@@ -18,7 +18,7 @@ from launcher.forecast.trace.record import record_trace
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
 from launcher.model.sizes import named
-from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.parallel.mesh import WHOLE_MODEL, ContextRank, ModelParallelRank, TensorRank
 
 SEQ_LEN = 64
 THREADS = 108 * 2048  # of an A100
@@ -27,27 +27,38 @@ LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "tied": False},
     **{"attention_bias": False, "mlp_bias": False},
 }
-CASES: dict[str, tuple[dict[str, Any], Compute, ContextRank | None, TensorRank | None]] = {
-    "gpt2": ({}, GPU, None, None),
-    "autocast": (LLAMA, replace(GPU, autocast=True), None, None),
-    "vocabulary-that-is-a-prime": ({"vocab_size": 65_537, "loss_chunk": None}, GPU, None, None),
-    "padded-head": ({"vocab_size": 301}, replace(GPU, autocast=True), None, None),
-    "stage3": (LLAMA, replace(GPU, stage3=True, params_dtype=torch.bfloat16), None, None),
-    "full": ({"activation_checkpointing": "full"}, GPU, None, None),
-    "selective": ({"activation_checkpointing": "selective"}, GPU, None, None),
-    "eager": ({"attention": "eager", "dropout": 0.1}, GPU, None, None),
-    "math": ({"sdpa_backend": "math"}, GPU, None, None),
-    "whole-logits": ({"loss_chunk": 0}, GPU, None, None),
-    "tiles": ({"mlp_tile": 40}, GPU, None, None),
+CASES: dict[str, tuple[dict[str, Any], Compute, ModelParallelRank]] = {
+    "gpt2": ({}, GPU, WHOLE_MODEL),
+    "autocast": (LLAMA, replace(GPU, autocast=True), WHOLE_MODEL),
+    "vocabulary-that-is-a-prime": ({"vocab_size": 65_537, "loss_chunk": None}, GPU, WHOLE_MODEL),
+    "padded-head": ({"vocab_size": 301}, replace(GPU, autocast=True), WHOLE_MODEL),
+    "stage3": (LLAMA, replace(GPU, stage3=True, params_dtype=torch.bfloat16), WHOLE_MODEL),
+    "full": ({"activation_checkpointing": "full"}, GPU, WHOLE_MODEL),
+    "selective": ({"activation_checkpointing": "selective"}, GPU, WHOLE_MODEL),
+    "eager": ({"attention": "eager", "dropout": 0.1}, GPU, WHOLE_MODEL),
+    "math": ({"sdpa_backend": "math"}, GPU, WHOLE_MODEL),
+    "whole-logits": ({"loss_chunk": 0}, GPU, WHOLE_MODEL),
+    "tiles": ({"mlp_tile": 40}, GPU, WHOLE_MODEL),
     "adapters": (
         LLAMA | {"lora": Lora(rank=3, alpha=6, targets=("qkv", "proj"))},
         replace(GPU, frozen_dtype=torch.bfloat16),
-        None,
-        None,
+        WHOLE_MODEL,
     ),
-    "ulysses": (LLAMA, GPU, ContextRank(ranks=2, index=1, method="ulysses"), None),
-    "ring": (LLAMA, GPU, ContextRank(ranks=2, index=1, method="ring"), None),
-    "matrices": (LLAMA, replace(GPU, autocast=True), None, TensorRank(ranks=2, index=1)),
+    "ulysses": (
+        LLAMA,
+        GPU,
+        ModelParallelRank(context=ContextRank(size=2, index=1, method="ulysses")),
+    ),
+    "ring": (
+        LLAMA,
+        GPU,
+        ModelParallelRank(context=ContextRank(size=2, index=1, method="ring")),
+    ),
+    "matrices": (
+        LLAMA,
+        replace(GPU, autocast=True),
+        ModelParallelRank(tensor=TensorRank(size=2, index=1)),
+    ),
 }
 
 
@@ -58,11 +69,11 @@ def model_of(**changes: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_micro_batch_is_as_recorded(case: str) -> None:
-    changes, compute, part, share = CASES[case]
+    changes, compute, rank = CASES[case]
     model = model_of(**changes)
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
     for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
-        where = (model, compute, micro_batch, SEQ_LEN, part, share)
+        where = (model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
             levels(_deepened(trace, range(model.layers)))
             for trace in (trace_of(*where), record_trace(*where, sums))
@@ -80,7 +91,7 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batches, "record_trace", record)
     model = model_of(layers=4)  # which no other test has recorded
     for micro_batch in (1, 7, 500_000):
-        trace = trace_of(model, GPU, micro_batch, SEQ_LEN, None, None)
+        trace = trace_of(model, GPU, micro_batch, SEQ_LEN, WHOLE_MODEL)
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
         assert block_input in {life.size_bytes for life in trace.lives}
     assert len(recorded) == 1
@@ -89,7 +100,7 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seq_len", [131_071, 131_072])  # a prime, and none
 def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     model = model_of(context=seq_len, loss_chunk=None)
-    where = (model, GPU, 3, seq_len, None, None)
+    where = (model, GPU, 3, seq_len, WHOLE_MODEL)
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
     found, expected = (
         levels(_deepened(trace, range(model.layers)))
@@ -101,21 +112,21 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
 def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
     seq_len = 65_536  # of one of 64 ranks, each with one head and all keys
     model = model_of(context=seq_len, heads=64, d_model=64, attention="eager")
-    part = ContextRank(ranks=64, index=1, method="ulysses")
-    trace = trace_of(model, GPU, 2, seq_len, part, None)
+    rank = ModelParallelRank(context=ContextRank(size=64, index=1, method="ulysses"))
+    trace = trace_of(model, GPU, 2, seq_len, rank)
     scores_bytes = 4 * 2 * (64 * seq_len) ** 2
     assert scores_bytes in {life.size_bytes for life in trace.lives}
 
 
-@pytest.mark.parametrize("share", [None, TensorRank(ranks=2, index=1)], ids=["whole", "matrices"])
+@pytest.mark.parametrize("rank", [WHOLE_MODEL, CASES["matrices"][2]], ids=["whole", "matrices"])
 @pytest.mark.parametrize("compute", [GPU, Compute(device_type="cpu")], ids=["cuda", "cpu"])
 def test_of_many_chunks_of_the_loss_three_are_recorded(
-    share: TensorRank | None, compute: Compute, monkeypatch: pytest.MonkeyPatch
+    rank: ModelParallelRank, compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
 
     def recorded(chunk: int) -> Trace:
-        return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, None, share, sums)
+        return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, rank, sums)
 
     few = recorded(10)
     monkeypatch.setattr(trace_record, "CHUNKS", 1000)

@@ -21,6 +21,7 @@ from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.sizes import named
+from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.parameters import parameters_of
 
 COMPUTES = {
@@ -45,7 +46,7 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block and the batch itself traced, nothing put together."""
     sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
-    trace = record_trace(model, compute, micro_batch, SEQ_LEN, None, None, sums)
+    trace = record_trace(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL, sums)
     return _deepened(trace, range(model.layers))
 
 

@@ -24,8 +24,8 @@ from launcher.model.gpt import GPT, initial_value
 from launcher.model.lora import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
 from launcher.run.enough_room import _state_bytes
-from launcher.strategies.materialize import materialize_whole
 from launcher.strategies.parameters import parameters_of, trained_shapes
+from launcher.strategies.recipe import materialize_whole
 from launcher.tools.exchange import export_cli as export
 from launcher.tools.exchange import import_
 from launcher.util.errors import UserError

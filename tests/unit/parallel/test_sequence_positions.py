@@ -9,8 +9,8 @@ from launcher.parallel.mesh import ContextRank
 
 
 def held(seq_len: int, ranks: int, method: ContextParallelMethod) -> list[list[int]]:
-    parts = [ContextRank(ranks=ranks, index=index, method=method) for index in range(ranks)]
-    return [list(chain.from_iterable(part.pieces(seq_len))) for part in parts]
+    found = [ContextRank(size=ranks, index=index, method=method) for index in range(ranks)]
+    return [list(chain.from_iterable(rank.local_ranges(seq_len))) for rank in found]
 
 
 @pytest.mark.parametrize("method", ["ulysses", "ring"])

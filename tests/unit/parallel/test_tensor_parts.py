@@ -1,4 +1,4 @@
-"""What a rank has of matrices that are cut: places, values, bytes, and what is sent."""
+"""Tensor-parallel shards: places, values, bytes, and collectives."""
 
 import dataclasses
 import itertools
@@ -15,12 +15,12 @@ from launcher.config.model import part_of
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
 from launcher.model.norms import RMSNorm
-from launcher.parallel.decoder import decoder
-from launcher.parallel.mesh import TensorRank
-from launcher.parallel.tensor.cut import Cut
-from launcher.parallel.tensor.decoder import connect
-from launcher.parallel.tensor.group import TensorGroup
-from launcher.strategies.parameters import cuts_of, parameters_of
+from launcher.parallel.groups import TensorGroup
+from launcher.parallel.mesh import ModelParallelRank, TensorRank
+from launcher.parallel.model_parallel import ModelParallel
+from launcher.parallel.tensor.decoder import shard_modules
+from launcher.parallel.tensor.shards import ParameterShard
+from launcher.strategies.parameters import parameters_of, shards_of
 from launcher.strategies.places import Places
 
 ODD: dict[str, Any] = {"vocab_size": 263, "context": 33, "layers": 2, "d_model": 48, "heads": 6}
@@ -32,63 +32,64 @@ LLAMA: dict[str, Any] = {
 MODELS = {"gpt2": ModelConfig(**ODD), "llama": ModelConfig(**ODD, **LLAMA)}
 
 
-def shares(ranks: int) -> list[TensorRank]:
-    return [TensorRank(ranks=ranks, index=index) for index in range(ranks)]
+def tensor_ranks(size: int) -> list[ModelParallelRank]:
+    ranks = [TensorRank(size=size, index=index) for index in range(size)]
+    return [ModelParallelRank(tensor=rank) for rank in ranks]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_parts_are_the_modules_own_shapes(model: ModelConfig, ranks: int) -> None:
-    for share in shares(ranks):
+def test_shards_are_the_modules_own_shapes(model: ModelConfig, ranks: int) -> None:
+    for rank in tensor_ranks(ranks):
         with torch.device("meta"):
-            module = decoder(model, None, TensorGroup(share=share, group=None))
+            module = ModelParallel.predicted(rank, device_type="cuda").decoder(model)
         found = {name: tuple(p.shape) for name, p in module.named_parameters()}
-        assert found == {p.name: p.shape for p in parameters_of(model, share)}
+        assert found == {p.name: p.shape for p in parameters_of(model, rank)}
         assert list(found) == [p.name for p in parameters_of(model)]  # in the same order
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_every_element_of_a_cut_parameter_is_one_ranks(model: ModelConfig, ranks: int) -> None:
+def test_every_element_of_a_sharded_parameter_is_one_ranks(model: ModelConfig, ranks: int) -> None:
     for parameter in parameters_of(model):
         whole = torch.arange(parameter.elements).view(parameter.shape)
-        cuts = [cuts_of(model, share)[parameter.name] for share in shares(ranks)]
-        parts = [cut.take(whole) for cut in cuts]
-        assert [tuple(part.shape) for part in parts] == [cut.shape for cut in cuts]
-        if cuts[0].is_whole:
-            assert all(torch.equal(part, whole) for part in parts)
+        shards = [shards_of(model, rank)[parameter.name] for rank in tensor_ranks(ranks)]
+        values = [shard.take(whole) for shard in shards]
+        assert [tuple(value.shape) for value in values] == [shard.shape for shard in shards]
+        if shards[0].replicated:
+            assert all(torch.equal(value, whole) for value in values)
         else:
-            elements = torch.cat([part.flatten() for part in parts])
+            elements = torch.cat([value.flatten() for value in values])
             assert sorted(elements.tolist()) == list(range(parameter.elements))
 
 
 @pytest.mark.parametrize(
-    "cut",
+    "shard",
     [
-        Cut((7, 5)),
-        Cut((12,), rows=((2, 4), (8, 10))),
-        Cut((12, 3), rows=((0, 2), (4, 6), (8, 10))),
-        Cut((6, 8), columns=(3, 5)),
-        Cut((6, 8), columns=(0, 8)),
+        ParameterShard((7, 5)),
+        ParameterShard((12,), rows=((2, 4), (8, 10))),
+        ParameterShard((12, 3), rows=((0, 2), (4, 6), (8, 10))),
+        ParameterShard((6, 8), columns=(3, 5)),
+        ParameterShard((6, 8), columns=(0, 8)),
     ],
 )
-def test_any_range_of_a_part_is_found_in_the_whole(cut: Cut) -> None:
-    whole = torch.arange(torch.Size(cut.whole).numel())
-    part = cut.take(whole.view(cut.whole)).flatten()
-    for first, last in itertools.combinations(range(len(part) + 1), 2):
-        pieces = list(cut.pieces(first, last))
-        assert sum(piece.numel for piece in pieces) == last - first
-        assert len(pieces) <= 3
-        for piece in pieces:
-            places = Places.of(piece.start, piece.numel, piece.run, piece.pitch)
-            there = places.place(torch.arange(piece.numel))
-            assert torch.equal(there, part[piece.offset : piece.offset + piece.numel])
+def test_any_range_of_a_shard_is_found_in_the_parameter(shard: ParameterShard) -> None:
+    whole = torch.arange(torch.Size(shard.full_shape).numel())
+    local = shard.take(whole.view(shard.full_shape)).flatten()
+    for first, last in itertools.combinations(range(len(local) + 1), 2):
+        ranges = list(shard.ranges(first, last))
+        assert sum(each.numel for each in ranges) == last - first
+        assert len(ranges) <= 3
+        for each in ranges:
+            places = Places.of(each.start, each.numel, each.run, each.pitch)
+            there = places.place(torch.arange(each.numel))
+            assert torch.equal(there, local[each.offset : each.offset + each.numel])
 
 
-def test_heads_are_cut_with_their_keys_and_values() -> None:
+def test_heads_are_sharded_with_their_keys_and_values() -> None:
     model = MODELS["llama"]
     value = initial_value("blocks.0.attn.qkv.weight", (3 * 48, 48), model, seed=1, device="cpu")
-    first, second = (cuts_of(model, share)["blocks.0.attn.qkv.weight"] for share in shares(2))
+    first, second = (shards_of(model, rank)["blocks.0.attn.qkv.weight"] for rank in tensor_ranks(2))
     q, k, v = value.chunk(3)
     assert torch.equal(first.take(value), torch.cat([part[:24] for part in (q, k, v)]))
     assert torch.equal(second.take(value), torch.cat([part[24:] for part in (q, k, v)]))
@@ -110,7 +111,7 @@ def test_a_module_that_is_not_known_exactly_is_refused(place: str) -> None:
         size = module.get_submodule(place).get_parameter("weight").numel()
         module.set_submodule(place, _Shifted(size, eps=1e-6))
     with pytest.raises(TypeError, match=f"{place} is a _Shifted, which tensor parallelism"):
-        connect(module, model, TensorGroup(share=TensorRank(ranks=2, index=0), group=None))
+        shard_modules(module, model, TensorGroup(rank=TensorRank(size=2, index=0)))
 
 
 class _Sent(TorchDispatchMode):
@@ -137,8 +138,8 @@ def alone() -> Any:
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_selective_checkpointing_sends_nothing_again(mode: str, alone: Any) -> None:
     model = ModelConfig(**ODD, activation_checkpointing=mode)
-    tensor_group = TensorGroup(share=TensorRank(ranks=1, index=0), group=alone)
-    module = decoder(model, None, tensor_group)
+    tensor_group = TensorGroup(rank=TensorRank(size=1, index=0), group=alone)
+    module = ModelParallel(tensor=tensor_group).decoder(model)
     tokens = torch.zeros(2, 32, dtype=torch.int64)
     with _Sent() as sent:
         loss = module(tokens, tokens)
@@ -156,21 +157,20 @@ def test_selective_checkpointing_sends_nothing_again(mode: str, alone: Any) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("mode", ["none", "selective", "full", "offload"])
-def test_one_rank_with_all_parts_computes_the_same(name: str, mode: str, alone: Any) -> None:
+def test_one_rank_with_whole_shards_computes_the_same(name: str, mode: str, alone: Any) -> None:
     model = MODELS[name]
     whole = GPT(model)
-    parts = decoder(
-        dataclasses.replace(model, activation_checkpointing=mode),
-        None,
-        TensorGroup(share=TensorRank(ranks=1, index=0), group=alone),
+    tensor_group = TensorGroup(rank=TensorRank(size=1, index=0), group=alone)
+    sharded = ModelParallel(tensor=tensor_group).decoder(
+        dataclasses.replace(model, activation_checkpointing=mode)
     )
-    parts.load_state_dict(whole.state_dict())
+    sharded.load_state_dict(whole.state_dict())
     tokens = torch.randint(0, model.vocab_size, (2, 33))
     targets = tokens.roll(-1, 1).masked_fill(tokens % 7 == 0, -100)
-    losses: list[Tensor] = [each(tokens, targets) for each in (whole, parts)]
+    losses: list[Tensor] = [each(tokens, targets) for each in (whole, sharded)]
     torch.testing.assert_close(losses[1], losses[0])
     for loss in losses:
         loss.backward()
     expected = {name: p.grad for name, p in whole.named_parameters()}
-    for key, parameter in parts.named_parameters():
+    for key, parameter in sharded.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[key], msg=key)

@@ -12,9 +12,9 @@ import torch
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.dimensions import tensor_transfers
-from launcher.parallel.decoder import decoder
+from launcher.parallel.groups import TensorGroup
 from launcher.parallel.mesh import TensorRank
-from launcher.parallel.tensor.group import TensorGroup
+from launcher.parallel.model_parallel import ModelParallel
 from launcher.strategies import strategy_of
 
 SMALL: dict[str, Any] = {
@@ -38,7 +38,7 @@ def counted(found: Sent, part: str) -> Iterator[None]:
         original = getattr(TensorGroup, name)
 
         def call(tensor_group: TensorGroup, x: torch.Tensor) -> torch.Tensor:
-            times = tensor_group.share.ranks if kind == "all_gather" else 1
+            times = tensor_group.rank.size if kind == "all_gather" else 1
             found[part, kind, "bytes"] += times * x.nbytes
             found[part, kind, "pieces"] += 1
             return cast(torch.Tensor, original(tensor_group, x))
@@ -54,10 +54,9 @@ def counted(found: Sent, part: str) -> Iterator[None]:
 def sent_in_a_step(run: Resolved) -> Sent:
     """Forward and backward of a rank whose group is not there: values are anything."""
     types = strategy_of(run.config).dtypes(run.config)
-    tensor_group = TensorGroup(
-        share=TensorRank(ranks=run.config.sharding.tensor_parallel, index=0), group=None
-    )
-    model = decoder(run.model, None, tensor_group).to(types.parameters)
+    rank = TensorRank(size=run.config.sharding.tensor_parallel, index=0)
+    model_parallel = ModelParallel(tensor=TensorGroup(rank=rank))
+    model = model_parallel.decoder(run.model).to(types.parameters)
     tokens = torch.zeros(run.config.data.micro_batch, run.seq_len, dtype=torch.int64)
     found: Sent = Counter()
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=types.autocast is not None)

@@ -2,7 +2,7 @@
 
 from launcher.forecast.trace.events import Compute, Trace
 from launcher.model.config import ModelConfig
-from launcher.parallel.mesh import ContextRank, TensorRank
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.tools.site.inside.stored import stored_trace
 
 
@@ -11,10 +11,8 @@ def trace_of(
     compute: Compute,
     micro_batch: int,
     seq_len: int,
-    part: ContextRank | None,
-    share: TensorRank | None,
+    rank: ModelParallelRank,
 ) -> Trace:
-    """The trace of a model whose sequences and matrices nobody cuts."""
-    assert part is None
-    assert share is None
+    """The trace of a model on a single model-parallel rank."""
+    assert rank == WHOLE_MODEL
     return stored_trace(model, compute, micro_batch, seq_len)

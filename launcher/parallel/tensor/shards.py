@@ -1,0 +1,123 @@
+"""Tensor-parallel shards of parameters: ranges of rows or of columns."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import ModelParallelRank, TensorRank
+from launcher.util.sizes import even_part
+
+Bounds = tuple[int, int]
+
+
+class ShardRange(NamedTuple):
+    """Elements [offset, offset + numel) of a flattened shard lie in the flattened parameter from
+    `start` on: in runs of `run` elements, one every `pitch`; None for one run."""
+
+    offset: int
+    numel: int
+    start: int
+    run: int | None = None
+    pitch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShard:
+    """A rank's shard of a parameter: ranges of its rows, or one range of its columns."""
+
+    full_shape: tuple[int, ...]
+    rows: tuple[Bounds, ...] = ()
+    columns: Bounds | None = None
+
+    @property
+    def replicated(self) -> bool:
+        """The shard is the whole parameter."""
+        return not self.rows and self.columns is None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the shard."""
+        if self.columns is not None:
+            return (self.full_shape[0], self.columns[1] - self.columns[0])
+        if self.rows:
+            return (sum(end - begin for begin, end in self.rows), *self.full_shape[1:])
+        return self.full_shape
+
+    def take(self, value: Tensor) -> Tensor:
+        """The shard of a full value."""
+        if self.columns is not None:
+            return value[:, slice(*self.columns)].contiguous()
+        return torch.cat([value[begin:end] for begin, end in self.rows]) if self.rows else value
+
+    def ranges(self, first: int, last: int) -> Iterator[ShardRange]:
+        """Where elements [first, last) of the flattened shard are in the flattened parameter."""
+        if self.columns is not None:
+            yield from self._column_ranges(first, last)
+            return
+        width, offset = math.prod(self.full_shape[1:]), 0
+        for begin, end in self.rows or ((0, self.full_shape[0]),):
+            numel = (end - begin) * width
+            low, high = max(first, offset), min(last, offset + numel)
+            if low < high:
+                yield ShardRange(low, high - low, begin * width + low - offset)
+            offset += numel
+
+    def _column_ranges(self, first: int, last: int) -> Iterator[ShardRange]:
+        """Whole rows are runs of one length; partial rows at either end are ranges of their own."""
+        assert self.columns is not None
+        pitch, (left, right) = self.full_shape[1], self.columns
+        run = right - left
+        begin = min(-(-first // run) * run, last)  # of the first whole row
+        edges = (first, begin, max(begin, last // run * run), last)
+        for low, high in itertools.pairwise(edges):
+            if low == high:
+                continue
+            row, column = divmod(low, run)
+            start = row * pitch + left + column
+            strided = high - low > run
+            yield ShardRange(low, high - low, start, *((run, pitch) if strided else ()))
+
+
+def shard_of(
+    name: str, full_shape: Sequence[int], model: ModelConfig, rank: ModelParallelRank
+) -> ParameterShard:
+    """A rank's shard of the parameter `name`.
+
+    Attention by heads and the MLP by its width, in and out again; the tables of tokens and
+    positions by rows, as evenly as can be. Norms, and biases that are added to a sum, are
+    replicated.
+    """
+    whole = ParameterShard(tuple(full_shape))
+    if rank.tensor is None:
+        return whole
+    owner, _, kind = name.rpartition(".")
+    if owner in ("wte", "wpe", "head"):
+        return replace(whole, rows=(bounds(full_shape[0], rank.tensor),))
+    if owner.endswith("attn.qkv"):
+        return replace(whole, rows=_sections(model.qkv_sizes, rank.tensor))
+    if owner.endswith("mlp.fc"):
+        return replace(whole, rows=_sections(model.up_sizes, rank.tensor))
+    if owner.endswith(("attn.proj", "mlp.out")) and kind == "weight":
+        return replace(whole, columns=bounds(full_shape[1], rank.tensor))
+    return whole
+
+
+def bounds(total: int, rank: TensorRank) -> Bounds:
+    """A rank's range of `total`, as even as can be."""
+    return even_part(total, rank.index, rank.size)
+
+
+def _sections(sizes: Sequence[int], rank: TensorRank) -> tuple[Bounds, ...]:
+    """The same range of each of consecutive sections."""
+    found, begin = [], 0
+    for size in sizes:
+        low, high = bounds(size, rank)
+        found.append((begin + low, begin + high))
+        begin += size
+    return tuple(found)

@@ -1,0 +1,213 @@
+"""The training state of modules whose parameters are plain tensors or DTensors, and of ranks that
+hold tensor-parallel shards of a model."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from launcher.optim.dtensor import is_dtensor
+from launcher.optim.low_precision import LowPrecisionAdamW
+from launcher.parallel.model_parallel import ModelShards
+from launcher.strategies.flat_shards import (
+    PARAM,
+    OwnShapes,
+    Shard,
+    TrainingState,
+    Updated,
+    UpdatedRange,
+    counters,
+    create_states,
+    read_state,
+    set_counters,
+    state_kinds,
+    write_state,
+)
+from launcher.util.sizes import even_part
+
+
+def native_state(
+    module: nn.Module, optimizer: torch.optim.Optimizer, shards: ModelShards | None
+) -> TrainingState:
+    """The state of a module of plain tensors or DTensors, and a torch optimizer over them."""
+    if shards is None:
+        return NativeState(module, optimizer)
+    copies = (shards.data_parallel.rank, shards.data_parallel.size)
+    return ModelShardState(NativeState(module, optimizer, copies), shards)
+
+
+class NativeState:
+    """`TrainingState` of single, DDP, FSDP2 and ZeRO 0: a module whose parameters are plain tensors
+    or rows of DTensors, and a torch optimizer over them.
+
+    Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) share the
+    writing of them evenly.
+
+    Args:
+        module: the (wrapped, sharded) model.
+        optimizer: over its parameters.
+        copies: which copy of plain tensors this rank holds, and how many there are; one for each
+            rank of the process group where that is not said.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        copies: tuple[int, int] | None = None,
+    ) -> None:
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        named = dict(inner.named_parameters())
+        self._parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        self._optimizer = optimizer
+        self._copies = _ranks() if copies is None else copies
+        create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
+        self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
+        self._first = next(iter(self._parameters.values()))
+        self._kinds = {name: state_kinds(optimizer, p) for name, p in self._parameters.items()}
+        found = dict.fromkeys(kind for kinds in self._kinds.values() for kind in kinds)
+        self.kinds = (PARAM, *found)
+        self.own_shapes = {
+            kind: shapes for kind in found if (shapes := self._shapes_of(kind)) != self.shapes
+        }
+
+    def saved(self) -> Iterator[Shard]:
+        """An even part of each range per rank that holds a copy of it."""
+        for shard, copy, copies in self._held():
+            begin, end = even_part(shard.data.numel(), copy, copies)
+            yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
+
+    def loaded(self) -> Iterator[Shard]:
+        """All ranges this rank holds."""
+        for shard, _, _ in self._held():
+            yield shard  # and have it filled, before going on
+            parameter = self._parameters[shard.name]
+            write_state(self._optimizer, parameter, shard.kind, shard.data)
+
+    def frozen(self) -> Iterator[Shard]:
+        """The local ranges of frozen parameters."""
+        for name, parameter in self._frozen.items():
+            data, start, _, _ = _local_range(parameter, self._copies)
+            yield Shard(name=name, kind=PARAM, start=start, data=data)
+
+    def updated(self) -> Updated:
+        """The parameters themselves."""
+        ranges = []
+        for name, parameter in self._parameters.items():
+            data, start, _, _ = _local_range(parameter, self._copies)
+            ranges.append(
+                UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
+            )
+        return Updated(optimizer=self._optimizer, ranges=ranges)
+
+    def counters(self) -> dict[str, float]:
+        """Adam's step; SGD has none."""
+        return counters(self._optimizer, self._first)
+
+    def finish_load(self, counters: Mapping[str, float]) -> None:
+        """The ranges are the parameters themselves: only the counters are left."""
+        for parameter in self._parameters.values():
+            set_counters(self._optimizer.state[parameter], counters)
+
+    def _held(self) -> Iterator[tuple[Shard, int, int]]:
+        """(range, which copy of it this rank holds, how many copies there are)."""
+        for name, parameter in self._parameters.items():
+            for kind in (PARAM, *self._kinds[name]):
+                tensor = read_state(self._optimizer, parameter, kind)
+                encoded = is_dtensor(parameter) and not is_dtensor(tensor)
+                tensor_here = parameter if encoded else tensor
+                data, start, copy, copies = _local_range(tensor_here, self._copies)
+                data = tensor if encoded else data
+                yield Shard(name=name, kind=kind, start=start, data=data), copy, copies
+
+    def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
+        return {
+            name: self.shapes[name]
+            if isinstance(self._optimizer, LowPrecisionAdamW)
+            else tuple(self._optimizer.state[parameter][kind].shape)
+            for name, parameter in self._parameters.items()
+            if kind in self._kinds[name]
+        }
+
+
+def _ranks() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def _local_range(tensor: Tensor, whole_copies: tuple[int, int]) -> tuple[Tensor, int, int, int]:
+    """(flat local elements, offset of the first, which copy this is, copies there are)."""
+    if not is_dtensor(tensor):
+        return tensor.detach().view(-1), 0, *whole_copies
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    copy, copies = 0, 1
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # every rank is in the mesh
+    for index, size, placement in zip(coordinate, mesh.shape, placements, strict=True):
+        if placement.is_replicate():
+            copy, copies = copy * size + index, copies * size
+    row_elements = math.prod(tensor.shape[1:])
+    return tensor.to_local().detach().view(-1), offset[0] * row_elements, copy, copies
+
+
+class ModelShardState:
+    """`TrainingState` of model shards: the inner state's ranges, placed in the full tensors.
+
+    Each rank of the group writes an even part of what is replicated on all of them.
+    """
+
+    def __init__(self, inner: TrainingState, shards: ModelShards) -> None:
+        self._inner = inner
+        self.shards = shards
+        self.shapes = {name: shards.of[name].full_shape for name in inner.shapes}
+        self.kinds = inner.kinds
+        self.own_shapes: OwnShapes = {}  # of optimizers that are not elementwise: refused
+
+    def saved(self) -> Iterator[Shard]:
+        """The ranges that this rank writes."""
+        index, size = self.shards.model_parallel.shard_index
+        for shard in self._inner.saved():
+            if self.shards.of[shard.name].replicated:
+                begin, end = even_part(shard.data.numel(), index, size)
+                yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
+            else:
+                yield from self._placed(shard)
+
+    def loaded(self) -> Iterator[Shard]:
+        """All that this rank holds."""
+        for shard in self._inner.loaded():
+            yield from self._placed(shard)  # views: filled before the inner state goes on
+
+    def frozen(self) -> Iterator[Shard]:
+        """None: adapters are refused with tensor parallelism."""
+        return iter(())
+
+    def updated(self) -> Updated:
+        """Ranges within shards: masks are refused with tensor parallelism."""
+        return self._inner.updated()
+
+    def counters(self) -> dict[str, float]:
+        """The optimizer's."""
+        return self._inner.counters()
+
+    def finish_load(self, counters: Mapping[str, float]) -> None:
+        """Those of the inner state."""
+        self._inner.finish_load(counters)
+
+    def _placed(self, shard: Shard) -> Iterator[Shard]:
+        for span in self.shards.of[shard.name].ranges(shard.start, shard.stop):
+            begin = span.offset - shard.start
+            yield replace(
+                shard,
+                start=span.start,
+                data=shard.data[begin : begin + span.numel],
+                run=span.run,
+                pitch=span.pitch,
+            )
