@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from launcher.config import old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
-from launcher.config.yaml_file import read_yaml
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
 from launcher.util.startup import reader_may_leave
@@ -45,9 +44,9 @@ def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunC
         given = _values_of_file(file, given) | given
     config = RunConfig().replace(**given)
     if config.model.init_from is not None:
-        from launcher.config import beginning
+        from launcher.config import init_from
 
-        config = beginning.adopt(config, lambda path: _values_of_file(path, ()))
+        config = init_from.adopt(config, given, lambda path: _values_of_file(path, ()))
     if config.sharding.deepspeed is not None:
         from launcher.config import deepspeed_file
 
@@ -155,6 +154,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
     """Field -> value, without those that a flag replaces."""
+    from launcher.config.yaml_file import read_yaml  # most runs have flags only
+
     replaced = {*given, *(old for name in given for old in SUPERSEDES.get(name, ()))}
     with naming("--config"):
         content = read_yaml(path)

@@ -131,7 +131,7 @@ class ModelChoice:
         """
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         name = changes.pop("model")
-        del changes["init_from"]  # whose shape has been adopted (launcher/config/beginning.py)
+        del changes["init_from"]  # whose shape has been adopted (launcher/config/init_from.py)
         for field in LORA:
             del changes[field]
         try:

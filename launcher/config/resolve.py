@@ -15,18 +15,8 @@ import torch
 
 from launcher.config.model import part_of
 from launcher.config.recipes import fill, recipe_of, task_of
-from launcher.config.rules import (
-    Setting,
-    adapters,
-    compute,
-    default_seq_len,
-    masks,
-    recomputation,
-    sequence,
-    sharding,
-    tensor,
-)
-from launcher.config.rules.sequence import context_parallel_method
+from launcher.config.rules import Setting, compute, default_seq_len, model, parallel, sharding
+from launcher.config.rules.parallel import context_parallel_method
 from launcher.config.schema import RunConfig
 from launcher.model import attention as kernels
 from launcher.model.attention import Choice
@@ -39,10 +29,7 @@ from launcher.util.packages import how_to_install
 from launcher.util.startup import expands_segments
 
 DEFAULT_STEPS = 300
-RULES: Final = (
-    *(*adapters.RULES, *masks.RULES, *tensor.RULES, *sequence.RULES),
-    *(*sharding.RULES, *compute.RULES, *recomputation.RULES),
-)
+RULES: Final = (*model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from launcher.config.arguments import parse_run_config, with_micro_batch
-from launcher.config.beginning import in_words
 from launcher.config.families import read_hf_config
+from launcher.config.init_from import in_words
 from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment, Place
 from launcher.forecast.candidates import given_fields

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.beginning import HF_CONFIG
+from launcher.config.init_from import HF_CONFIG
 from launcher.config.schema import RunConfig
 
 MODEL_FOLDER: Final = Path("MODEL_FOLDER")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.config.deepspeed_file import passed_on
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import OffloadChoice
 from launcher.model.config import ModelConfig
@@ -60,6 +59,8 @@ def swap_buffer_count(offload: OffloadChoice) -> int:
 
 def optimizer_buffer_count(config: RunConfig) -> int:
     """Return the staging buffers for optimizer states that a rank holds, by its DeepSpeed file."""
+    from launcher.config.deepspeed_file import passed_on
+
     theirs = passed_on(config.sharding.deepspeed).get("zero_optimization", {})
     pipeline = theirs.get("offload_optimizer", {}).values()
     return OVERLAPPED_OPTIMIZER_BUFFERS if any(pipeline) else OPTIMIZER_BUFFERS

@@ -17,8 +17,8 @@ from launcher.checkpoint.pretrained.companions import (
 )
 from launcher.checkpoint.pretrained.peft import folder_beside
 from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
-from launcher.config.beginning import HF_CONFIG
-from launcher.config.families.token_ids import check_token_ids
+from launcher.config.families.base import check_token_ids
+from launcher.config.init_from import HF_CONFIG
 from launcher.data.build import TOKENIZER_FILE
 from launcher.data.hub import HUB_PREFIX
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key

@@ -13,7 +13,7 @@ from torch import Tensor
 from launcher.checkpoint.pretrained.adapters import Projection, projections
 from launcher.checkpoint.pretrained.files import opened_safetensors, write_json, write_safetensors
 from launcher.checkpoint.pretrained.peft_settings import Settings
-from launcher.config.beginning import ADAPTER_CONFIG
+from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import TARGETS, Lora
 from launcher.strategies.flat_shards import Shard

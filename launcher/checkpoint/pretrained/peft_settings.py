@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.beginning import ADAPTER_CONFIG
+from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model.lora_config import MOST_RANK
 from launcher.util.errors import UserError
 from launcher.util.json_file import JsonObject, read_json

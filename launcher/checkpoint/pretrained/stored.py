@@ -19,7 +19,7 @@ from launcher.checkpoint.pretrained.adapters import sizes_of
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
 from launcher.checkpoint.pretrained.source import Source
 from launcher.checkpoint.weights import Weights, open_weights
-from launcher.config.beginning import ADAPTER_CONFIG, HF_CONFIG
+from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
 from launcher.model.quantized import dequantize, is_projection, quantize

@@ -1,10 +1,10 @@
 """Families of transformers: which there are, and which one has a model."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.config.families.architectures import ARCHITECTURES
 from launcher.config.families.base import Family, Part, bias_count, differences, spelled_out
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
@@ -12,19 +12,7 @@ from launcher.util.json_file import read_json
 
 __all__ = ["FAMILIES", "Family", "Part", "family_for", "family_of", "read_hf_config", "spelled_out"]
 
-# The files that say what a family is. Of two that have a model, it is written as the first.
-_FILES: Final = (
-    "gpt2",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "starcoder2",
-)
-FAMILIES: Final[Mapping[str, Family]] = {
-    family.model_type: family
-    for family in (import_module(f"{__name__}.{file}").FAMILY for file in _FILES)
-}
+FAMILIES: Final[Mapping[str, Family]] = {family.model_type: family for family in ARCHITECTURES}
 
 
 def read_hf_config(path: Path) -> ModelConfig:

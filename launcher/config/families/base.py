@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from launcher.config.families.fields import Document, Field, Only
-from launcher.config.families.token_ids import check_token_ids
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.util.errors import UserError
 
@@ -40,6 +39,15 @@ _HARMLESS = {
     *("return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
     *("remove_invalid_values", "exponential_decay_length_penalty", "begin_suppress_tokens"),
 }
+# Ids of tokens that begin, end and pad a text.
+ENDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OTHER_IDS: Final = (
+    *("sep_token_id", "unk_token_id", "decoder_start_token_id"),
+    *("forced_bos_token_id", "forced_eos_token_id"),
+)
+_MAY_BE_SEVERAL: Final = ("eos_token_id", "forced_eos_token_id")
+_NO_PADDING: Final = -1
+"""What the first Llamas have as `pad_token_id`."""
 _ONLY = (
     Only("is_encoder_decoder", False),
     Only("add_cross_attention", False),
@@ -194,3 +202,26 @@ def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
 def bias_count(config: ModelConfig) -> int:
     """Kinds of biases that a model, spelled out, has."""
     return sum(getattr(config, name) for name in _BIASES)
+
+
+def check_token_ids(document: Mapping[str, Any], vocab_size: int, path: Path) -> None:
+    """Refuse ids that the model does not have; null is none.
+
+    Args:
+        document: what config.json or generation_config.json holds.
+        path: the file, for the messages.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in (*ENDS, *_OTHER_IDS):
+        value = document.get(name)
+        if value is None or (name == "pad_token_id" and value == _NO_PADDING):
+            continue
+        several = isinstance(value, list) and name in _MAY_BE_SEVERAL
+        for token in value if several else [value]:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise UserError(
+                    f"{path}: {name} is {value!r}, but must be null or a token id from 0 to "
+                    f"{vocab_size - 1}, the vocabulary's last: correct it"
+                )

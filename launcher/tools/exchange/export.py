@@ -25,8 +25,8 @@ from launcher.checkpoint.pretrained.companions import (
 from launcher.checkpoint.pretrained.files import new_folder, write_json, write_weights
 from launcher.checkpoint.pretrained.peft import write_adapter
 from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
-from launcher.config.beginning import HF_CONFIG
 from launcher.config.families import Family, family_for
+from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes

@@ -318,3 +318,14 @@ def test_each_removed_field_is_gone_and_named() -> None:
         if gone.fields is None:
             with pytest.raises(UserError, match=f"^{flag(name)} was removed: {gone.instead[:9]}"):
                 parse_run_config([flag(name), "1"])
+
+
+def test_a_model_beside_init_from_must_be_the_same(config_file: Path) -> None:
+    assert parse_run_config(["--init-from=start", "--model=gpt2", "--layers=2"]).model.layers == 2
+    with pytest.raises(UserError) as refused:
+        parse_run_config(["--init-from=start", "--model=gpt2-medium"])
+    assert str(refused.value) == (
+        "--model gpt2-medium (--layers 24 --heads 16 --kv-heads 16 --d-model 1024 --d-ff 4096) "
+        "differs from --init-from start (--layers 2 --heads 12 --kv-heads 12 --d-model 768 --d-ff "
+        "3072): leave --model out, or give a folder of that model"
+    )

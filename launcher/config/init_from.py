@@ -1,14 +1,14 @@
-"""`--init-from`: shape and tokenizer of what a run begins with, in the words of RunConfig."""
+"""`--init-from`: adopt the shape and tokenizer of the model whose weights a run starts with."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
-from launcher.model.sizes import CUSTOM, NAMED
+from launcher.model.sizes import CUSTOM, NAMED, named
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags, flag
 
@@ -19,46 +19,42 @@ _TOKENIZER = "tokenizer.json"
 
 
 ReadConfig = Callable[[Path], Mapping[str, Any]]
-"""Of a file of `--config`: its fields, typed and checked."""
+"""Reads a file of `--config`: its fields, typed and checked."""
 
 
-def adopt(config: RunConfig, read_config: ReadConfig) -> RunConfig:
-    """The config with the shape of the model that it begins with, and its tokenizer where no other
-    is given.
+def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) -> RunConfig:
+    """Return the config with the model of its `--init-from`, and that model's tokenizer unless
+    another one is given.
+
+    Args:
+        given: the fields that flags or `--config` have set.
 
     Raises:
-        UserError: there is no model in the folder, or flags ask for another.
+        UserError: the folder holds no model, or `given` asks for another.
     """
     folder = config.model.init_from
     if folder is None:
         return config
     with naming("--init-from"):
         model = model_in(folder, read_config)
-    own = model.computes()
     _check_adapters(config, model)
-    for name in WHAT_IT_COMPUTES:
-        given = getattr(config.model, name)
-        if given not in (None, own[name]) and not _only_a_limit(name, model):
-            raise UserError(
-                f"{flag(name)} {given} differs from --init-from {folder}, which has "
-                f"{as_flags({name: own[name]})}: leave it out"
-            )
+    _check_shape(config.model, model, named_by_user="model" in given)
     kept = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(config.model)}
-    given = {name: value for name, value in kept.items() if value is not None and name != "model"}
+    fields = {name: value for name, value in kept.items() if value is not None and name != "model"}
     if model.lora is not None and config.model.lora_rank is None:
         for name in LORA:
-            given.pop(name, None)
-    changes: dict[str, Any] = in_words(model) | given
+            fields.pop(name, None)
+    changes: dict[str, Any] = in_words(model) | fields
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
     return config.replace(**changes)
 
 
 def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
-    """The model of a folder of transformers, a run folder or one of its checkpoints.
+    """Return the model of a folder of transformers, a run folder or one of its checkpoints.
 
     Raises:
-        UserError: there is none, or our decoder cannot compute it.
+        UserError: there is none, or one that our decoder cannot compute.
     """
     if (folder / HF_CONFIG).is_file():
         from launcher.config.families import read_hf_config
@@ -82,8 +78,8 @@ def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
 
 
 def in_words(model: ModelConfig) -> dict[str, Any]:
-    """A model as fields of RunConfig: a named size that computes the same where there is one, and
-    every dimension spelled out."""
+    """Return a model as fields of RunConfig: the named size that computes the same, if any, and
+    every dimension."""
     own = model.computes()
     fields = {**own, "window": model.window, "dropout": model.dropout}
     alike = (n for n, m in NAMED.items() if m.computes() == own and m.window == model.window)
@@ -92,8 +88,36 @@ def in_words(model: ModelConfig) -> dict[str, Any]:
     return {"model": next(alike, CUSTOM), **spelled, **adapter_flags(model.lora), **masks}
 
 
+def _check_shape(choice: ModelChoice, model: ModelConfig, *, named_by_user: bool) -> None:
+    """Reject `--model` and dimensions that differ from those of the weights."""
+    own, folder = model.computes(), choice.init_from
+    given = {name: getattr(choice, name) for name in WHAT_IT_COMPUTES}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if value != own[name] and not _is_limit(name, model):
+            raise UserError(
+                f"{flag(name)} {value} differs from --init-from {folder}, which has "
+                f"{as_flags({name: own[name]})}: leave it out"
+            )
+    if not named_by_user or choice.model == CUSTOM:
+        return
+    try:
+        theirs = named(choice.model, **given).computes()
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    differing = [
+        name for name in theirs if theirs[name] != own[name] and not _is_limit(name, model)
+    ]
+    if differing:
+        here, there = (as_flags({name: one[name] for name in differing}) for one in (theirs, own))
+        raise UserError(
+            f"--model {choice.model} ({here}) differs from --init-from {folder} ({there}): leave "
+            "--model out, or give a folder of that model"
+        )
+
+
 def _check_adapters(config: RunConfig, model: ModelConfig) -> None:
-    """A run that begins with adapters goes on with the same ones."""
+    """Reject adapters other than those that the folder holds."""
     if model.lora is None or config.model.lora_rank is None:
         return
     own, given = adapter_flags(model.lora), adapter_flags(config.model.build_lora())
@@ -107,13 +131,13 @@ def _check_adapters(config: RunConfig, model: ModelConfig) -> None:
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run folder of a run folder, or of one of its checkpoints."""
+    """Return the run folder of a run folder or of one of its checkpoints."""
     places = (folder, folder.absolute().parent.parent)
     return next((place for place in places if (place / _RUN_CONFIG).is_file()), None)
 
 
-def _only_a_limit(name: str, model: ModelConfig) -> bool:
-    """Rotary positions have no parameters: how many there are is a limit, not a shape."""
+def _is_limit(name: str, model: ModelConfig) -> bool:
+    # Rotary positions have no parameters: another context needs no other weights.
     return name == "context" and model.position == "rope"
 
 
