@@ -21,7 +21,8 @@ from prediction_rank import complete_reductions, join, train
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.forecast.fit import Room, needed_bytes, replayed, verdict
+from launcher.forecast.allocator import replay
+from launcher.forecast.fit import Room, needed_bytes, verdict
 from launcher.forecast.predict import predict
 from launcher.measure.hardware import find_gpu
 from launcher.measure.limit import is_out_of_memory, limit_memory
@@ -104,8 +105,9 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         rank=world.rank,
         gpu=find_gpu(gpu),
     )
-    use = replayed(
-        prediction,
+    use = replay(
+        prediction.events,
+        prediction.streams,
         limit_bytes=limit_bytes,
         expandable_segments=resolved.config.loop.expandable_segments,
     )

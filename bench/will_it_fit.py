@@ -20,7 +20,8 @@ from runs import ROOT
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.forecast.fit import STAGING_BYTES, replayed, verdict, within
+from launcher.forecast.allocator import replay
+from launcher.forecast.fit import STAGING_BYTES, verdict, within
 from launcher.forecast.predict import predict
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, Gpu, gpu_named
 from launcher.model.sizes import NAMED
@@ -99,7 +100,12 @@ def cell(model: str, ranks: int, choice: str, changes: Mapping[str, Any], gpu: G
     limit_bytes = gpu.memory_bytes - around
     used = prediction.peak_bytes
     if used <= limit_bytes:
-        use = replayed(prediction, limit_bytes=limit_bytes, expandable_segments=True)
+        use = replay(
+            prediction.events,
+            prediction.streams,
+            limit_bytes=limit_bytes,
+            expandable_segments=True,
+        )
         used = within(use, limit_bytes)
     return Cell(
         model=model,

@@ -1,4 +1,4 @@
-"""Plan against run: what was predicted for a run, beside what it has measured."""
+"""Plan against run: the prediction for a finished run beside its measurement."""
 
 import contextlib
 import statistics
@@ -25,40 +25,40 @@ from launcher.util.sizes import gib
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Against:
-    """One rank's peak of live tensors in a step, both ways; bytes."""
+    """Predicted and measured peak of one rank's live tensors in a step, in bytes."""
 
     period: str
     predicted: dict[str, int]
-    """By category, and in all (`peak`)."""
+    """By category, and the total (`peak`)."""
     measured: dict[str, int]
     periods: dict[str, dict[str, int]]
-    """Highest bytes of each period that both sides know, `predicted` and `measured`."""
+    """Peak bytes of each period known to both, `predicted` and `measured`."""
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
     ledger: Ledger
-    """The predicted one, for the rank's records."""
+    """The predicted ledger, for the rank's records."""
 
     @property
     def off(self) -> float:
-        """Predicted over measured, less 1: positive where too much was predicted."""
+        """Predicted / measured - 1: positive for an overestimate."""
         predicted, measured = self._highest
         return predicted / measured - 1
 
     @property
     def _highest(self) -> tuple[int, int]:
-        """Predicted and measured bytes of all periods; of the ledgers where none is known."""
+        """Predicted and measured peak over all periods, or of the ledgers if no period is known."""
         ledgers = {"predicted": self.predicted["peak"], "measured": self.measured["peak"]}
         both = [*self.periods.values()] or [ledgers]
         return max(each["predicted"] for each in both), max(each["measured"] for each in both)
 
     def as_record(self) -> dict[str, Any]:
-        """For `summary.json`; the ledger stands among the records."""
+        """Return the fields of `summary.json`; the ledger is a record of its own."""
         values = asdict(self)
         del values["ledger"]
         return values | {"off": self.off}
 
     def lines(self) -> list[str]:
-        """For the end of a run."""
+        """Return the closing lines of a run."""
         by_category = ", ".join(
             f"{name} {self.predicted[name] / 2**20:,.1f} / {self.measured[name] / 2**20:,.1f}"
             for name in CATEGORIES
@@ -79,17 +79,17 @@ class Against:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotPredicted:
-    """The planner has nothing to say about a run."""
+    """A run without a prediction."""
 
     reason: str
     ledger: None = None
 
     def as_record(self) -> dict[str, Any]:
-        """For `summary.json`."""
+        """Return the fields of `summary.json`."""
         return {"reason": self.reason}
 
     def lines(self) -> list[str]:
-        """For the end of a run."""
+        """Return the closing lines of a run."""
         return [f"predicted n/a ({self.reason})"]
 
 
@@ -102,20 +102,20 @@ def against_run(
     peaks: Mapping[tuple[str, str], int],
     resumed: bool,
 ) -> Against | NotPredicted:
-    """Predict a run that is over, and on a GPU remember what it has taught.
+    """Predict a finished run, and on a GPU update the calibration.
 
-    Nothing that goes wrong in here is worth a run that went well: it is told as the reason.
+    An error here does not fail a good run: it becomes the reason of `NotPredicted`.
 
     Args:
-        peak: the measured ledger at the highest moment of a step.
-        step_times_s: of the latest steps after the warm-up.
-        peaks: (period, phase) -> highest measured bytes.
-        resumed: the first step found the optimizer's states, which others bring forth.
+        peak: the measured ledger at the peak of a step.
+        step_times_s: seconds of the latest steps after the warm-up.
+        peaks: (period, phase) -> measured peak bytes.
+        resumed: the first step did not allocate optimizer states, they were loaded.
     """
     period = "first_step" if peak.step == 1 and not resumed else "steady"
     lift_limit(world.device)
     try:
-        # A trace of live tensors would count the planner's own.
+        # A measuring mode that is still active would count the planner's tensors.
         with _disable_current_modes():
             measured = _by_period(peaks, resumed=resumed)
             return _against(resolved, world, peak, step_times_s, period, measured)
@@ -126,7 +126,7 @@ def against_run(
 
 
 def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:
-    """The highest bytes of each period. No plan has the first step of a resumed run."""
+    """Reduce to peaks per period, without a resumed run's first step, which no plan has."""
     found: dict[str, int] = {}
     for (period, _), size_bytes in peaks.items():
         if not (resumed and period == "first_step"):
@@ -191,12 +191,12 @@ def _learn(
     calibration = Calibration.load()
     context, rest = peak.device.context_bytes, peak.device.unexplained_bytes
     if context is not None and rest is not None:
-        outside = context + rest  # in use on the device, less what the allocator has reserved
+        outside = context + rest  # used on the device beyond what the allocator reserves
         calibration.learn_fixed_bytes(gpu, grouped=world.size > 1, size_bytes=outside)
     if measured_s is not None and predicted_s is not None:
         precision = resolved.config.optim.precision
         calibration.learn_time(
             gpu, precision, variant_of(resolved.config).label, ratio=measured_s / predicted_s
         )
-    with contextlib.suppress(OSError):  # a cache that cannot be written is no fault of the run
+    with contextlib.suppress(OSError):  # a cache that cannot be written does not fail the run
         calibration.save()

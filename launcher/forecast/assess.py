@@ -1,4 +1,4 @@
-"""Does it fit, by how much, and how fast: one run on one machine."""
+"""Memory and speed of one candidate on one machine, at the micro-batch that suits it best."""
 
 import bisect
 import dataclasses
@@ -10,50 +10,34 @@ from typing import Final
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.forecast.answers import Answers
-from launcher.forecast.calibration import Calibration
 from launcher.forecast.candidates import Choice, run_of
 from launcher.forecast.fit import TIGHT_FROM, Verdict, verdict, within
-from launcher.forecast.machine import Machine
 from launcher.forecast.order import Merit, simplicity
+from launcher.forecast.place import Place
 from launcher.forecast.predict import Prediction, by_category
+from launcher.forecast.prediction_cache import PredictionCache
 from launcher.forecast.timing import StepTime, step_seconds
 from launcher.strategies import variant_of
 from launcher.strategies.ledger import Ledger
 
 CLEARLY_FITS: Final = 0.75
-"""Share of the memory up to which live bytes fit whatever an allocator makes of them."""
+"""Share of the memory up to which live tensors fit with any fragmentation of the allocator."""
 NEXT_FAILS: Final = 1.01
-"""Where nothing bounds the micro-batch: the next one that is known not to fit is at most this much
-above the largest that does."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where it would run."""
-
-    machine: Machine
-    world_size: int
-    ranks_per_node: int
-    memory_bytes: int
-    """Of each device."""
-    calibration: Calibration | None = None
-    """Corrections of times learnt from finished runs on such machines."""
-    fixed_bytes: int
-    """What a process takes of it beside tensors: context, NCCL, what kernels take for a moment."""
+"""Precision of an unbounded search: the next larger micro-batch that is known not to fit is at most
+this much above the result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assessment:
-    """One choice at one micro-batch."""
+    """One candidate at one micro-batch."""
 
     choice: Choice
     run: Resolved
     prediction: Prediction
     used_bytes: int
-    """Of the device, at the highest moment: what the allocator reserves, context, NCCL."""
+    """Peak of the device: reserved by the allocator, CUDA context, NCCL."""
     with_room_bytes: int
-    """What it would use of a device with room for all that the allocator likes to keep."""
+    """The same on a device with unlimited memory, where the allocator keeps more freed blocks."""
     memory_bytes: int
     time: StepTime
     largest_micro_batch: int | None
@@ -66,7 +50,7 @@ class Assessment:
 
     @property
     def merit(self) -> Merit:
-        """What it is ranked by."""
+        """Criteria of the ranking."""
         return Merit(
             verdict=self.verdict,
             tokens_per_s=self.time.tokens_per_s,
@@ -76,12 +60,12 @@ class Assessment:
 
     @property
     def margin_bytes(self) -> int:
-        """What is left; negative where it does not fit."""
+        """Memory left; negative where it does not fit."""
         return self.memory_bytes - self.used_bytes
 
     @property
-    def why_not(self) -> str:
-        """Where it is highest and what takes most there."""
+    def highest_in(self) -> str:
+        """Name the phase of the peak, and the largest category there."""
         (period, phase), _ = max(self.prediction.peaks.items(), key=lambda item: item[1])
         lines = by_category(self.highest)
         name, size_bytes = max(lines.items(), key=lambda item: item[1])
@@ -91,68 +75,68 @@ class Assessment:
 
     @property
     def highest(self) -> Ledger:
-        """The ledger of the highest moment."""
+        """The ledger at the peak."""
         first, later = self.prediction.first_step, self.prediction.peak
         used = [ledger.device.used_bytes or 0 for ledger in (first, later)]
         return first if used[0] > used[1] else later
 
 
 def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment:
-    """The fastest micro-batch of a choice that fits, or the `largest`; the smallest one where none
-    does."""
-    on_gpu = place.machine.device == "cuda"
-    answers = Answers(
-        choice.runs[0],
-        world_size=place.world_size,
-        gpu=place.machine.name if on_gpu else None,
-        memory_bytes=place.memory_bytes,
-    )
+    """Evaluate a candidate at its fastest micro-batch that fits, or its `largest`; at its smallest
+    one where none fits."""
+    sizes = MicroBatches(choice, place)
     try:
-        return _assess(choice, place, answers, largest=largest)
+        return sizes.best(largest=largest)
     finally:
-        answers.keep()
+        sizes.cache.save()
 
 
-def _assess(choice: Choice, place: Place, answers: Answers, *, largest: bool) -> Assessment:
-    sizes = _Sizes(choice, place, answers)
-    running = sizes.with_verdict(("fits", "tight"))
-    if not running:
-        return _replayed(sizes.at(0), place, answers)
-    safe = sizes.with_verdict(("fits",))
-    if largest and safe:
-        best = found = sizes.at(safe[-1])
-        if choice.unbounded is not None:
-            best = found = sizes.between(choice.unbounded, safe[-1], safe[-1] + 1)
-    else:
-        fastest = max(
-            safe or running[:1], key=lambda index: tokens_per_s(choice.runs[index], place)
-        )
-        best, found = sizes.at(fastest), sizes.at(running[-1])
-    return dataclasses.replace(
-        _replayed(best, place, answers), largest_micro_batch=found.run.config.data.micro_batch
-    )
+class MicroBatches:
+    """One candidate at several micro-batches, each predicted once."""
 
-
-class _Sizes:
-    """One choice at the micro-batches that are asked for, each predicted once."""
-
-    def __init__(self, choice: Choice, place: Place, answers: Answers) -> None:
-        self._choice, self._place, self._answers = choice, place, answers
+    def __init__(self, choice: Choice, place: Place) -> None:
+        self._choice, self._place = choice, place
+        self.cache = PredictionCache(choice.runs[0], place)
         self._known: dict[int, Assessment] = {}
 
+    def best(self, *, largest: bool) -> Assessment:
+        """Evaluate the fastest micro-batch that fits, the `largest` one, or else the smallest."""
+        runs = self._choice.runs
+        running = self.with_verdict(("fits", "tight"))
+        if not running:
+            return self._with_allocator(self.at(0))
+        safe = self.with_verdict(("fits",))
+        if largest and safe:
+            best = found = self.at(safe[-1])
+            if self._choice.unbounded is not None:
+                best = found = self._between(self._choice.unbounded, safe[-1], safe[-1] + 1)
+        else:
+            speeds = {index: tokens_per_s(runs[index], self._place) for index in running}
+            best = self.at(max(safe or running[:1], key=lambda index: speeds[index]))
+            found = self.at(running[-1])
+        return dataclasses.replace(
+            self._with_allocator(best), largest_micro_batch=found.run.config.data.micro_batch
+        )
+
     def at(self, index: int) -> Assessment:
-        """That of the choice's runs."""
+        """Evaluate one of the candidate's runs."""
         if index not in self._known:
-            self._known[index] = self._assess(self._choice.runs[index])
+            self._known[index] = self._evaluate(self._choice.runs[index])
         return self._known[index]
 
     def with_verdict(self, verdicts: tuple[Verdict, ...]) -> list[int]:
-        """The indices with such a verdict, by halving: larger micro-batches need more, but for the
-        one that leaves nothing to accumulate, which may do without whole gradients."""
-        runs = self._choice.runs
+        """Indices of the runs with such a verdict, by bisection.
+
+        Larger micro-batches need more memory, except for the largest one: without accumulation a
+        strategy may need no buffer of whole gradients.
+        """
         found = []
         for accumulates in (True, False):
-            indices = [n for n, run in enumerate(runs) if (run.accumulation > 1) == accumulates]
+            indices = [
+                number
+                for number, run in enumerate(self._choice.runs)
+                if (run.accumulation > 1) == accumulates
+            ]
             failing = bisect.bisect_left(
                 indices, True, key=lambda index: self.at(index).verdict not in verdicts
             )
@@ -163,7 +147,7 @@ class _Sizes:
     def _above(
         self, sizes: Iterable[int], at: Callable[[int], Assessment], verdicts: tuple[Verdict, ...]
     ) -> Iterator[tuple[int, Assessment]]:
-        """Those of `sizes`, the first of which fails, that have such a verdict all the same.
+        """Yield those of `sizes` with such a verdict, beyond a first one that fails.
 
         Live bytes grow with the micro-batch, but reserved ones fall in places, by up to 6%. Two
         failures in a row end it, or live bytes that fail alone.
@@ -180,14 +164,16 @@ class _Sizes:
             if failures == 2 or verdict(live_bytes, tried.memory_bytes) not in verdicts:
                 return
 
-    def between(self, asked: RunConfig, fitting: int, above_it: int) -> Assessment:
-        """The largest between a run that fits and the one above it, which does not or hardly; where
-        there is none, by doubling first. Then along a straight line."""
+    def _between(self, asked: RunConfig, fitting: int, above_it: int) -> Assessment:
+        """Find the largest micro-batch between a run that fits and the next one, which does not.
+
+        Without a next one, by doubling first. Then by linear interpolation.
+        """
 
         @functools.cache
         def sized(size: int) -> Assessment:
             place = self._place
-            return self._assess(run_of(asked, size, place.world_size, place.machine.device))
+            return self._evaluate(run_of(asked, size, place.world_size, place.machine.device))
 
         low = self.at(fitting)
         high = self.at(above_it) if above_it < len(self._choice.runs) else None
@@ -209,58 +195,53 @@ class _Sizes:
             tried = sized(wanted)
             low, high = (tried, high) if tried.verdict == "fits" else (low, tried)
 
-    def _assess(self, run: Resolved) -> Assessment:
-        return _assess_run(self._choice, run, self._place, self._answers)
+    def _evaluate(self, run: Resolved) -> Assessment:
+        """Predict one run, just well enough to say whether it fits.
 
+        Live bytes stand in for reserved ones where the run clearly fits: replaying the allocator
+        takes as long as predicting.
+        """
+        place = self._place
+        prediction = self.cache.prediction(run)
+        used = prediction.peak_bytes
+        if place.gpu is not None:
+            limit = place.memory_bytes - place.fixed_bytes
+            used = place.fixed_bytes + prediction.peak_bytes
+            if CLEARLY_FITS * place.memory_bytes < used <= place.memory_bytes:
+                used = place.fixed_bytes + within(self.cache.use(run, limit_bytes=limit), limit)
+        return Assessment(
+            choice=self._choice,
+            run=run,
+            prediction=prediction,
+            used_bytes=used,
+            with_room_bytes=used,
+            memory_bytes=place.memory_bytes,
+            time=_step_time(run, place),
+            largest_micro_batch=None,
+        )
 
-def _assess_run(choice: Choice, run: Resolved, place: Place, answers: Answers) -> Assessment:
-    """One choice at one micro-batch: enough to say whether it fits.
-
-    Live bytes stand in for reserved ones where it clearly fits with them: replaying takes as long
-    as predicting.
-    """
-    on_gpu = place.machine.device == "cuda"
-    prediction = answers.prediction(run)
-    used = prediction.peak_bytes
-    if on_gpu:
-        limit = place.memory_bytes - place.fixed_bytes
-        used = place.fixed_bytes + prediction.peak_bytes
-        if CLEARLY_FITS * place.memory_bytes < used <= place.memory_bytes:
-            used = place.fixed_bytes + within(answers.use(run, limit_bytes=limit), limit)
-    return Assessment(
-        choice=choice,
-        run=run,
-        prediction=prediction,
-        used_bytes=used,
-        with_room_bytes=used,
-        memory_bytes=place.memory_bytes,
-        time=_time(run, place),
-        largest_micro_batch=None,
-    )
-
-
-def _replayed(a: Assessment, place: Place, answers: Answers) -> Assessment:
-    """The same with what the allocator really holds: within the memory there is, and with room."""
-    limit = place.memory_bytes - place.fixed_bytes
-    if place.machine.device == "cpu" or a.prediction.peak_bytes > limit:
-        return a  # there is no allocator, or nothing that it could do
-    use = here = answers.use(a.run, limit_bytes=limit)
-    if here.retries:
-        use = answers.use(a.run, limit_bytes=None)
-    held = use if here.out_of_memory else here
-    return dataclasses.replace(
-        a,
-        used_bytes=held.peak_reserved_bytes + place.fixed_bytes,
-        with_room_bytes=use.peak_reserved_bytes + place.fixed_bytes,
-    )
+    def _with_allocator(self, a: Assessment) -> Assessment:
+        """Replace live bytes by what the allocator reserves, within this memory and without end."""
+        limit = self._place.memory_bytes - self._place.fixed_bytes
+        if self._place.gpu is None or a.prediction.peak_bytes > limit:
+            return a  # no caching allocator, or no memory for it to manage
+        use = here = self.cache.use(a.run, limit_bytes=limit)
+        if here.retries:
+            use = self.cache.use(a.run, limit_bytes=None)
+        held = use if here.out_of_memory else here
+        return dataclasses.replace(
+            a,
+            used_bytes=held.peak_reserved_bytes + self._place.fixed_bytes,
+            with_room_bytes=use.peak_reserved_bytes + self._place.fixed_bytes,
+        )
 
 
 def tokens_per_s(run: Resolved, place: Place) -> float:
-    """Of all ranks."""
-    return _time(run, place).tokens_per_s
+    """Predicted tokens per second of all ranks."""
+    return _step_time(run, place).tokens_per_s
 
 
-def _time(run: Resolved, place: Place) -> StepTime:
+def _step_time(run: Resolved, place: Place) -> StepTime:
     time = step_seconds(
         run,
         world_size=place.world_size,

@@ -1,18 +1,18 @@
-"""`--activation-checkpointing budget=8GiB`: what each block keeps, decided before a run.
+"""`--activation-checkpointing budget=8GiB`: activations that each block keeps, chosen before a run.
 
-The budget is of what the blocks of one rank keep of one micro-batch: bytes of the storages that
-are born in a block's forward and alive when the forward ends, each block's output among them, by
-the same trace that predicts the run (under autocast a block that keeps everything keeps its
-weights' casts, too). Embeddings, the head and what is born in the backward are not in it.
+The budget counts what the blocks of one rank keep of one micro-batch: storages allocated in a
+block's forward and alive at the end of the forward, its output included, by the same trace that
+predicts the run (under autocast a block that keeps everything also keeps the casts of its weights).
+Embeddings, the head and allocations of the backward do not count.
 
-Every block recomputes all of itself, first. What is left is spent on the products that save the
-most FLOPs for a byte, then on blocks that keep everything. The last blocks keep most: while they
-run backwards everything is still there, and they have nothing to recompute beside it. The choice
-follows from the config alone, so that all ranks come to the same.
+First, every block recomputes all of itself. The rest of the budget goes to the matrix products
+that save the most FLOPs per byte, then to blocks that keep everything. The last blocks keep most:
+during their backward all activations are still there, and they have nothing to recompute on top.
+The choice follows from the config alone, so that all ranks agree.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.config.resolve import Resolved
@@ -29,18 +29,18 @@ class Costs:
     """Bytes that one block keeps of a micro-batch."""
 
     least: int
-    """Where it recomputes everything."""
+    """If it recomputes everything."""
     products: Mapping[str, int]
-    """What each product adds to that, where it is kept."""
+    """Added by each product that it keeps."""
     most: int
-    """Where it keeps everything."""
+    """If it keeps everything."""
 
 
 def within_budget(resolved: Resolved, *, world_size: int) -> Resolved:
-    """The same run with every block's choice made; as it is where no budget is given.
+    """Return the run with each block's choice made, or unchanged without a budget.
 
     Raises:
-        UserError: not even blocks that recompute everything keep so little.
+        UserError: the budget is too small even for full recomputation.
     """
     budget_bytes = resolved.model.checkpointing.budget_bytes
     if budget_bytes is None:
@@ -56,32 +56,17 @@ def within_budget(resolved: Resolved, *, world_size: int) -> Resolved:
     return _with(resolved, spelled(blocks))
 
 
-def within_budgets(runs: Sequence[Resolved], *, world_size: int) -> tuple[Resolved, ...]:
-    """The same for runs by growing micro-batch: as many as the budget is enough for.
-
-    Raises:
-        UserError: it is not for the first.
-    """
-    found = [within_budget(runs[0], world_size=world_size)]
-    for run in runs[1:]:
-        try:
-            found.append(within_budget(run, world_size=world_size))
-        except UserError:
-            break
-    return tuple(found)
-
-
 def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, float]) -> list[str]:
-    """Each block's word. The budget is enough for all that recompute everything.
+    """Spend a budget that is enough for full recomputation; returns each block's mode.
 
     Args:
         flops: of each product, by name.
     """
     left = budget_bytes - layers * costs.least
-    # Attention that draws numbers keeps nothing, and is recomputed all the same.
+    # Attention with dropout keeps nothing, and is recomputed all the same.
     worth = [name for name in PRODUCTS if costs.products[name]]
     worth.sort(key=lambda name: -flops[name] / costs.products[name])
-    keepers = dict.fromkeys(PRODUCTS, 0)  # how many blocks keep it: the last so many
+    keepers = dict.fromkeys(PRODUCTS, 0)  # number of blocks that keep it: the last ones
     for name in worth:
         keepers[name] = min(layers, left // costs.products[name])
         left -= keepers[name] * costs.products[name]
@@ -97,7 +82,7 @@ def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, floa
 
 
 def kept_bytes(trace: MicroBatch) -> list[int]:
-    """What each block keeps of a micro-batch."""
+    """Return the bytes that each block keeps of a micro-batch."""
     return [
         sum(e.size_bytes for e in events if isinstance(e, Born) and e.category == "activations")
         for place, events in trace.forward
@@ -106,10 +91,10 @@ def kept_bytes(trace: MicroBatch) -> list[int]:
 
 
 def _costs(resolved: Resolved, world_size: int) -> Costs:
-    """By a trace of one block of each kind.
+    """Trace one block of each kind.
 
-    A block's output is kept by what comes next, if it is: where that recomputes itself, always.
-    The first is not looked at: beside frozen weights it keeps less, of what has no gradient.
+    A block's output is kept by the next block, always if that one recomputes itself. The first
+    block does not count: beside frozen weights it keeps less, since its input has no gradient.
     """
     words = ["full", *(keeping([name]) for name in PRODUCTS), "full", "full", "none"]
     model = dataclasses.replace(

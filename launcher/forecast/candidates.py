@@ -1,4 +1,4 @@
-"""Every way to run a model on so many ranks that is worth predicting."""
+"""Candidates: every way to run a model on a number of ranks that is worth predicting."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence, Set
@@ -10,7 +10,7 @@ from launcher.config.deepspeed_file import adopted_fields
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.forecast.budget import within_budget, within_budgets
+from launcher.forecast.budget import within_budget
 from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 from launcher.util.errors import UserError
@@ -18,11 +18,13 @@ from launcher.util.flags import fields_of
 
 LARGEST_MICRO_BATCH: Final = 128  # tried where no global batch bounds it
 LONG_SEQUENCE: Final = 8192
-"""Tokens from which on cutting sequences is tried: a smaller micro-batch saves as much before."""
+"""Sequence length from which context parallelism is tried; below, a smaller micro-batch saves as
+much."""
 WIDE_MODEL: Final = 4096
-"""Width from which on cutting matrices is tried: narrower ones are sooner computed than sent."""
+"""Model width from which tensor parallelism is tried; narrower layers compute faster than they
+communicate."""
 _CONTEXT, _TENSOR = "context", "tensor"
-_EACH: Final = "+each"  # added to the label of what reduces gradients in each micro-batch
+_EACH: Final = "+each"  # label of candidates that reduce gradients in each micro-batch
 PRECISIONS: Final = ("bf16", "fp32")
 Changes = dict[str, Any]
 CHECKPOINTING: Final = ("none", "selective", "full")
@@ -30,15 +32,15 @@ CHECKPOINTING: Final = ("none", "selective", "full")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One way of sharding, precision and checkpointing, with every micro-batch it can take."""
+    """One candidate: sharding, precision and checkpointing, with every possible micro-batch."""
 
     label: str
     precision: str
     checkpointing: str
     runs: tuple[Resolved, ...]
-    """By growing micro-batch; at least one."""
+    """By ascending micro-batch; at least one."""
     unbounded: RunConfig | None = None
-    """What is asked for, where larger micro-batches than these are possible."""
+    """The config, where larger micro-batches than those of `runs` are possible."""
 
 
 def choices(
@@ -50,15 +52,15 @@ def choices(
     device_type: str,
     precisions: Sequence[str] = PRECISIONS,
 ) -> list[Choice]:
-    """All valid combinations that leave the fields in `fixed` as they are in `config`.
+    """Return all valid combinations that keep the fields in `fixed` as they are in `config`.
 
     Raises:
-        UserError: there is none; the reason of the last one that was tried.
+        UserError: there is none; with the reason of the last one tried.
     """
     found: dict[RunConfig, Choice] = {}
     problem: UserError | None = None
     combinations = list(_combinations(config, fixed, world_size, ranks_per_node, precisions))
-    if not combinations:  # what is asked for is no way that is worth trying, and taken as it is
+    if not combinations:  # explicit flags that no candidate has: plan them as they are
         names = ("precision", "activation_checkpointing")
         combinations = [("", {name: config.flat()[name] for name in names})]
     for suffix, changes in combinations:
@@ -71,11 +73,11 @@ def choices(
             continue
         if suffix.startswith(_EACH):
             runs = tuple(run for run in runs if run.accumulation > 1)
-            if not runs:  # nothing accumulates: the same as without
+            if not runs:  # no accumulation: the same as without
                 continue
         bounded = "micro_batch" in fixed or config.data.global_batch is not None
-        # Fixed fields may make one variant of another, and so twice the same choice: the last one's
-        # name says most of it.
+        # Fixed fields may turn one variant into another: of equal candidates keep the last, whose
+        # label says most.
         found[runs[0].config] = Choice(
             label=variant_of(runs[0].config).label + suffix,
             precision=changes["precision"],
@@ -90,7 +92,7 @@ def choices(
 
 
 def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
-    """Fields that the user has set: named on the command line, or not at their default."""
+    """Return the fields that the user has set: on the command line, or not at their default."""
     default = RunConfig().flat()
     changed = {name for name, value in config.flat().items() if default.get(name) != value}
     fields = {
@@ -126,7 +128,7 @@ def _combinations(
         if "zero" in fixed and changes.get("zero") != config.sharding.zero:
             continue
         if suffix == _EACH and config.sharding.reduce_each_micro_batch:
-            continue  # all do
+            continue  # all candidates do
         choice = changes | {"precision": precision, "activation_checkpointing": checkpointing}
         if cut > 1:
             suffix = f"{suffix}-{dimension}{cut}"
@@ -139,8 +141,8 @@ def _combinations(
 def _shardings(
     world_size: int, ranks_per_node: int, *, asked: bool
 ) -> Iterator[tuple[str, Changes]]:
-    """(what is added to the label, fields) of every way of sharding that makes sense on so many
-    ranks: on one, what offloads, and the others if they are `asked` for."""
+    """Yield (suffix of the label, fields) of every sharding that makes sense on these ranks; on a
+    single rank those that offload, and the others if they are `asked` for."""
     for variant in VARIANTS.values():
         fields: Changes = dict(variant.fields)
         alone = not STRATEGIES[fields["strategy"]].needs_group
@@ -150,7 +152,7 @@ def _shardings(
             if world_size <= ranks_per_node:
                 continue  # nothing to replicate across
             fields["replicate"] = world_size // ranks_per_node
-        cuts = world_size > 1 or asked  # rather than to leave everything where it is
+        cuts = world_size > 1 or asked  # a single rank has nothing to shard over
         if alone or cuts:
             yield "", fields
         if variant.sharded_accumulation and cuts:
@@ -160,14 +162,18 @@ def _shardings(
 
 
 def _goes_with_tensor(changes: Changes) -> bool:
-    """All states on each rank, or none: what is between is seldom the best with cut matrices."""
+    """Return whether a sharding is tried beside tensor parallelism: all states on each rank or
+    none, since anything between is seldom the best."""
     of_torch = (v for v in VARIANTS.values() if "zero" not in v.fields)
     return any(v.fields == changes and v.level in (0, 3) for v in of_torch)
 
 
 def _cuts(config: RunConfig, world_size: int, ranks_per_node: int) -> list[tuple[str, int]]:
-    """What is cut over how many ranks, within a node: sequences where they are long, matrices where
-    they are wide, both where there are fewer sequences than ranks. None that the user has said."""
+    """Return (dimension, ranks) of context and tensor parallelism to try within a node.
+
+    Context parallelism for long sequences, tensor parallelism for wide models, both where there
+    are fewer sequences than ranks. A dimension that the user has set is not varied.
+    """
     chosen, model = config.sharding, config.model.build()
     seq_len = config.data.seq_len or default_seq_len(model)
     few = (config.data.global_batch or world_size) < world_size
@@ -185,7 +191,7 @@ def _cuts(config: RunConfig, world_size: int, ranks_per_node: int) -> list[tuple
 def _runs(
     config: RunConfig, fixed: Collection[str], world_size: int, device_type: str
 ) -> tuple[Resolved, ...]:
-    """The same choice with every micro-batch that divides the global batch."""
+    """Resolve a candidate at every micro-batch that divides the global batch."""
     total = config.data.global_batch
     if "micro_batch" in fixed:
         sizes = [config.data.micro_batch]
@@ -200,28 +206,37 @@ def _runs(
                 f"multiple of {data_ranks}"
             )
         sizes = [n for n in range(1, per_rank + 1) if per_rank % n == 0]
-    found = [
-        resolve(
-            config.replace(micro_batch=size),
-            world_size=world_size,
-            device_type=device_type,
-            elsewhere=True,
-        )
-        for size in sizes
-    ]
-    return within_budgets(found, world_size=world_size)
+    found: list[Resolved] = []
+    for size in sizes:
+        try:
+            found.append(run_of(config, size, world_size, device_type))
+        except UserError:
+            if not found:
+                raise
+            break  # a budget of activations that is too small for larger ones
+    return tuple(found)
 
 
-def run_of(config: RunConfig, micro_batch: int, world_size: int, device_type: str) -> Resolved:
-    """A choice at another micro-batch than it comes with.
+def run_of(
+    config: RunConfig,
+    micro_batch: int,
+    world_size: int,
+    device_type: str,
+    *,
+    elsewhere: bool = True,
+) -> Resolved:
+    """Resolve a config at this micro-batch, with each block's share of a budget of activations.
+
+    Args:
+        elsewhere: it is to run on another machine; see `resolve`.
 
     Raises:
-        UserError: a budget of activations is not enough for it.
+        UserError: the config is invalid, or the budget is too small.
     """
     run = resolve(
         config.replace(micro_batch=micro_batch),
         world_size=world_size,
         device_type=device_type,
-        elsewhere=True,
+        elsewhere=elsewhere,
     )
     return within_budget(run, world_size=world_size)

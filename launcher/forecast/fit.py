@@ -1,4 +1,4 @@
-"""Does it fit: predicted tensors and what surrounds them, against the memory there is."""
+"""Whether a run fits: predicted tensors and the memory around them, against what there is."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -6,7 +6,7 @@ from typing import Final, Literal
 from launcher.config.resolve import Resolved
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.calibration import Calibration
-from launcher.forecast.predict import Prediction, predict
+from launcher.forecast.predict import predict
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.strategies import strategy_of
 from launcher.util.sizes import MIB
@@ -25,13 +25,13 @@ SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""
 
 TIGHT_FROM: Final = 0.95
-"""Share of the memory above which a prediction that is a few percent off would not fit."""
+"""Share of the memory above which a prediction error of a few percent may run out of memory."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
 
 def verdict(used_bytes: int, memory_bytes: int) -> Verdict:
-    """Whether a run would run."""
+    """Compare used bytes with the memory there is."""
     share = used_bytes / memory_bytes
     return "does not fit" if share > 1 else "tight" if share > TIGHT_FROM else "fits"
 
@@ -42,9 +42,9 @@ class Room:
 
     size_bytes: int
     gpu: str | None
-    """What CUDA calls it; None on a CPU."""
+    """Its name in CUDA; None on a CPU."""
     capped: bool
-    """By --memory-limit, which on a GPU is one of the allocator: context and NCCL lie outside."""
+    """Limited by --memory-limit; on a GPU that limits the allocator, without context and NCCL."""
 
     @property
     def device_type(self) -> str:
@@ -53,17 +53,17 @@ class Room:
 
 
 def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
-    """Of `room`, at the highest moment of the run; more than there is where that is not enough."""
+    """Peak bytes of a run, of those in `room`; more than `room` has where it does not fit."""
     prediction = predict(
         resolved,
         world_size=world_size,
         device_type=room.device_type,
         gpu=find_gpu(room.gpu),
-        # A cap of the allocator is not seen by those who ask the device.
+        # The device's free memory, which DeepSpeed asks for, ignores a limit of the allocator.
         memory_bytes=None if room.capped else room.size_bytes,
     )
     if room.gpu is None:
-        # What is offloaded is in the same memory.
+        # Offloaded states are in the same memory.
         tensors = prediction.peak_bytes + prediction.host_bytes
         return int((1 + SLACK) * tensors) + _around_bytes(resolved)
     around = STAGING_BYTES
@@ -72,34 +72,22 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     limit_bytes = room.size_bytes - around
     if prediction.peak_bytes > limit_bytes:
         return around + prediction.peak_bytes
-    use = replayed(
-        prediction,
+    use = replay(
+        prediction.events,
+        prediction.streams,
         limit_bytes=limit_bytes,
         expandable_segments=resolved.config.loop.expandable_segments,
     )
     return around + within(use, limit_bytes)
 
 
-def replayed(
-    prediction: Prediction, *, limit_bytes: int | None, expandable_segments: bool
-) -> AllocatorUse:
-    """What CUDA's caching allocator makes of the run."""
-    return replay(
-        prediction.events,
-        prediction.streams,
-        limit_bytes=limit_bytes,
-        expandable_segments=expandable_segments,
-    )
-
-
 def within(use: AllocatorUse, limit_bytes: int) -> int:
-    """What the allocator holds at the highest moment; more than the limit where that is not
-    enough."""
+    """Peak reserved bytes; more than the limit after out of memory."""
     return limit_bytes + 1 if use.out_of_memory else use.peak_reserved_bytes
 
 
 def _around_bytes(resolved: Resolved) -> int:
-    """Private memory that is not tensors, on a CPU."""
+    """Private memory of a process on a CPU beside its tensors."""
     config = resolved.config
     tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.loggers else 0
     library = strategy_of(config).imports_bytes
@@ -108,6 +96,6 @@ def _around_bytes(resolved: Resolved) -> int:
 
 
 def outside_bytes(gpu: str, *, grouped: bool, learnt: Calibration | None) -> int:
-    """What a process takes of a GPU outside the allocator: as learnt here, or as published."""
+    """Memory of a GPU that a process takes outside the allocator, as learnt here or published."""
     here = learnt and learnt.fixed_bytes(gpu, grouped=grouped)
     return here or CONTEXT_BYTES + (NCCL_GROUP_BYTES if grouped else 0)

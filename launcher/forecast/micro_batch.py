@@ -1,4 +1,4 @@
-"""`--micro-batch auto`: the largest that runs, by the plan's estimate and real steps around it."""
+"""`--micro-batch auto`: the largest that runs, by the plan's estimate and trial runs around it."""
 
 import bisect
 import math
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from launcher.config.arguments import parse_run_config, with_micro_batch
-from launcher.config.resolve import Resolved, resolve
+from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.forecast.budget import within_budget
+from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes
-from launcher.forecast.found_sizes import FoundSizes, free_on_gpus
+from launcher.forecast.micro_batch_cache import MicroBatchCache, free_on_gpus
 from launcher.forecast.trials import Trials
 from launcher.measure.host_memory import available_host_bytes
 from launcher.util.sizes import MIB, gib, parse_bytes
@@ -21,26 +21,25 @@ LARGEST: Final = 2**17
 GROWTH: Final = 1.25
 FASTEST_GROWTH: Final = 2.0
 PRECISION: Final = 1.03
-"""The next size that is known to fail is at most this much above the one that is taken."""
+"""Precision of the search: a size that fails is at most this much above the result."""
 HOST_SHARE: Final = 0.9
-"""Of the host's available memory, where nothing limits a run on the CPU: beyond it the kernel
-kills processes, not only this one's."""
+"""Share of the host's available memory for a CPU run without a limit: beyond it the kernel kills
+processes, not only this one's."""
 HEADROOM_BYTES: Final = MIB
-"""What trials on a CPU get less than the run: a process still grows after its second step, by up
-to half of that as measured."""
+"""Trials on a CPU get this much less than the run: a process still grows after its second step, by
+up to half of it as measured."""
 IDLE_RANK_BYTES: Final = 350 * MIB
 """Resident set of a rank with torch loaded, before its model."""
 
 
 def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> list[str]:
-    """The same arguments with the largest micro-batch that runs in place of `auto`.
+    """Return the arguments with the largest micro-batch that runs in place of `auto`.
 
-    Tried in processes of their own, which are gone afterwards, so that the run itself starts with
-    all memory unfragmented. Where not even the smallest runs, that is taken: the run will say
-    where it fails.
+    Trials are separate processes, so that the run itself starts with unfragmented memory. If not
+    even the smallest runs, it is taken all the same: the run will report the shortfall.
 
     Args:
-        resolved: what `argv` asks for, at the smallest micro-batch.
+        resolved: the config of `argv` at the smallest micro-batch.
 
     Raises:
         UserError: a trial fails for another reason than memory.
@@ -48,8 +47,8 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
     started_s = time.monotonic()
     asked = parse_run_config(argv, world_size=ranks)
     room = room_of(asked, resolved.config.loop.device, ranks)
-    found = FoundSizes(asked, room.gpu, ranks)
-    if known := found.get(room.size_bytes):
+    cache = MicroBatchCache(asked, room.gpu, ranks)
+    if known := cache.get(room.size_bytes):
         size, date = known
         _say(f"--micro-batch auto: {size}, as found on {date} for this configuration")
         return with_micro_batch(argv, size)
@@ -71,15 +70,15 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
         )
         return with_micro_batch(argv, sizes[0])
     _say(f"--micro-batch auto: {most}, found with {trials.count} trials in {spent_s:.0f} s")
-    found.keep(most, room.size_bytes)
+    cache.save(most, room.size_bytes)
     return with_micro_batch(argv, most)
 
 
 def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest of the growing `sizes` that fits, within `PRECISION`; None when none does.
+    """Find the largest of the ascending `sizes` that fits, within `PRECISION`; None if none does.
 
-    From the one next to `start` up (or down) by a quarter, then by more, until one fits and a
-    larger one does not; then by halving what is between.
+    Starts next to `start` and steps up (or down) by a quarter, then by more, until one fits and a
+    larger one does not; then bisects.
     """
     low: int | None = None
     high: int | None = None
@@ -96,11 +95,10 @@ def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> in
 
 
 def estimate(sizes: Sequence[int], room_bytes: int, needed: Callable[[int], int]) -> int:
-    """The largest of the growing `sizes` that should fit, by a straight line.
+    """Estimate the largest of the ascending `sizes` that fits, by linear extrapolation.
 
-    It goes through the first size, by doubling, that takes more than half of what the smallest
-    leaves, and the one before. A trace takes as long as its loss has chunks: far beyond what fits,
-    minutes.
+    The line goes through the first size, by doubling, that takes more than half of the memory
+    left by the smallest, and the size before: sizes far beyond the limit are slow to trace.
     """
     size, size_bytes = sizes[0], needed(sizes[0])
     half = (room_bytes + size_bytes) // 2
@@ -119,7 +117,7 @@ def estimate(sizes: Sequence[int], room_bytes: int, needed: Callable[[int], int]
 
 
 def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
-    """What the micro-batch can be: anything, or what divides a rank's share of the global batch."""
+    """Return the possible micro-batches: any, or the divisors of a rank's share of the batch."""
     total = asked.data.global_batch
     if total is None:
         return range(1, LARGEST + 1)
@@ -128,7 +126,7 @@ def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
 
 
 def room_of(asked: RunConfig, device_type: str, ranks: int) -> Room:
-    """The memory of each rank: --memory-limit, else what is free on the fullest GPU, else each
+    """Return the memory of each rank: --memory-limit, else what is free on the fullest GPU, else a
     rank's share of the host.
 
     Raises:
@@ -147,7 +145,7 @@ def room_of(asked: RunConfig, device_type: str, ranks: int) -> Room:
 def _next_size(
     sizes: Sequence[int], low: int | None, high: int | None, growth: float
 ) -> int | None:
-    """What to try next when `low` fits and `high` does not (None: not known yet)."""
+    """Choose the next trial when `low` fits and `high` does not (None: not known yet)."""
     if high is None:
         assert low is not None
         larger = sizes[bisect.bisect_right(sizes, low) :]
@@ -165,17 +163,15 @@ def _next_size(
 
 
 def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> int:
-    """The plan's largest; the smallest where it has none."""
+    """Return the plan's estimate of the largest; the smallest if the plan has none."""
 
     def needed(size: int) -> int:
-        run = resolve(
-            asked.replace(micro_batch=size), world_size=ranks, device_type=room.device_type
-        )
-        return needed_bytes(within_budget(run, world_size=ranks), room, world_size=ranks)
+        run = run_of(asked, size, ranks, room.device_type, elsewhere=False)
+        return needed_bytes(run, room, world_size=ranks)
 
     try:
         start = estimate(sizes, room.size_bytes, needed)
-    except Exception as error:  # only a place to start from: real steps decide
+    except Exception as error:  # only a starting point: trial runs decide
         _say(f"micro-batch: the plan has no estimate ({type(error).__name__}: {error})")
         return sizes[0]
     _say(
@@ -185,7 +181,7 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
 
 
 def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:
-    """On a host without a limit trials get one, or the kernel would choose whom to kill."""
+    """Give trials on a CPU a limit: without one the kernel's OOM killer would choose its victim."""
     if room.gpu is not None:
         return list(argv)
     less = HEADROOM_BYTES if asked.measure.memory_limit is not None else 0

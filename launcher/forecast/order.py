@@ -22,7 +22,7 @@ _RECOMPUTES_SOME: Final = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merit:
-    """What a candidate is ranked by."""
+    """Ranking criteria of a candidate."""
 
     verdict: Verdict
     tokens_per_s: float
@@ -31,11 +31,10 @@ class Merit:
 
 
 def simplicity(config: RunConfig) -> Simplicity:
-    """Place of a configuration in the order from simple to complex.
+    """Return the sort key of a configuration from simple to complex.
 
-    Offload comes last, whatever it saves: it needs the host's memory and its CPU. Then cut
-    sequences and matrices, which communicate in every block; then the strategy; then further
-    techniques; then what is recomputed.
+    Offload weighs most: it needs the host's memory and CPU. Then context and tensor parallelism,
+    which communicate in every block; then the strategy, other techniques, and recomputation.
     """
     sharding, model = config.sharding, config.model
     offloads = [
@@ -58,12 +57,12 @@ def simplicity(config: RunConfig) -> Simplicity:
 
 
 def ties(one: float, other: float) -> bool:
-    """Whether the ranges of two predicted speeds overlap."""
+    """Return whether the ranges of two predicted speeds overlap."""
     return max(one, other) * LEAST_OF_PREDICTED <= min(one, other) * MOST_OF_PREDICTED
 
 
 def best_first(merits: Sequence[Merit]) -> list[int]:
-    """Indices of the candidates: what fits, what is tight, then the rest by how much is missing.
+    """Return indices of the candidates: fitting ones, tight ones, then the rest by missing memory.
 
     Overlap is not transitive. So the fastest is the reference of all that overlap with it, which
     are sorted by simplicity; the fastest of the rest is the next reference.
@@ -81,7 +80,7 @@ def best_first(merits: Sequence[Merit]) -> list[int]:
 
 
 def _least_missing(merits: Sequence[Merit]) -> list[int]:
-    """What does not fit; of those that need as much, what would save most comes first."""
+    """Sort what does not fit; of those that need the same, more recomputation comes first."""
     rest = [number for number, merit in enumerate(merits) if merit.verdict == VERDICTS[-1]]
     return sorted(
         rest, key=lambda number: (merits[number].used_bytes, -merits[number].simplicity[-1])
@@ -93,11 +92,11 @@ def outdone(
     complexity: Simplicity,
     fitting: Iterable[tuple[float, Simplicity]],
 ) -> bool:
-    """Whether a candidate ranks behind one of `fitting`, however it turns out.
+    """Return whether a candidate ranks behind one of `fitting` at any micro-batch.
 
     Args:
-        most_tokens_per_s: its speed at most.
-        complexity: its simplicity.
+        most_tokens_per_s: upper bound of its speed.
+        complexity: its simplicity key.
         fitting: (tokens per second, simplicity) of candidates that fit.
     """
     return any(

@@ -1,8 +1,8 @@
 """The machine to plan for: GPUs of a data sheet, or one that was measured."""
 
 import argparse
+from dataclasses import dataclass
 
-from launcher.forecast.assess import Place
 from launcher.forecast.calibration import Calibration
 from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
@@ -13,14 +13,34 @@ from launcher.util.sizes import gib, parse_bytes
 GPUS_PER_NODE = 8
 KNOWN = ", ".join(gpu.name for gpu in GPUS)
 _SAME_MEMORY = 0.1
-"""How far apart the memories of two GPUs of one size are at most."""
+"""Relative difference up to which two GPUs count as of the same memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The machine to plan for."""
+
+    machine: Machine
+    world_size: int
+    ranks_per_node: int
+    memory_bytes: int
+    """Of each device."""
+    calibration: Calibration | None = None
+    """Corrections of times, learnt from finished runs on such machines."""
+    fixed_bytes: int
+    """Memory a process takes beside tensors: CUDA context, NCCL, transient kernel workspaces."""
+
+    @property
+    def gpu(self) -> str | None:
+        """Name of the GPU; None on a CPU."""
+        return self.machine.name if self.machine.device == "cuda" else None
 
 
 def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
-    """The machine to plan for, and what was assumed about it or learnt from runs on it.
+    """Return the machine to plan for, and notes on what was assumed or learnt about it.
 
     Raises:
-        UserError: no GPU is named and none has so much memory, or the GPU is not known.
+        UserError: no GPU is given, the GPU is not known, or its memory is too small.
     """
     memory = options.gpu_memory
     memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
@@ -64,7 +84,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
 
 
 def _assumed(gpu: Gpu) -> str:
-    """Which data sheet the speeds are of, and how far GPUs of the same memory are from it."""
+    """Name the data sheet that the speeds come from, and the speed range of that memory size."""
     assert gpu.bf16_flops_per_s is not None
     rates = {
         other.name: other.bf16_flops_per_s / gpu.bf16_flops_per_s
@@ -83,6 +103,6 @@ def _assumed(gpu: Gpu) -> str:
 
 
 def _gpu_of_memory(memory_bytes: int) -> Gpu:
-    """The known GPU whose memory is nearest, of those that compute in bf16."""
+    """Return the known GPU with bf16 whose memory is nearest."""
     modern = [gpu for gpu in GPUS if gpu.bf16_flops_per_s is not None]
     return min(modern, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))

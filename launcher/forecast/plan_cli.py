@@ -1,4 +1,4 @@
-"""`shardscale plan`: what fits, how close, how fast, before anything runs."""
+"""`shardscale plan`: which configurations fit and how fast they are, before anything runs."""
 
 import argparse
 import contextlib
@@ -6,30 +6,29 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.families import read_hf_config
-from launcher.config.init_from import in_words
+from launcher.config.init_from import HF_CONFIG, in_words
 from launcher.config.schema import RunConfig
-from launcher.forecast.assess import Assessment, Place
+from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
-from launcher.forecast.failures import failed_records, first_of_each
-from launcher.forecast.place import GPUS_PER_NODE, KNOWN, find_place
-from launcher.forecast.search import GOALS, Found, Search, plan
+from launcher.forecast.evaluation import Search
+from launcher.forecast.place import GPUS_PER_NODE, KNOWN, Place, find_place
+from launcher.forecast.plan_records import as_records, failed_records, write_page
+from launcher.forecast.search import GOALS, SearchResult, plan
 from launcher.forecast.table import (
     allocator_lines,
-    as_records,
     best_of_each,
     closing_lines,
     opening_lines,
     table,
-    write_page,
 )
-from launcher.forecast.weights import MODEL_FOLDER, with_weights
 from launcher.strategies import STRATEGIES
 from launcher.strategies.base import missing_library
 from launcher.util.errors import ExitCode, Failure, UserError, naming, refusing
@@ -38,12 +37,14 @@ from launcher.util.flags import OptionParser, as_flags, split_options
 from launcher.util.sizes import duration, parse_bytes
 from launcher.util.tables import say
 
-_LINE_EVERY_S = 15.0
+MODEL_FOLDER: Final = Path("MODEL_FOLDER")
+"""Placeholder in a printed command for weights that the planner has not seen."""
+_LINE_EVERY_S: Final = 15.0
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Returns an exit code of `ExitCode`."""
+    """Plan, print and write what was asked for; returns an exit code of `ExitCode`."""
     options, training = parse_options(argv)
     place, notes = find_place(options)
     config = with_weights(parse_run_config(training, place.world_size), options)
@@ -51,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
     if not fixed & {"strategy", "zero"}:
         missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
         notes += [f"left out: {reason}" for reason in missing if reason]
-    with contextlib.closing(Waiting()) as waiting:
-        progress = _silence if silent else waiting
-        every = options.all or options.json is not None or options.page is not None
-        search = Search(place=place, goal=options.goal, every=every)
+    with contextlib.closing(ProgressLine()) as line:
+        progress = _silence if silent else line
+        evaluate_all = options.all or options.json is not None or options.page is not None
+        search = Search(place=place, goal=options.goal, evaluate_all=evaluate_all)
         try:
             found = plan(config, fixed, search, progress=progress)
         except Failure as error:
@@ -68,34 +69,34 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> OptionParser:
     parser = OptionParser(
         prog="shardscale plan",
-        description="Predict bytes and seconds of every way to train a model on so many GPUs, "
-        "without one, and print the command for the best.",
-        epilog="Every other flag is launcher.train's: --model gpt2-xl --global-batch 128. One that "
-        "is given is not varied: --precision bf16 --zero 3. See `shardscale train --help`.",
+        description="Predict memory and throughput of every sharding, offload, precision and "
+        "checkpointing choice, without a GPU, and print the command for the best.",
+        epilog="All flags of launcher.train apply as well: --model gpt2-xl --global-batch 128. "
+        "Explicit flags stay fixed: --precision bf16 --zero 3. See `shardscale train --help`.",
     )
     add = parser.add_argument
-    shape = "plan for the model of this config.json of transformers, without its weights"
+    shape = "plan for the model of this transformers config.json, without its weights"
     add("--hf-config", type=Path, metavar="FILE", help=shape)
-    add("--gpus", type=int, default=1, metavar="N", help="how many in all (default: 1)")
-    add("--gpus-per-node", type=int, metavar="N", help="of them in one machine (default: up to 8)")
+    add("--gpus", type=int, default=1, metavar="N", help="GPUs in total (default: 1)")
+    add("--gpus-per-node", type=int, metavar="N", help="GPUs per node (default: up to 8)")
     add("--gpu", metavar="NAME", help=f"one of {KNOWN}")
-    add("--gpu-memory", metavar="SIZE", help="memory of each, 24GiB (default: what the GPU has)")
-    add("--profile", type=Path, metavar="FILE", help="rates that `shardscale profile` has measured")
-    add("--goal", choices=GOALS, default=GOALS[0], help="what is best (default: fastest)")
-    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds what a million tokens cost")
-    add("--quiet", action="store_true", help="no progress while it is planned")
-    add("--all", action="store_true", help="show every choice, not only the best of each sharding")
-    every = "write every prediction there; without FILE, show them instead of the table"
+    add("--gpu-memory", metavar="SIZE", help="memory per GPU, as 24GiB (default: the GPU's)")
+    add("--profile", type=Path, metavar="FILE", help="rates measured by `shardscale profile`")
+    add("--goal", choices=GOALS, default=GOALS[0], help="ranking criterion (default: fastest)")
+    add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds the price per M tokens")
+    add("--quiet", action="store_true", help="no progress line")
+    add("--all", action="store_true", help="show every candidate, not only the best per sharding")
+    every = "write every prediction to FILE; without FILE, print them instead of the table"
     add("--json", type=Path, nargs="?", const=Path("-"), metavar="FILE", help=every)
-    add("--page", type=Path, metavar="FILE.html", help="write a page with bars of bytes there")
-    add("--apply", type=Path, metavar="FILE.yaml", help="write the best one's config there")
-    without = "leave out the constants learnt from runs on this machine"
+    add("--page", type=Path, metavar="FILE.html", help="write a page with bars of bytes")
+    add("--apply", type=Path, metavar="FILE.yaml", help="write the config of the best candidate")
+    without = "ignore constants learnt from runs on this machine"
     add("--no-calibration", action="store_true", help=without)
     return parser
 
 
 def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The plan's own options, and the flags that are `launcher.train`'s.
+    """Split the arguments into the plan's own options and the flags of `launcher.train`.
 
     Raises:
         UserError: an option's value is invalid.
@@ -129,13 +130,35 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, training
 
 
+def with_weights(config: RunConfig, options: argparse.Namespace) -> RunConfig:
+    """Return the config with the folder of the weights that it trains, so that the printed command
+    does what was asked.
+
+    That is the folder of an `--hf-config` whose shape no flag changes, or a placeholder beside
+    adapters.
+    """
+    model, folder = config.model, None
+    if model.init_from is not None or model.random_base:
+        return config
+    if options.shape and model.build().computes() == _computes(options.shape):
+        own = options.hf_config.name == HF_CONFIG
+        folder = options.hf_config.parent if own else MODEL_FOLDER
+    elif model.lora_rank is not None:
+        folder = MODEL_FOLDER
+    return config if folder is None else config.replace(init_from=folder)
+
+
+def _computes(shape: Sequence[str]) -> Mapping[str, Any]:
+    return parse_run_config(shape).model.build().computes()
+
+
 def _silence(done: int, total: int) -> None:
     pass
 
 
-class Waiting:
-    """How many choices are assessed, and how long the rest will take: a line that is rewritten on a
-    terminal, few lines in a log. On stderr, so that the plan itself can be piped."""
+class ProgressLine:
+    """Candidates done and estimated time left: one line rewritten on a terminal, few lines in a
+    log. On stderr, so that the plan itself can be piped."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -143,7 +166,7 @@ class Waiting:
         self._shown = ""
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` are over."""
+        """Show that `done` of `total` candidates are evaluated."""
         now_s = time.monotonic()
         elapsed_s = now_s - self._started_s
         left = f", about {duration(elapsed_s * (total - done) / done)} left" if done else ""
@@ -156,13 +179,13 @@ class Waiting:
             self._said_s = now_s
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def show(
-    result: Found,
+    result: SearchResult,
     options: argparse.Namespace,
     training: Sequence[str],
     place: Place,
@@ -176,7 +199,7 @@ def show(
     records = [*as_records(found, place), *failed_records(result.failed)]
     text = json.dumps(records, indent=2) + "\n"
     to_screen = str(options.json) == "-"
-    # Files first: whoever reads the screen may stop reading.
+    # Files first: a pipe that reads the console may close early.
     if options.json is not None and not to_screen:
         options.json.write_text(text, encoding="utf-8")
     if options.page is not None:
@@ -191,7 +214,7 @@ def show(
         shown = found if options.all else best_of_each(found)
         for line in opening_lines(shown, place, notes):
             say(line)
-        failed = result.failed if options.all else first_of_each(result.failed)
+        failed = result.failed if options.all else best_of_each(result.failed)
         table(shown, failed, place, price=options.price_per_gpu_hour, choices=result.choices)
         for line in (*allocator_lines(shown, place), *closing_lines(result, place)):
             say(line)
@@ -205,7 +228,7 @@ def show(
 
 
 def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
-    """What to type to run it: the user's own flags, and those that the plan has chosen."""
+    """Compose the command of a candidate: the user's own flags, and those the plan has chosen."""
     default = RunConfig().flat()
     asked = parse_run_config(training, place.world_size).flat()
     chosen = best.run.config.flat()

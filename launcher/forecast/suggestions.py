@@ -1,4 +1,4 @@
-"""After out of memory: the cheapest changes that would have fitted, as flags to paste."""
+"""Suggestions after out of memory: the cheapest changes that would have fitted, as flags."""
 
 import itertools
 import time
@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from launcher.config.resolve import Resolved, resolve
-from launcher.forecast.budget import within_budget
+from launcher.config.resolve import Resolved
+from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes, verdict
 from launcher.forecast.machine import Machine
 from launcher.forecast.order import Merit, best_first, simplicity
@@ -23,27 +23,26 @@ from launcher.util.sizes import gib, parse_bytes
 
 MOST: Final = 3
 LORA_RANK: Final = 8
-"""Of the adapters that are proposed where a model is fine-tuned: a usual one."""
+"""Rank of suggested adapters when fine-tuning: a common choice."""
 PATIENCE_S: Final = 8.0
-"""CPU time of the search (the clock's may be longer on a busy host); what it has found by then is
-said."""
+"""CPU time of the search; it ends with the suggestions found by then."""
 
 Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """One change, or two, that would have fitted."""
+    """One or two changes that would have fitted."""
 
     flags: str
     needed_bytes: int
     memory_bytes: int
     slower: float | None
-    """Predicted step seconds over those of the run that failed, less 1; None where nothing is
-    known of the machine's speed."""
+    """Predicted step seconds relative to the failed run, less 1; None if the machine's speed is
+    unknown."""
 
     def line(self) -> str:
-        """Ready to paste."""
+        """Format it with flags to paste."""
         room = f"{gib(self.needed_bytes)} of {gib(self.memory_bytes)}"
         cost = ""
         if self.slower is not None:
@@ -59,7 +58,7 @@ class Suggestion:
 def suggestions(
     failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
 ) -> list[Suggestion]:
-    """Changes with which a run that was out of memory on this device would have fitted."""
+    """Find changes with which a run that was out of memory on this device would have fitted."""
     room = room_there_was(failed, device, ranks_per_node=ranks_per_node)
     return suggest(failed, room, world_size=world_size, ranks_per_node=ranks_per_node)
 
@@ -67,7 +66,7 @@ def suggestions(
 def suggest(
     failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int
 ) -> list[Suggestion]:
-    """At most three, in the order of a plan: single changes, and pairs where those are few."""
+    """Find at most three in the order of a plan: single changes, then pairs if those are few."""
     search = _Search(failed, room, world_size, ranks_per_node)
     kinds = list(_kinds(failed, world_size, room))
     found = [each for kind in kinds for each in search.first_that_fits(kind)]
@@ -88,14 +87,14 @@ class _Search:
         self._machine: Machine | None = None
         if gpu is not None:
             self._machine = Machine.of_gpu(gpu.name, ranks_per_node=ranks_per_node)
-        # It needed more than there was: a prediction below that is too low for its like as well.
+        # The run needed more than there was: if its prediction is lower, scale all of them.
         needed = needed_bytes(failed, room, world_size=world_size)
         self._correction = max(1.0, room.size_bytes / needed)
         self._fitting: list[Changes] = []
         self._deadline_s = time.thread_time() + PATIENCE_S
 
     def first_that_fits(self, alternatives: Sequence[Changes]) -> list[tuple[Merit, Suggestion]]:
-        """The first of them, if any; not one that a smaller change has made needless."""
+        """Return the first that fits, if any, unless a part of it has fitted alone."""
         for changes in alternatives:
             if time.thread_time() > self._deadline_s:
                 break
@@ -109,13 +108,10 @@ class _Search:
 
     def _try(self, changes: Changes) -> tuple[Merit, Suggestion] | None:
         try:
-            run = resolve(
-                self._failed.config.replace(**changes),
-                world_size=self._world_size,
-                device_type=self._room.device_type,
-            )
-            run = within_budget(run, world_size=self._world_size)
-        except UserError:  # does not go together with the rest of the run
+            config = self._failed.config.replace(**changes)
+            micro_batch, device_type = config.data.micro_batch, self._room.device_type
+            run = run_of(config, micro_batch, self._world_size, device_type, elsewhere=False)
+        except UserError:  # incompatible with the other flags of the run
             return None
         needed = int(self._correction * needed_bytes(run, self._room, world_size=self._world_size))
         if verdict(needed, self._room.size_bytes) != "fits":
@@ -125,8 +121,8 @@ class _Search:
             slower = self._step_s(run) / self._step_s(self._failed) - 1
         merit = Merit(
             verdict="fits",
-            tokens_per_s=1 / (1 + (slower or 0.0)),  # times those of the run that failed
-            used_bytes=0,  # all fit: what is alike keeps the order of the kinds, that of habit
+            tokens_per_s=1 / (1 + (slower or 0.0)),  # relative to the failed run
+            used_bytes=0,  # all fit: ties keep the order of the kinds
             simplicity=simplicity(run.config),
         )
         suggestion = Suggestion(
@@ -148,13 +144,13 @@ class _Search:
 
 
 def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Changes]]:
-    """What can be changed, from the least to the most intrusive; in each kind, mildest first."""
+    """Yield kinds of changes, from the least to the most intrusive; in each, mildest first."""
     config = failed.config
     size, total = config.data.micro_batch, failed.global_batch
     share = total // config.sharding.data_ranks(world_size)
     halves = [size >> n for n in range(1, size.bit_length())]
     yield [{"micro_batch": n, "global_batch": total} for n in halves if share % n == 0]
-    if size == 1 and world_size > 1:  # one sequence is too long for one rank
+    if size == 1 and world_size > 1:  # one sequence does not fit on one rank
         divisors = [n for n in range(2, world_size + 1) if world_size % n == 0]
         yield [{"context_parallel": n, "global_batch": total} for n in divisors]
         yield [{"tensor_parallel": n, "global_batch": total} for n in divisors]
@@ -174,7 +170,8 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
 
 
 def _adapters(failed: Resolved) -> Iterator[Changes]:
-    """Less to train, beside less: from scratch adapters would learn little."""
+    """Yield adapters and quantized bases, for fine-tuning only: adapters on random weights learn
+    little."""
     model = failed.config.model
     bits: tuple[Changes, ...] = ({"quantize_base": "int8"}, {"quantize_base": "nf4"})
     if model.lora_rank is not None and model.quantize_base == "none":
@@ -185,8 +182,10 @@ def _adapters(failed: Resolved) -> Iterator[Changes]:
 
 
 def _shardings(failed: Resolved) -> Iterator[Changes]:
-    """What shards more than the run did. A flag cannot be taken back by another one, so that after
-    --zero only --zero can follow."""
+    """Yield variants that shard more than the run did.
+
+    The user appends the flags, which cannot undo --zero: after it only --zero can follow.
+    """
     here, own = variant_of(failed.config), strategy_of(failed.config)
     others = [s for s in STRATEGIES.values() if s is not own]
     free = here.level == 0 and failed.config.sharding.zero is None
@@ -198,7 +197,8 @@ def _shardings(failed: Resolved) -> Iterator[Changes]:
 
 
 def room_there_was(failed: Resolved, device: torch.device, *, ranks_per_node: int) -> Room:
-    """The memory that the run had: --memory-limit, the GPU's, or a rank's share of the host's."""
+    """Return the memory of the failed run: --memory-limit, the GPU's, or a rank's share of the
+    host's."""
     on_gpu = device.type == "cuda"
     gpu = torch.cuda.get_device_name(device) if on_gpu else None
     limit = failed.config.measure.memory_limit

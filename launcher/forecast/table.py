@@ -1,28 +1,27 @@
-"""A plan on the screen, as plain records, and as a page to sort and to filter."""
+"""A plan as a table on the console."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich.text import Text
 
-from launcher.forecast.assess import Assessment, Place
+from launcher.forecast.assess import Assessment
 from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
-from launcher.forecast.failures import FAILED, Failed, failed_lines
+from launcher.forecast.evaluation import Failed
 from launcher.forecast.order import ties
-from launcher.forecast.predict import by_category
-from launcher.forecast.search import Found
+from launcher.forecast.place import Place
+from launcher.forecast.search import SearchResult
 from launcher.forecast.timing import StepTime
 from launcher.parallel.mesh import across_nodes
-from launcher.util.page import page_html
 from launcher.util.sizes import gib
 from launcher.util.tables import MUST, SHY, Column, print_table, say
 
-_NOT_ON_THE_PAGE = ("config", "ledger", "peaks_bytes")
+FAILED = "failed"
+Result = TypeVar("Result", Assessment, Failed)
 
 
 def opening_lines(shown: Sequence[Assessment], place: Place, notes: Sequence[str]) -> list[str]:
-    """What is planned, and what had to be assumed."""
+    """State the model, the batch and the machine, and what was assumed about them."""
     run, machine = shown[0].run, place.machine
     batch = f"global batch {run.global_batch} x" if same_batch(shown) else "sequences of"
     lines = [
@@ -34,8 +33,8 @@ def opening_lines(shown: Sequence[Assessment], place: Place, notes: Sequence[str
     lines += across_nodes(run.config.sharding, place.ranks_per_node)
     if place.fixed_bytes:
         lines.append(
-            f"{gib(place.fixed_bytes)} of each GPU go to the CUDA context, NCCL and what kernels "
-            "take for a moment, and are counted"
+            f"included: {gib(place.fixed_bytes)} per GPU for the CUDA context, NCCL and transient "
+            "kernel workspaces"
         )
     return lines
 
@@ -56,6 +55,16 @@ COLUMNS = (
 PRICE = Column(title="per M tokens", rank=2, right=True)
 WHERE = Column(title="highest in", rank=8)
 TIED = "="
+LABEL_PARTS: Mapping[str, str] = {
+    "fsdp-grad-op": "--no-reshard-after-forward (ZeRO-2)",
+    "-hybrid": "--replicate N (HSDP)",
+    "+each": "gradients reduced in each micro-batch",
+    "+cpu": "optimizer offloaded to the host",
+    "+param": "parameters too",
+    "-context": "--context-parallel N",
+    "-tensor": "--tensor-parallel N",
+}
+"""Part of a candidate's label -> its meaning, for the table's legend."""
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 
@@ -67,7 +76,7 @@ def table(
     price: float | None,
     choices: int,
 ) -> None:
-    """Print one row for each of the best of all `choices`, and for what failed."""
+    """Print a row per shown candidate and per failure, and a legend."""
     columns = [*COLUMNS, *([] if price is None else [PRICE]), WHERE]
     if not same_batch(shown):  # seconds of different batches cannot be compared
         columns.remove(SECONDS)
@@ -94,21 +103,31 @@ def table(
                 *([seconds(a.time) if fits else "-"] if SECONDS in columns else []),
                 str(a.largest_micro_batch or "-"),
                 *cost,
-                a.why_not,
+                a.highest_in,
             ]
         )
     rows += [_failed_row(each, columns) for each in failed]
     print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
-    if tied > 1:
-        say(
+    for line in legend([row[0] for row in rows], tied=tied > 1):
+        say(line)
+    for line in _failure_lines(failed):
+        say(line)
+    if len(shown) + len(failed) < choices:
+        say(f"best candidate of each sharding; --all or --json shows all {choices}")
+
+
+def legend(labels: Sequence[str | Text], *, tied: bool) -> list[str]:
+    """Explain the marks and the parts of labels that a table has."""
+    lines = []
+    if tied:
+        lines.append(
             f"{TIED} the range overlaps the fastest one's; of these the simplest is first (four of "
             f"five published runs took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of the "
             "predicted time)"
         )
-    for line in failed_lines(failed):
-        say(line)
-    if len(shown) + len(failed) < choices:
-        say(f"the best of each way of sharding; all {choices} choices with --all or --json")
+    text = " ".join(map(str, labels))
+    parts = [f"{part} {meaning}" for part, meaning in LABEL_PARTS.items() if part in text]
+    return [*lines, *(["sharding: " + "; ".join(parts)] if parts else [])]
 
 
 def _failed_row(failed: Failed, columns: Sequence[Column]) -> list[str | Text]:
@@ -116,10 +135,20 @@ def _failed_row(failed: Failed, columns: Sequence[Column]) -> list[str | Text]:
     cells: dict[str, str | Text] = {
         "sharding": choice.label,
         "precision": choice.precision,
-        "checkpointing": choice.checkpointing,
+        "recompute": choice.checkpointing,
         "verdict": Text(FAILED, "red"),
     }
     return [cells.get(column.name, "-") for column in columns]
+
+
+def _failure_lines(failed: Sequence[Failed]) -> list[str]:
+    """Give each reason once, with the first candidate that it was raised for."""
+    first = {each.reason: each.choice for each in reversed(failed)}
+    return [
+        f"{FAILED} (a fault of the planner, please report it): {choice.label} in "
+        f"{choice.precision} with checkpointing {choice.checkpointing}: {reason}"
+        for reason, choice in reversed(first.items())
+    ]
 
 
 def _tokens_per_s(time: StepTime) -> float:
@@ -127,18 +156,18 @@ def _tokens_per_s(time: StepTime) -> float:
 
 
 def same_batch(shown: Sequence[Assessment]) -> bool:
-    """Whether all rows take the same tokens per optimizer step."""
+    """Return whether all rows take the same tokens per optimizer step."""
     return len({a.run.global_batch for a in shown}) == 1
 
 
 def speed(time: StepTime, best: StepTime) -> str:
-    """Range of tokens per second on all GPUs, marked where it overlaps the best's."""
+    """Format the range of tokens per second on all GPUs, marked where it overlaps the best's."""
     mark = TIED if ties(time.tokens_per_s, best.tokens_per_s) else " "
     return f"{_rounded(time.least_tokens_per_s)}-{_rounded(time.most_tokens_per_s)}{mark}"
 
 
 def seconds(time: StepTime) -> str:
-    """Range of an optimizer step's seconds."""
+    """Format the range of an optimizer step's seconds."""
     return f"{_two_digits(time.least_s)}-{_two_digits(time.most_s)}"
 
 
@@ -154,8 +183,8 @@ def _two_digits(value: float) -> str:
     return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
 
 
-def closing_lines(result: Found, place: Place) -> Iterable[str]:
-    """What the best one needs and leaves; or what is missing."""
+def closing_lines(result: SearchResult, place: Place) -> Iterable[str]:
+    """Say what the best candidate needs and leaves, or how much memory is missing."""
     best = result.best_first[0]
     if best.verdict == "does not fit":
         yield (
@@ -164,7 +193,7 @@ def closing_lines(result: Found, place: Place) -> Iterable[str]:
             "each GPU; use more GPUs, a smaller model, or a shorter --seq-len"
         )
         if result.adapters is not None:
-            yield _said_of_adapters(result.adapters)
+            yield _adapters_line(result.adapters)
         return
     if best.prediction.host_bytes or best.prediction.disk_bytes:
         ranks = place.ranks_per_node
@@ -176,7 +205,7 @@ def closing_lines(result: Found, place: Place) -> Iterable[str]:
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
 
 
-def _said_of_adapters(a: Assessment) -> str:
+def _adapters_line(a: Assessment) -> str:
     model = a.run.config.model
     flags = f"--init-from FOLDER --lora-rank {model.lora_rank}"
     if model.quantize_base != "none":
@@ -189,7 +218,7 @@ def _said_of_adapters(a: Assessment) -> str:
 
 
 def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
-    """Why the same run is predicted to take another size of another GPU."""
+    """Explain reserved bytes, and why they depend on the size of the GPU."""
     if place.machine.device == "cpu":
         return
     best = shown[0]
@@ -198,7 +227,7 @@ def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
         off = not best.run.config.loop.expandable_segments
         yield (
             f"predicted {gib(best.used_bytes)} = tensors {gib(best.prediction.peak_bytes)} + "
-            f"{gib(place.fixed_bytes)} + what CUDA's allocator keeps beside them {gib(kept)}"
+            f"{gib(place.fixed_bytes)} + freed blocks that CUDA's allocator keeps {gib(kept)}"
             + " (without expandable segments)"
             * off
         )
@@ -214,81 +243,9 @@ def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
         )
 
 
-def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]]:
-    """Every prediction, its ledger in the schema of the measuring side."""
-    return [
-        {
-            "sharding": a.choice.label,
-            "precision": a.choice.precision,
-            "activation_checkpointing": a.choice.checkpointing,
-            "blocks_keep": a.run.model.activation_checkpointing,
-            "micro_batch": a.run.config.data.micro_batch,
-            "accumulation": a.run.accumulation,
-            "largest_micro_batch": a.largest_micro_batch,
-            "verdict": a.verdict,
-            "used_bytes": a.used_bytes,
-            "reserved_bytes": a.used_bytes - place.fixed_bytes,
-            "fixed_bytes": place.fixed_bytes,
-            "memory_bytes": a.memory_bytes,
-            "margin_bytes": a.margin_bytes,
-            "host_bytes": a.prediction.host_bytes,
-            "disk_bytes": a.prediction.disk_bytes,
-            "ledger": a.highest.as_dict(),
-            "peaks_bytes": {" ".join(key): value for key, value in a.prediction.peaks.items()},
-            "forward_s": a.time.forward_s,
-            "backward_s": a.time.backward_s,
-            "step_s": a.time.step_s,
-            "least_total_s": a.time.least_s,
-            "most_total_s": a.time.most_s,
-            "exposed_communication_s": a.time.exposed_communication_s,
-            "tokens_per_s": a.time.tokens_per_s,
-            "config": a.run.config.flat(),
-        }
-        for a in found
-    ]
-
-
-def best_of_each(found: Sequence[Assessment]) -> list[Assessment]:
-    """The first of each way of sharding."""
-    best: dict[str, Assessment] = {}
-    for a in found:
-        best.setdefault(a.choice.label, a)
-    return list(best.values())
-
-
-def write_page(path: Path, found: Sequence[Assessment], place: Place, command: str) -> None:
-    """Write an HTML page with every choice in a table and as a bar of bytes."""
-    run = found[0].run
-    data = {
-        "model": run.config.model.label,
-        "parameters": run.model.parameter_count,
-        "global_batch": run.global_batch if same_batch(found) else None,
-        "seq_len": run.seq_len,
-        "devices": place.world_size,
-        "memory_bytes": place.memory_bytes,
-        "machine": place.machine.name,
-        "source": place.machine.source,
-        "command": command,
-        "range": [LEAST_OF_PREDICTED, MOST_OF_PREDICTED],
-        "rows": [page_row(assessment, place) for assessment in found],
-    }
-    page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)
-    path.write_text(page, encoding="utf-8")
-
-
-def page_row(a: Assessment, place: Place) -> dict[str, Any]:
-    """One choice, as pages show it."""
-    (record,) = as_records([a], place)
-    fits = a.verdict != "does not fit"
-    lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
-    beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)
-    return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
-        "share": a.used_bytes / a.memory_bytes,
-        "simplicity": a.merit.simplicity,
-        "tokens_per_step": a.time.tokens,
-        "step_time_s": a.time.total_s if fits else None,
-        "tokens_per_s": a.time.tokens_per_s if fits else None,
-        "highest_in": a.why_not,
-        "lines": lines
-        | {"allocator_slack_bytes": max(0, beside), "context_bytes": place.fixed_bytes},
-    }
+def best_of_each(results: Sequence[Result]) -> list[Result]:
+    """Return the first result of each way of sharding."""
+    first: dict[str, Result] = {}
+    for result in results:
+        first.setdefault(result.choice.label, result)
+    return list(first.values())

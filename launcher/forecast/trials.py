@@ -1,4 +1,4 @@
-"""Real steps in short-lived process groups, of which nothing is left."""
+"""Trials of `--micro-batch auto`: two real steps in short-lived process groups."""
 
 import contextlib
 import dataclasses
@@ -23,16 +23,15 @@ from launcher.util.orphans import for_children
 WORKER: Final = "launcher.probe"
 TICK_S: Final = 0.05
 GRACE_S: Final = 3.0
-"""For the other ranks to end as well, once one has."""
+"""Time for the other ranks to end once one has failed."""
 STORE_TIMEOUT: Final = datetime.timedelta(minutes=5)
 OUT_OF_MEMORY: Final = (ExitCode.OUT_OF_MEMORY, -signal.SIGKILL, -signal.SIGABRT)
-"""The kernel kills a process when the host has no memory left, and C++ aborts where it cannot say
-so otherwise."""
+"""Exit codes of a rank without memory: ours, the kernel's OOM killer, and C++ aborts."""
 STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(BaseException):
-    """A signal says: end now."""
+    """A signal asked to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} while searching a micro-batch")
@@ -41,7 +40,7 @@ class Stopped(BaseException):
 
 @dataclasses.dataclass(slots=True)
 class Trials:
-    """Starts a run's ranks for two steps, as often as it takes."""
+    """Runs all ranks for two steps, once per trial."""
 
     argv: Sequence[str]
     ranks: int
@@ -51,7 +50,7 @@ class Trials:
     @classmethod
     @contextlib.contextmanager
     def of(cls, argv: Sequence[str], *, ranks: int) -> Iterator[Self]:
-        """Trials of a run with `argv`, of which nothing is left, by a signal neither."""
+        """Open trials of a run with `argv`; nothing of them is left afterwards."""
         handlers = {number: signal.signal(number, _stop) for number in STOPPING}
         try:
             with scratch_folder("trials") as folder:
@@ -61,10 +60,10 @@ class Trials:
                 signal.signal(number, handler)
 
     def run(self, size: int) -> bool:
-        """Whether two steps with this micro-batch ran; False where memory ran out.
+        """Run two steps with this micro-batch; returns False after out of memory.
 
         Raises:
-            UserError: they failed otherwise; with the last that a rank has said.
+            UserError: another failure, with the rank's last line of output.
         """
         self.count += 1
         folder = self.folder / str(self.count)
@@ -82,12 +81,12 @@ class Trials:
         )
 
     def _start(self, folder: Path, argv: Sequence[str]) -> dict[int, int]:
-        """Run all ranks to the end; exit codes of those that ended by themselves."""
+        """Run all ranks to the end; returns exit codes of those that ended by themselves."""
         command = [sys.executable, "-m", WORKER, str(folder / "run"), *argv]
         environment = os.environ | for_children()
         store = None
         if self.ranks > 1:
-            # Here, and not in rank 0, so that its port is free for certain.
+            # Served from here and not from rank 0: a port that is bound already cannot be lost.
             store = listening_store(LOOPBACK, 0, nodes=1, timeout=STORE_TIMEOUT)
             environment |= {
                 "MASTER_ADDR": LOOPBACK,
@@ -119,7 +118,7 @@ class Trials:
 
 
 def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
-    """Until all have ended, or the others have had their time after one has failed."""
+    """Wait until all have ended, or until the grace period after a first failure is over."""
     deadline_s = float("inf")
     while True:
         polled = enumerate(process.poll() for process in processes)

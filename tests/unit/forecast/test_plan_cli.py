@@ -10,13 +10,14 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.forecast.assess import Assessment, Place, assess
+from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.machine import Machine
-from launcher.forecast.place import find_place
-from launcher.forecast.plan_cli import Waiting, main, parse_options
-from launcher.forecast.search import Search, plan
+from launcher.forecast.place import Place, find_place
+from launcher.forecast.plan_cli import ProgressLine, main, parse_options
+from launcher.forecast.search import plan
 from launcher.model.sizes import NAMED
 from launcher.strategies import variant_of
 from launcher.torchrun import split_command
@@ -209,7 +210,7 @@ def test_what_the_allocator_makes_of_less_memory_is_told() -> None:
 
 
 def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    waiting = Waiting()
+    waiting = ProgressLine()
     waiting._said_s -= 100
     waiting(3, 12)
     waiting(4, 12)  # sparse where nobody looks on
@@ -224,7 +225,7 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
     found = plan(
         config,
         given_fields(options, config),
-        Search(place=place, goal="fastest", every=False),
+        Search(place=place, goal="fastest", evaluate_all=False),
         progress=lambda done, total: told.append((done, total)),
     )
     assert told[0][0] == 0

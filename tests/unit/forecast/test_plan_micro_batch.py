@@ -15,8 +15,8 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.forecast.fit import Room, needed_bytes
-from launcher.forecast.found_sizes import FoundSizes
 from launcher.forecast.micro_batch import estimate, largest, sizes_of
+from launcher.forecast.micro_batch_cache import MicroBatchCache
 from launcher.util.errors import UserError
 
 
@@ -95,10 +95,10 @@ def test_a_found_size_is_remembered_for_what_matters(
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path))
     config = parse_run_config(["--micro-batch=auto", "--memory-limit=1GiB"])
-    FoundSizes(config, None, 2).keep(12, 2**30)
+    MicroBatchCache(config, None, 2).save(12, 2**30)
 
     def known(ranks: int = 2, memory_bytes: int = 2**30, **changes: object) -> int | None:
-        found = FoundSizes(config.replace(**changes), None, ranks).get(memory_bytes)
+        found = MicroBatchCache(config.replace(**changes), None, ranks).get(memory_bytes)
         return None if found is None else found[0]
 
     assert known() == 12

@@ -9,13 +9,15 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.forecast.assess import Assessment, Place, _Sizes, assess
+from launcher.forecast.allocator import replay
+from launcher.forecast.assess import Assessment, MicroBatches, assess
 from launcher.forecast.candidates import Choice, choices, given_fields
-from launcher.forecast.fit import replayed, verdict
-from launcher.forecast.place import find_place
+from launcher.forecast.evaluation import Search
+from launcher.forecast.fit import verdict
+from launcher.forecast.place import Place, find_place
 from launcher.forecast.plan_cli import main, parse_options
 from launcher.forecast.predict import predict, states_bytes
-from launcher.forecast.search import Found, Search, plan
+from launcher.forecast.search import SearchResult, plan
 from launcher.forecast.table import best_of_each
 from launcher.forecast.timeline import Events
 from launcher.forecast.trace.stretches import Stretch
@@ -33,9 +35,9 @@ def tried(*flags: str, gpus: int) -> list[Choice]:
     return choices(config, given, world_size=gpus, ranks_per_node=8, device_type="cuda")
 
 
-def searched(flags: list[str], place: Place, goal: str, *, every: bool) -> Found:
+def searched(flags: list[str], place: Place, goal: str, *, evaluate_all: bool) -> SearchResult:
     config = parse_run_config(flags)
-    search = Search(place=place, goal=goal, every=every)
+    search = Search(place=place, goal=goal, evaluate_all=evaluate_all)
     return plan(config, given_fields(flags, config), search, progress=silent)
 
 
@@ -47,9 +49,9 @@ def place_of(*options: str) -> Place:
 def test_what_is_left_out_would_not_have_been_shown(memory: str) -> None:
     flags = ["--model", "gpt2", "--layers", "2", "--global-batch", "16", "--seq-len", "256"]
     place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", memory)
-    some, all_of_them = (searched(flags, place, "fastest", every=e) for e in (False, True))
+    some, all_of_them = (searched(flags, place, "fastest", evaluate_all=e) for e in (False, True))
 
-    def shown(found: Found) -> list[tuple[str, str, str, int, int, str]]:
+    def shown(found: SearchResult) -> list[tuple[str, str, str, int, int, str]]:
         return [
             (
                 *(a.choice.label, a.choice.precision, a.choice.checkpointing),
@@ -117,7 +119,7 @@ def test_stage_2_lays_weights_end_to_end_on_the_host_where_there_is_no_room_for_
 
 def largest_batch(flags: list[str], memory: str) -> Assessment:
     place = place_of("--gpus", "1", "--gpu-memory", memory)
-    return searched(flags, place, "largest-batch", every=False).best_first[0]
+    return searched(flags, place, "largest-batch", evaluate_all=False).best_first[0]
 
 
 def test_the_largest_batch_is_as_large_as_fits() -> None:
@@ -157,7 +159,7 @@ def test_events_that_were_summed_up_come_back_one_by_one() -> None:
     flags = "--model gpt2 --layers 3 --zero 3 --precision bf16 --global-batch 8 --micro-batch 2"
     run = resolve(parse_run_config(flags.split()), world_size=2, device_type="cuda")
     found = predict(run, world_size=2, device_type="cuda")
-    use = replayed(found, limit_bytes=None, expandable_segments=True)
+    use = replay(found.events, found.streams, limit_bytes=None, expandable_segments=True)
     assert use.peak_allocated_bytes == found.peak_bytes
     alive: dict[int, int] = {}
     for number, size_bytes in found.events:
@@ -209,7 +211,7 @@ def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
 def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
     flags = ["--model", "gpt2", "--global-batch", "16", "--seq-len", "256"]
     place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", "2GiB")
-    found = searched([*flags, "--strategy", "ddp"], place, "fastest", every=False)
+    found = searched([*flags, "--strategy", "ddp"], place, "fastest", evaluate_all=False)
     assert found.choices == 6
     assert {a.choice.checkpointing for a in found.best_first} == {"full"}
 
@@ -222,7 +224,7 @@ def test_a_choice_that_fails_is_a_row(
             raise AssertionError("no such size")
         return assess(choice, place, largest=largest)
 
-    monkeypatch.setattr("launcher.forecast.search.assess", fail_on_ddp)
+    monkeypatch.setattr("launcher.forecast.evaluation.assess", fail_on_ddp)
     flags = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
     few = ["--layers", "2", "--seq-len", "256", "--precision", "bf16"]
     assert main([*flags, *few, "--activation-checkpointing", "none"]) == 0
@@ -230,7 +232,9 @@ def test_a_choice_that_fails_is_a_row(
     rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert "failed" in rows["ddp"]
     assert "fits" in rows["fsdp"]
-    assert "ddp in bf16 with checkpointing none: AssertionError: no such size (search.py" in shown
+    assert (
+        "ddp in bf16 with checkpointing none: AssertionError: no such size (evaluation.py" in shown
+    )
 
 
 def test_a_planner_that_fails_on_everything_says_so(
@@ -239,7 +243,7 @@ def test_a_planner_that_fails_on_everything_says_so(
     def fail(choice: Choice, place: Place, *, largest: bool) -> Assessment:
         raise AssertionError(choice.label)
 
-    monkeypatch.setattr("launcher.forecast.search.assess", fail)
+    monkeypatch.setattr("launcher.forecast.evaluation.assess", fail)
     flags = ["--gpus", "1", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
     assert main([*flags, "--strategy", "single"]) == ExitCode.FAILED
     error = capsys.readouterr().err
@@ -264,15 +268,15 @@ def test_reserved_bytes_that_fall_do_not_hide_a_larger_micro_batch(
     fitting: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def assessed(_: Any, run: Any, *__: Any) -> SimpleNamespace:
+    def evaluated(_: Any, run: Any) -> SimpleNamespace:
         number = run.number
         found = SimpleNamespace(verdict=verdict(used[number], 100), memory_bytes=100)
         found.prediction = SimpleNamespace(peak_bytes=live[number])
         return found
 
-    monkeypatch.setattr("launcher.forecast.assess._assess_run", assessed)
+    monkeypatch.setattr(MicroBatches, "_evaluate", evaluated)
+    monkeypatch.setattr("launcher.forecast.assess.PredictionCache", lambda *_: None)
     runs = [SimpleNamespace(number=number, accumulation=2) for number in range(len(used))]
     choice: Any = SimpleNamespace(runs=runs)
     place: Any = SimpleNamespace(fixed_bytes=0)
-    answers: Any = None
-    assert _Sizes(choice, place, answers).with_verdict(("fits",)) == fitting
+    assert MicroBatches(choice, place).with_verdict(("fits",)) == fitting

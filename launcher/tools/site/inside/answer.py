@@ -4,12 +4,11 @@ from functools import lru_cache
 from typing import Any
 
 from launcher.config.arguments import parse_run_config
-from launcher.forecast.assess import Assessment, Place, assess, tokens_per_s
+from launcher.forecast.assess import Assessment, assess, tokens_per_s
 from launcher.forecast.candidates import PRECISIONS, Choice, choices, given_fields
-from launcher.forecast.place import find_place
-from launcher.forecast.plan_cli import command_of, parse_options
-from launcher.forecast.table import page_row
-from launcher.forecast.weights import with_weights
+from launcher.forecast.place import Place, find_place
+from launcher.forecast.plan_cli import command_of, parse_options, with_weights
+from launcher.forecast.plan_records import page_row
 from launcher.util.errors import UserError
 
 UNCUT = frozenset({"context_parallel", "tensor_parallel"})

@@ -1,4 +1,4 @@
-"""What a plan remembers: the same answers, and no harm from files that are not as they were."""
+"""Cached predictions: the same results, and damaged or foreign files are ignored."""
 
 import os
 from dataclasses import replace
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from launcher.config.arguments import parse_run_config
-from launcher.forecast import answers
-from launcher.forecast.assess import Assessment, Place, assess
+from launcher.forecast import prediction_cache
+from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.candidates import choices, given_fields
-from launcher.forecast.place import find_place
+from launcher.forecast.place import Place, find_place
 from launcher.forecast.plan_cli import parse_options
 
 FLAGS = "--model nano --layers 2 --seq-len 64 --precision bf16 --global-batch 16"
@@ -21,7 +21,7 @@ PLACE = "--gpus 2 --gpu H100 --gpu-memory 1700MiB --no-calibration"
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path))
-    return tmp_path / answers.FOLDER
+    return tmp_path / prediction_cache.FOLDER
 
 
 def planned(more: str = "", strategy: str = "--zero 3") -> Assessment:
@@ -43,8 +43,8 @@ def test_what_was_predicted_is_not_predicted_again(
 ) -> None:
     first = planned()
     (file,) = cache.iterdir()
-    monkeypatch.setattr(answers, "predict", refused)
-    monkeypatch.setattr(answers, "replayed", refused)
+    monkeypatch.setattr(prediction_cache, "predict", refused)
+    monkeypatch.setattr(prediction_cache, "replay", refused)
     assert planned() == first
     # Each of these is another question.
     for more in ("--dropout 0.1", "--seq-len 32", "--grad-accum-dtype bf16"):
@@ -78,7 +78,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault(
 
 def test_other_sources_have_other_files(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = planned()
-    monkeypatch.setattr(answers, "_sources", lambda: "other")
+    monkeypatch.setattr(prediction_cache, "_code_version", lambda: "other")
     assert planned() == first
     assert len(list(cache.iterdir())) == 2
 
@@ -96,9 +96,9 @@ def test_the_oldest_are_forgotten(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     for number, path in enumerate(files):
         path.touch()
         os.utime(path, (number, number))
-    monkeypatch.setattr(answers, "MOST_FILES", 6)
-    answers.forget_oldest()
+    monkeypatch.setattr(prediction_cache, "MAX_FILES", 6)
+    prediction_cache.remove_oldest_files()
     assert len(list(cache.iterdir())) == 6
-    monkeypatch.setattr(answers, "MOST_FILES", 4)
-    answers.forget_oldest()
+    monkeypatch.setattr(prediction_cache, "MAX_FILES", 4)
+    prediction_cache.remove_oldest_files()
     assert sorted(cache.iterdir()) == files[4:]

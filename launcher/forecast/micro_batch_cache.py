@@ -1,4 +1,4 @@
-"""Micro-batches that were found before, one small file each in the cache folder."""
+"""Cache of the results of `--micro-batch auto`, one small file each in the cache folder."""
 
 import datetime
 import hashlib
@@ -21,8 +21,8 @@ from launcher.util.startup import allocator_variable
 
 SCHEMA_VERSION: Final = 2
 SAME_MEMORY: Final = (0.99, 1.1)
-"""A size found with so much memory, relative to what there is now, still is the largest."""
-# What changes neither a tensor's size nor how many there are.
+"""Ratio of the memory now to that of a cached search within which its result still holds."""
+# Fields that change neither the size nor the number of tensors.
 WITHOUT_EFFECT: Final = frozenset(
     {
         *("micro_batch", "steps", "epochs", "max_minutes", "eval_every", "save_every", "keep"),
@@ -41,10 +41,9 @@ print(json.dumps([torch.cuda.get_device_name(0), min(free)]))
 
 
 def free_on_gpus() -> tuple[str, int]:
-    """(what CUDA calls the GPU, bytes that are free on the fullest one).
+    """Return the GPU's name in CUDA and the free bytes of the fullest one.
 
-    CUDA is asked in another process: one that has asked keeps a context, which takes of the memory
-    that is to be filled.
+    Asked in another process: one that has asked keeps a CUDA context, which takes memory itself.
 
     Raises:
         UserError: CUDA does not answer.
@@ -59,8 +58,8 @@ def free_on_gpus() -> tuple[str, int]:
     return name, free_bytes
 
 
-class FoundSizes:
-    """The file of one configuration on one kind of machine with one set of versions."""
+class MicroBatchCache:
+    """Result for one configuration on one kind of machine with one set of versions."""
 
     def __init__(self, config: RunConfig, gpu: str | None, ranks: int) -> None:
         self._key = {
@@ -81,8 +80,7 @@ class FoundSizes:
         self._path = default_cache_dir() / "micro-batch" / f"{name}.json"
 
     def get(self, memory_bytes: int) -> tuple[int, str] | None:
-        """(micro-batch, date on which it was found) with about this much memory; None where nothing
-        was."""
+        """Return (micro-batch, date of its search) for about this much memory; None if unknown."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             then_bytes, size = int(content["memory_bytes"]), int(content["micro_batch"])
@@ -95,8 +93,8 @@ class FoundSizes:
             return None
         return size, date
 
-    def keep(self, size: int, memory_bytes: int) -> None:
-        """Remember it.
+    def save(self, size: int, memory_bytes: int) -> None:
+        """Save a result.
 
         Raises:
             UserError: the cache folder cannot be written.

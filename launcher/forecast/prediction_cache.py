@@ -1,9 +1,9 @@
-"""Predictions that were made before, one small file for each choice, in the cache folder.
+"""Cache of predictions: one small file per candidate in the cache folder.
 
-A file's name is a hash of all that its answers follow from: this package's own sources, the
-versions of the libraries whose allocations are followed, the choice and the GPU. So nothing has to
-be thrown away after a change, and a file that is damaged, or written by two at once, is at worst
-not used. Not kept is what follows from a file that somebody may change (`--deepspeed`).
+The name of a file is a hash of everything its predictions depend on: this package's sources, the
+versions of the libraries whose allocations are followed, the candidate and the GPU. So no entry
+ever goes stale, and a file that is damaged, or written by two processes at once, is only ignored.
+Candidates with a user's `--deepspeed` file are not cached: that file may change.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.data.cache import default_cache_dir
-from launcher.forecast.allocator import AllocatorUse
-from launcher.forecast.fit import replayed
+from launcher.forecast.allocator import AllocatorUse, replay
+from launcher.forecast.place import Place
 from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.strategies.ledger import Ledger, LedgerLines
@@ -29,35 +29,37 @@ from launcher.util.files import replace_text
 from launcher.util.packages import version_of
 
 FOLDER: Final = "plan"
-MOST_FILES: Final = 4096
-"""Beyond them the oldest are removed; one has a few KB."""
+MAX_FILES: Final = 4096
+"""Of a few KB each; the oldest are removed beyond."""
 _LEDGERS: Final = ("held", "first_step", "peak")
 
 
-class Answers:
-    """What is known of the runs of one choice, at any micro-batch.
+class PredictionCache:
+    """Predictions of one candidate, at any micro-batch.
 
     Args:
-        first: one of them.
-        gpu: by its name; None on a CPU.
-        memory_bytes: of each.
+        first: one of its runs.
     """
 
-    def __init__(
-        self, first: Resolved, *, world_size: int, gpu: str | None, memory_bytes: int
-    ) -> None:
-        self._world_size, self._gpu, self._memory_bytes = world_size, gpu, memory_bytes
+    def __init__(self, first: Resolved, place: Place) -> None:
+        self._place = place
         self._fresh: dict[str, Prediction] = {}
         self._entries: dict[str, dict[str, Any]] = {}
         self._path: Path | None = None
         self._changed = False
         if first.config.sharding.deepspeed is None:
-            name = _digest([_sources(), repr(first), str(world_size), str(gpu), str(memory_bytes)])
+            machine = (place.world_size, place.gpu, place.memory_bytes)
+            name = _digest([_code_version(), repr(first), *map(str, machine)])
             self._path = default_cache_dir() / FOLDER / f"{name}.json"
             self._entries = _read(self._path)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was predicted for this candidate before."""
+        return not self._entries
+
     def prediction(self, run: Resolved) -> Prediction:
-        """One of the choice's runs, without events where it was predicted before."""
+        """Predict one run of the candidate; a cached prediction has no events."""
         key = repr(run)
         if key in self._fresh:
             return self._fresh[key]
@@ -68,18 +70,22 @@ class Answers:
         return found
 
     def use(self, run: Resolved, *, limit_bytes: int | None) -> AllocatorUse:
-        """What CUDA's caching allocator makes of it."""
-        segments = run.config.loop.expandable_segments
+        """Replay one run through a model of CUDA's caching allocator."""
         name, key = f"within {limit_bytes}", repr(run)
         with contextlib.suppress(KeyError, TypeError):
             return AllocatorUse(**self._entries[_digest([key])][name])
         found = self._fresh[key] if key in self._fresh else self._predict(run)
-        use = replayed(found, limit_bytes=limit_bytes, expandable_segments=segments)
+        use = replay(
+            found.events,
+            found.streams,
+            limit_bytes=limit_bytes,
+            expandable_segments=run.config.loop.expandable_segments,
+        )
         self._put(run, name, asdict(use))
         return use
 
-    def keep(self) -> None:
-        """Write down what was added; a cache that cannot be written is no fault of the plan."""
+    def save(self) -> None:
+        """Save new entries; a cache that cannot be written does not fail the plan."""
         self._fresh.clear()
         if self._changed and self._path is not None:
             text = json.dumps(self._entries)
@@ -91,10 +97,10 @@ class Answers:
     def _predict(self, run: Resolved) -> Prediction:
         found = predict(
             run,
-            world_size=self._world_size,
-            device_type="cpu" if self._gpu is None else "cuda",
-            gpu=find_gpu(self._gpu),
-            memory_bytes=self._memory_bytes,
+            world_size=self._place.world_size,
+            device_type=self._place.machine.device,
+            gpu=find_gpu(self._place.gpu),
+            memory_bytes=self._place.memory_bytes,
         )
         self._fresh[repr(run)] = found
         return found
@@ -104,18 +110,17 @@ class Answers:
         self._changed = True
 
 
-def forget_oldest() -> None:
-    """Keep the folder small; called once for a plan."""
+def remove_oldest_files() -> None:
+    """Keep the folder small; called once per plan."""
     with contextlib.suppress(OSError):
         files = [entry for entry in (default_cache_dir() / FOLDER).iterdir() if entry.is_file()]
-        if len(files) > MOST_FILES:
+        if len(files) > MAX_FILES:
             by_age = sorted(files, key=lambda path: path.stat().st_mtime)
-            for path in by_age[: len(files) - MOST_FILES // 2]:
+            for path in by_age[: len(files) - MAX_FILES // 2]:
                 path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """What a file holds; nothing where it is not whole."""
     try:
         digest, text = path.read_text(encoding="utf-8").splitlines()
         entries = json.loads(text) if digest == _digest([text]) else {}
@@ -154,8 +159,8 @@ def _ledger(record: dict[str, Any]) -> Ledger:
 
 
 @cache
-def _sources() -> str:
-    """Of the package, and the versions that it runs on."""
+def _code_version() -> str:
+    """Hash of the package's sources and the versions it runs on."""
     package = Path(__file__).resolve().parents[1]
     folders = {package, (package / "model").resolve()}  # the latter may be a link
     files = {path.resolve() for folder in folders for path in folder.rglob("*.py")}

@@ -1,0 +1,243 @@
+"""Evaluation of candidates by forked workers, which prune what cannot be the best."""
+
+import dataclasses
+import gc
+import importlib
+import math
+import multiprocessing
+import os
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from launcher.forecast.assess import Assessment, assess, tokens_per_s
+from launcher.forecast.candidates import CHECKPOINTING, Choice
+from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
+from launcher.forecast.place import Place
+from launcher.forecast.predict import states_bytes
+from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
+from launcher.forecast.timing import rated_type
+from launcher.strategies import strategy_of, variant_of
+from launcher.util.command import deaf_children
+from launcher.util.cores import usable_cores
+from launcher.util.errors import one_line
+from launcher.util.orphans import die_with
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
+LARGEST_BATCH: Final = "largest-batch"
+LARGEST_MODEL: Final = "largest-model"
+_BY_SPEED: Final = ("fastest", LARGEST_MODEL)
+"""Goals under which a candidate that is slower than another one that fits cannot be the best."""
+_LONGEST_REASON: Final = 120
+_PACKAGE: Final = str(Path(__file__).parents[1])
+Progress = Callable[[int, int], None]
+"""Called with the number of evaluated candidates and the number of all."""
+_evaluated: "Synchronized[int]"
+"""In a worker: number of candidates that all workers are done with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """Goal of a search, and the machine to search for."""
+
+    place: Place
+    goal: str
+    evaluate_all: bool
+    """Evaluate all candidates instead of the best per strategy."""
+    best_only: bool = False
+    """Prune whatever cannot be the best of all, instead of the best per strategy."""
+
+    @property
+    def prunes(self) -> bool:
+        """Return whether slow candidates may be skipped."""
+        return not self.evaluate_all and self.goal in _BY_SPEED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A candidate that raised an error, through a fault of the planner."""
+
+    choice: Choice
+    reason: str
+    """The error, and the innermost line of ours that it came through."""
+
+    @classmethod
+    def by(cls, error: Exception, choice: Choice) -> "Failed":
+        """Keep what a report of the fault needs."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
+        where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+        text = f"{type(error).__name__}: {str(error).strip()} ({where})"
+        return cls(choice=choice, reason=one_line(text, _LONGEST_REASON))
+
+
+def evaluate(
+    candidates: Sequence[Choice], search: Search, progress: Progress
+) -> list[Assessment | Failed]:
+    """Evaluate candidates on all cores, less those that are pruned.
+
+    Raises:
+        UserError: the machine has no rate for a precision.
+    """
+    for choice in candidates:
+        rated_type(choice.runs[0], search.place.machine)  # refuses now instead of in a minute
+    groups = _groups(candidates, search)
+    if any(PredictionCache(group[0].runs[0], search.place).is_empty for group in groups):
+        # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
+        importlib.import_module("torch._dynamo")
+    # The longest first, so that no core is left with it at the end.
+    tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
+    workers = min(len(groups), usable_cores())
+    context = multiprocessing.get_context("fork")  # nothing is imported again
+    evaluated = context.Value("i", 0)
+    with deaf_children():
+        started = context.Pool(workers, _start_worker, (evaluated, os.getpid()))
+    with started as pool:
+        result = pool.starmap_async(_evaluate_group, tasks, chunksize=1)
+        while not result.ready():
+            progress(evaluated.value, len(candidates))
+            result.wait(0.2)
+    remove_oldest_files()
+    return [each for group in result.get() for each in group]
+
+
+def _groups(candidates: Sequence[Choice], search: Search) -> list[list[Choice]]:
+    """Candidates that share recorded traces, to be evaluated by one worker.
+
+    When pruning, all candidates of one label are compared, and so belong to one group.
+    """
+    traces = [_trace_kind(choice) for choice in candidates]
+    keys: list[Hashable] = [*traces]
+    if search.prunes:
+        of_label: dict[str, set[Hashable]] = defaultdict(set)
+        for choice, kind in zip(candidates, traces, strict=True):
+            of_label[choice.label].add(kind)
+        keys = [frozenset(of_label[choice.label]) for choice in candidates]
+    groups: dict[Hashable, list[Choice]] = defaultdict(list)
+    for choice, key in zip(candidates, keys, strict=True):
+        groups[key].append(choice)
+    return list(groups.values())
+
+
+def _trace_kind(choice: Choice) -> Hashable:
+    """Equal for candidates whose decoder computes alike on one rank."""
+    config = choice.runs[0].config
+    types, sharding = strategy_of(config).dtypes(config), config.sharding
+    return (
+        *(choice.precision, choice.checkpointing),
+        types.autocast is None and config.optim.precision != "fp32",  # low-precision copies
+        variant_of(config).fetches_by_module,
+        *(sharding.context_parallel, sharding.tensor_parallel),
+    )
+
+
+def _start_worker(evaluated: "Synchronized[int]", parent: int) -> None:
+    global _evaluated
+    _evaluated = evaluated
+    die_with(parent)
+
+
+def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment | Failed]:
+    torch.set_num_threads(1)
+    gc.disable()  # short-lived worker with millions of live events: GC passes would dominate
+    evaluation = _GroupEvaluation(group, search)
+    for bound, choice in _fastest_first(group, search):
+        if not search.prunes or evaluation.is_wanted(choice, bound):
+            evaluation.add(choice)
+        with _evaluated.get_lock():
+            _evaluated.value += 1
+    return evaluation.results
+
+
+class _GroupEvaluation:
+    """Results of one group, and what they say about its other candidates."""
+
+    def __init__(self, group: Sequence[Choice], search: Search) -> None:
+        self._search = search
+        self.results: list[Assessment | Failed] = []
+        self._added: set[int] = set()
+        self._fitting: dict[str, list[tuple[float, Simplicity]]] = defaultdict(list)
+        of_key: dict[tuple[str, str], list[Choice]] = defaultdict(list)
+        for choice in group:
+            of_key[choice.label, choice.precision].append(choice)
+        modes = {key: most_recomputed(each) for key, each in of_key.items()}
+        self._leanest = {
+            key: next(choice for choice in each if choice.checkpointing == modes[key])
+            for key, each in of_key.items()
+        }
+        self._nothing_fits: set[tuple[str, str]] = set()
+        self._doubtful = False
+
+    def is_wanted(self, choice: Choice, most_tokens_per_s: float) -> bool:
+        """Return whether a candidate may still be the best; evaluate the leanest one to know."""
+        place, key = self._search.place, (choice.label, choice.precision)
+        fitting = self._fitting[self._rivals(choice)]
+        if outdone(most_tokens_per_s, simplicity(choice.runs[0].config), fitting):
+            return False
+        if not fitting and (self._doubtful or not states_fit(choice, place)):
+            # Where others did not fit, most recomputation comes first: if even that does not fit,
+            # milder ones need not be recorded.
+            leanest = self._leanest[key]
+            if id(leanest) not in self._added:
+                self.add(leanest)
+        return key not in self._nothing_fits and id(choice) not in self._added
+
+    def add(self, choice: Choice) -> None:
+        """Evaluate a candidate and keep its result."""
+        self._added.add(id(choice))
+        try:
+            a = assess(choice, self._search.place, largest=self._search.goal == LARGEST_BATCH)
+        except Exception as error:  # the other candidates are still worth an answer
+            self.results.append(Failed.by(error, choice))
+            return
+        if a.verdict == "fits":
+            self._fitting[self._rivals(choice)].append((a.time.tokens_per_s, a.merit.simplicity))
+        elif a.verdict == VERDICTS[-1]:
+            self._doubtful = True
+            key = (choice.label, choice.precision)
+            if choice is self._leanest[key]:
+                self._nothing_fits.add(key)
+        # Events are long to send, and no longer needed.
+        prediction = dataclasses.replace(a.prediction, events=(), streams={})
+        self.results.append(dataclasses.replace(a, prediction=prediction))
+
+    def _rivals(self, choice: Choice) -> str:
+        return "" if self._search.best_only else choice.label
+
+
+def states_fit(choice: Choice, place: Place) -> bool:
+    """Return whether parameters and optimizer states leave any memory."""
+    run, device_type = choice.runs[0], place.machine.device
+    try:
+        size_bytes = states_bytes(run, world_size=place.world_size, device_type=device_type)
+    except Exception:  # as `assess` will, which keeps the reason
+        return True
+    return place.fixed_bytes + size_bytes <= place.memory_bytes
+
+
+def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float, Choice]]:
+    """Pairs of (upper bound of tokens per second, candidate)."""
+    if not search.prunes:
+        return [(0.0, choice) for choice in group]
+    bounds = [_most_tokens_per_s(choice, search.place) for choice in group]
+    return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
+
+
+def _most_tokens_per_s(choice: Choice, place: Place) -> float:
+    try:
+        return max(tokens_per_s(run, place) for run in choice.runs)
+    except Exception:  # as `assess` will, which keeps the reason
+        return math.inf
+
+
+def most_recomputed(candidates: Sequence[Choice]) -> str:
+    """Return the checkpointing mode of these that needs least memory."""
+    modes = {choice.checkpointing for choice in candidates}
+    return max(modes, key=(*CHECKPOINTING, *modes).index)

@@ -1,0 +1,101 @@
+"""A plan as plain records, and as a page to sort and filter."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.forecast.assess import Assessment
+from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
+from launcher.forecast.evaluation import Failed
+from launcher.forecast.place import Place
+from launcher.forecast.predict import by_category
+from launcher.forecast.table import FAILED, same_batch
+from launcher.util.page import page_html
+
+_NOT_ON_THE_PAGE: Final = ("config", "ledger", "peaks_bytes")
+
+
+def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]]:
+    """Return a plain record per candidate; its ledger has the schema of measured ones."""
+    return [
+        {
+            "sharding": a.choice.label,
+            "precision": a.choice.precision,
+            "activation_checkpointing": a.choice.checkpointing,
+            "blocks_keep": a.run.model.activation_checkpointing,
+            "micro_batch": a.run.config.data.micro_batch,
+            "accumulation": a.run.accumulation,
+            "largest_micro_batch": a.largest_micro_batch,
+            "verdict": a.verdict,
+            "used_bytes": a.used_bytes,
+            "reserved_bytes": a.used_bytes - place.fixed_bytes,
+            "fixed_bytes": place.fixed_bytes,
+            "memory_bytes": a.memory_bytes,
+            "margin_bytes": a.margin_bytes,
+            "host_bytes": a.prediction.host_bytes,
+            "disk_bytes": a.prediction.disk_bytes,
+            "ledger": a.highest.as_dict(),
+            "peaks_bytes": {" ".join(key): value for key, value in a.prediction.peaks.items()},
+            "forward_s": a.time.forward_s,
+            "backward_s": a.time.backward_s,
+            "step_s": a.time.step_s,
+            "least_total_s": a.time.least_s,
+            "most_total_s": a.time.most_s,
+            "exposed_communication_s": a.time.exposed_communication_s,
+            "tokens_per_s": a.time.tokens_per_s,
+            "config": a.run.config.flat(),
+        }
+        for a in found
+    ]
+
+
+def failed_records(failed: Sequence[Failed]) -> list[dict[str, Any]]:
+    """Return a plain record per failure, in the names of those that have a prediction."""
+    return [
+        {
+            "sharding": each.choice.label,
+            "precision": each.choice.precision,
+            "activation_checkpointing": each.choice.checkpointing,
+            "verdict": FAILED,
+            "error": each.reason,
+        }
+        for each in failed
+    ]
+
+
+def write_page(path: Path, found: Sequence[Assessment], place: Place, command: str) -> None:
+    """Write an HTML page: every candidate in a table and as a bar of bytes."""
+    run = found[0].run
+    data = {
+        "model": run.config.model.label,
+        "parameters": run.model.parameter_count,
+        "global_batch": run.global_batch if same_batch(found) else None,
+        "seq_len": run.seq_len,
+        "devices": place.world_size,
+        "memory_bytes": place.memory_bytes,
+        "machine": place.machine.name,
+        "source": place.machine.source,
+        "command": command,
+        "range": [LEAST_OF_PREDICTED, MOST_OF_PREDICTED],
+        "rows": [page_row(assessment, place) for assessment in found],
+    }
+    page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)
+    path.write_text(page, encoding="utf-8")
+
+
+def page_row(a: Assessment, place: Place) -> dict[str, Any]:
+    """Return one candidate as pages show it."""
+    (record,) = as_records([a], place)
+    fits = a.verdict != "does not fit"
+    lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
+    beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)
+    return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
+        "share": a.used_bytes / a.memory_bytes,
+        "simplicity": a.merit.simplicity,
+        "tokens_per_step": a.time.tokens,
+        "step_time_s": a.time.total_s if fits else None,
+        "tokens_per_s": a.time.tokens_per_s if fits else None,
+        "highest_in": a.highest_in,
+        "lines": lines
+        | {"allocator_slack_bytes": max(0, beside), "context_bytes": place.fixed_bytes},
+    }
