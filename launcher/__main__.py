@@ -9,7 +9,7 @@ from launcher.util.command import interruptible
 from launcher.util.errors import ExitCode
 from launcher.util.startup import importing, reader_may_leave
 
-VERBS = {
+ALL_VERBS = {
     "plan": (
         "launcher.forecast.plan_cli",
         "predict what fits, how close and how fast, without a GPU",
@@ -37,7 +37,7 @@ VERBS = {
         "remove weights, heads or hidden units of a trained model",
     ),
     "export": (
-        "launcher.tools.exchange.export_cli",
+        "launcher.tools.exchange.export",
         "write a checkpoint for transformers, ONNX or TensorRT",
     ),
     "import": ("launcher.tools.exchange.import_", "start from a model of transformers"),
@@ -60,6 +60,16 @@ VERBS = {
 """Verb -> its module, and what it does."""
 
 
+def _is_present(module: str) -> bool:
+    # By its file: `find_spec` would import the packages around it.
+    root = Path(__file__).parents[1]
+    return (root / f"{module.replace('.', '/')}.py").is_file()
+
+
+# Every tool is a folder that can be left out, and its verb goes with it.
+VERBS = {verb: entry for verb, entry in ALL_VERBS.items() if _is_present(entry[0])}
+
+
 def main() -> None:
     """Dispatch to a verb's `main`; only that verb's modules are imported."""
     if Path(sys.argv[0]).name == "memscale":
@@ -79,6 +89,14 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb in ("-V", "--version"):
         print(importlib.import_module("launcher.util.packages").version_line())
         return ExitCode.DONE
+    if verb in ALL_VERBS and verb not in VERBS:
+        module = ALL_VERBS[verb][0]
+        print(
+            f"shardscale: {verb} is not in this installation, which lacks {module}: reinstall "
+            "shardscale",
+            file=sys.stderr,
+        )
+        return ExitCode.REFUSED
     if verb not in VERBS:
         print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
         return ExitCode.REFUSED

@@ -7,8 +7,8 @@ import torch
 
 from launcher.strategies.mask_bits import pack, zero
 from launcher.tools.prune.choice import PruneOptions
-from launcher.tools.prune.kernels import said_of_two_of_four
-from launcher.tools.prune.select import importance, kept
+from launcher.tools.prune.kinds import two_of_four_note
+from launcher.tools.prune.weights import importance, kept
 
 pytestmark = pytest.mark.gpu
 
@@ -42,4 +42,4 @@ def test_torch_computes_with_two_of_four() -> None:
     given = torch.nn.functional.linear(inputs, sparse)
     expected = torch.nn.functional.linear(inputs, dense)
     torch.testing.assert_close(given, expected, rtol=2e-2, atol=2e-2)
-    assert "to_sparse_semi_structured" in said_of_two_of_four(torch.device("cuda"))
+    assert "to_sparse_semi_structured" in two_of_four_note(torch.device("cuda"))

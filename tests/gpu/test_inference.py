@@ -12,7 +12,7 @@ from launcher.checkpoint import Checkpointer
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import export
 from launcher.tools.serve import infer_bench
 
 pytestmark = [

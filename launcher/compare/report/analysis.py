@@ -1,4 +1,4 @@
-"""What follows from the runs taken together: differences of losses, the Pareto front, the best."""
+"""Figures of a run, the reference that its losses are compared with, and the difference."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _SAME_MATHS = (
     *("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "mlp_tile"),
     "precision",
 )
-# What is trained of the same model: runs that differ so are compared, but not their losses.
+# Which parameters train: runs that differ here are compared, but not by their losses.
 _TRAINED = (*LORA, "quantize_base")
 _MODEL = [
     f.name for f in dataclasses.fields(ModelChoice) if f.name not in (*_SAME_MATHS, *_TRAINED)
@@ -41,7 +41,7 @@ _SAME_LOSSES = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """One run's headline figures. Memory is the worst rank's; the kinds are never mixed."""
+    """Headline figures of a run. Memory is the worst rank's; kinds are never mixed."""
 
     tokens_per_s: float | None
     tokens_per_s_per_rank: float | None
@@ -55,10 +55,10 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossDifference:
-    """The largest |loss - reference loss| over all steps that both runs have.
+    """Largest |loss - reference loss| over the steps that both runs have.
 
-    `gap_steps` and `gaps` are |difference| per step, for a chart. `not_finite` counts the steps
-    where just one of the two losses is a number.
+    `gap_steps` and `gaps` are |difference| per step, for the chart. `not_finite` counts the steps
+    where exactly one of the losses is finite.
     """
 
     reference: str
@@ -70,7 +70,7 @@ class LossDifference:
 
 
 def figures(run: Run) -> Figures:
-    """The figures of one run, from its summary where there is one, else from its steps."""
+    """Compute a run's figures from its summary, or from its steps without one."""
     record, summary, steps = run.record, run.summary, run.steps
     rate = summary.tokens_per_s or (steps.tokens_per_s if steps else None)
     ranks = record.get("world_size") or summary.world_size
@@ -128,16 +128,18 @@ def _sampled(run: Run, reading: str) -> list[int]:
 
 
 def differing_settings(run: Run, reference: Run) -> list[str]:
-    """Config fields that make two loss curves different by intent."""
+    """List the config fields that differ and make two loss curves differ by intent."""
     return [name for name in _SAME_LOSSES if run.config.get(name) != reference.config.get(name)]
 
 
 def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
-    """For each run the one its losses are held against: the named one, or the first single (else
-    ddp) run of equal settings; fp32 before others, whole sequences before cut ones.
+    """Choose for each run the reference of its losses.
+
+    The named run, else the first single (else ddp) run of equal settings: fp32 before other
+    precisions, and unsharded sequences and matrices before sharded ones.
 
     Raises:
-        UserError: no run of that name, or one without steps.
+        UserError: no run with steps has that name.
     """
     with_steps = [run for run in runs if run.steps is not None]
     if named is not None:
@@ -167,7 +169,7 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
 
 
 def loss_difference(run: Run, reference: Run | None) -> LossDifference | None:
-    """Compare all steps of two runs; None when they have no step in common, or must differ."""
+    """Compare the losses of two runs; None without common steps or with differing settings."""
     if reference is None or reference is run or differing_settings(run, reference):
         return None
     if run.steps is None or reference.steps is None:
@@ -192,32 +194,9 @@ def loss_difference(run: Run, reference: Run | None) -> LossDifference | None:
 
 
 def setting(run: Run) -> str:
-    """What two runs must share for their speed and memory to be compared, in words."""
+    """Describe what runs must share for their speed and memory to be compared."""
     record = run.record
     shape = {name: run.config[name] for name in _MODEL if name in run.config and name != "model"}
     dimensions = "".join(f", {name} {value}" for name, value in shape.items() if name != "dropout")
     place = record.get("device_name") or ("GPU" if run.on_gpu else "CPU")
     return f"{record.get('model')}{dimensions}, sequences of {record.get('seq_len')}, {place}"
-
-
-def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
-    """Names of the (memory, throughput) points that no other beats in one without losing in the
-    other."""
-    front, best = set(), (0.0, float("-inf"))
-    for name, point in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
-        if point[1] > best[1] or point == best:
-            front.add(name)
-            best = point
-    return front
-
-
-def pareto_points(
-    runs: Sequence[Run], known: Mapping[str, Figures], kind: str
-) -> dict[str, tuple[float, float]]:
-    """(memory, tokens/s) of the completed runs that have both."""
-    points = {}
-    for run in runs:
-        memory, rate = known[run.name].memory[kind], known[run.name].tokens_per_s
-        if run.completed and memory is not None and rate is not None:
-            points[run.name] = (float(memory), float(rate))
-    return points

@@ -1,6 +1,5 @@
-"""Runs -> one plain structure that every output is written from."""
+"""The comparison of runs, as the one plain structure that every output is written from."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -8,17 +7,17 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from launcher.compare.report import analysis
-from launcher.compare.report.columns import COLUMNS, printable
+from launcher.compare.report.columns import COLUMNS, Compared, printable
 from launcher.compare.report.find import telling_tails
-from launcher.compare.report.goals import best_by_goal
+from launcher.compare.report.goals import best_by_goal, pareto, pareto_points
 from launcher.compare.report.runs import Run
 from launcher.strategies import VARIANTS
 from launcher.util.sizes import GIB
 
 REPORT_VERSION = 1
-# The moments that tell most about a rank, before any other.
+# Ledgers of these moments describe a rank best, in this order.
 _MOMENTS = ("oom", "peak")
-# Not what a comparison is about, or shown in a column of its own.
+# Irrelevant to a comparison, or shown in a column of their own.
 _NOT_A_SETTING = {
     *("out", "log_every", "report_to", "log_level", "collective_timeout_s"),
     *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "device"),
@@ -26,17 +25,11 @@ _NOT_A_SETTING = {
     "sample_every",
     *("precision", "replicate", *(name for v in VARIANTS.values() for name in v.fields)),
 }
-_UNSAID = (None, False, "none", "auto")  # a setting that is off goes without saying
-_QUARTILES = ("tokens_per_s_p25", "tokens_per_s_median", "tokens_per_s_p75")
-_OF_RECORD = (
-    *("strategy", "strategy_also_called", "precision", "world_size", "micro_batch"),
-    *("accumulation", "global_batch", "seq_len", "context_parallel", "tensor_parallel"),
-    *("model", "parameters", "device_name"),
-)
+_IMPLIED = (None, False, "none", "auto")  # settings that are off are not listed
 
 
 class Report:
-    """The comparison: `data` is what JSON output holds; runs and curves are for the charts."""
+    """Comparison of runs: `data` is the JSON output; `runs` and `differences` feed the charts."""
 
     def __init__(
         self,
@@ -50,7 +43,7 @@ class Report:
         self.differences = {
             run.name: analysis.loss_difference(run, self.references.get(run.name)) for run in runs
         }
-        # A run that says nothing about itself (a cell that never started) competes with nobody.
+        # A cell that never started says nothing about itself: it is ranked with no other run.
         settings = {r.name: analysis.setting(r) if r.record.get("model") else None for r in runs}
         order = [*dict.fromkeys(setting for setting in settings.values() if setting), None]
         self.runs = sorted(
@@ -72,17 +65,18 @@ class Report:
         rows = []
         for setting, group in self._groups.items():
             fronts = {
-                kind: analysis.pareto(analysis.pareto_points(group, self.figures, kind))
+                kind: pareto(pareto_points(group, self.figures, kind))
                 for kind in analysis.MEMORY_KINDS
                 if setting
             }
             for position, run in enumerate(group, start=1):
-                row = self._row(run, position if setting and run.completed else None)
-                row["setting"] = setting
-                row |= differs[run.name]
+                ranked = position if setting and run.completed else None
+                row = self._row(run, ranked, setting, differs[run.name])
                 row["pareto"] = [kind for kind, names in fronts.items() if run.name in names]
                 rows.append(row)
-        keys = [c.key for c in COLUMNS if c.always or any(r[c.key] is not None for r in rows)]
+        keys = [
+            c.key for c in COLUMNS if c.show == "always" or any(r[c.key] is not None for r in rows)
+        ]
         compared = {setting: group for setting, group in self._groups.items() if setting}
         if len(compared) == 1:
             keys.remove("setting")
@@ -98,76 +92,66 @@ class Report:
             "environments": environments(self.runs),
         }
 
-    def _row(self, run: Run, position: int | None) -> dict[str, Any]:
-        record, steps = run.record, run.steps
-        known = dataclasses.asdict(self.figures[run.name])
-        difference = self.differences.get(run.name)
+    def _row(
+        self, run: Run, position: int | None, setting: str | None, differs: tuple[str, str]
+    ) -> dict[str, Any]:
+        compared = Compared(
+            run=run,
+            figures=self.figures[run.name],
+            difference=self.differences[run.name],
+            position=position,
+            setting=setting,
+            differs=differs[0] or None,
+        )
         return {
-            "position": position,
-            "run": run.name,
+            **{column.key: column.value(compared, column.key) for column in COLUMNS},
+            **{name: run.record.get(name) for name in ("model", "parameters", "device_name")},
+            "differs_brief": differs[1] or None,
             "path": None if run.path is None else str(run.path),
-            **{name: record.get(name) for name in _OF_RECORD},
-            "state": run.state,
-            **known.pop("memory"),
-            **known,
-            **dict(zip(_QUARTILES, (steps and steps.rate_quartiles) or (None,) * 3, strict=True)),
-            "steady_steps": steps.steady_steps if steps else None,
-            "loss_difference": difference.largest if difference else None,
-            "loss_difference_step": difference.at_step if difference else None,
-            "reference": difference.reference if difference else None,
             "loss_note": self._loss_note(run),
-            "steps": len(steps.step) if steps else None if run.path is None else 0,
-            "first_step_s": steps.first_step_s if steps else None,
-            "duration_s": run.summary.duration_s,
-            "where": _where(run),
-            "reason": run.reason,
-            "phases_s": dict(steps.phases_s) if steps and steps.phases_s else None,
+            "phases_s": run.steps and run.steps.phases_s,
             "peaks_by_phase": [{"rank": rank, **record} for rank, record in run.phases],
             "ledgers": _ledgers(run),
             "notes": list(run.notes),
         }
 
     def _loss_note(self, run: Run) -> str | None:
-        """Why the losses of this run are held against nothing, or what to know about it."""
+        """Explain why the losses of a run are compared with nothing, or a caveat."""
         reference, difference = self.references.get(run.name), self.differences.get(run.name)
         if run.steps is None:
             return "no step was finished"
         if reference is None:
-            return "no single or ddp run to hold it against (--reference NAME chooses one)"
+            return "no single or ddp run to compare with (--reference NAME chooses one)"
         if run is reference:
             return "reference"
         if difference is None:
             names = analysis.differing_settings(run, reference)
             return f"differs from {reference.name} in {', '.join(names) or 'its steps'}"
         if difference.not_finite:
-            return f"at {difference.not_finite} step(s) only one of the two losses is a number"
+            return f"at {difference.not_finite} step(s) only one of the two losses is finite"
         return None
 
 
-def differing(runs: Sequence[Run]) -> dict[str, dict[str, str | None]]:
-    """For each run the settings in which not all runs agree, as `lr 0.001, window 64`.
+def differing(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
+    """List for each run the settings in which not all runs agree, as `lr 0.001, window 64`.
 
-    `differs` has them as they are, `differs_brief` has paths cut down to what tells them apart.
+    The second text has paths cut down to the tails that tell them apart.
     """
     known = [run for run in runs if run.config]
     keys = dict.fromkeys(key for run in known for key in run.config if key not in _NOT_A_SETTING)
-    told: dict[str, list[tuple[str, str]]] = {run.name: [] for run in runs}
+    texts: dict[str, list[tuple[str, str]]] = {run.name: [] for run in runs}
     for key in keys:
         values = {run.name: run.config.get(key) for run in known}
         if len(set(map(str, values.values()))) == 1:
             continue
-        paths = {Path(value) for value in values.values() if _is_path(value)}
-        tails = telling_tails(paths)
+        tails = telling_tails({Path(value) for value in values.values() if _is_path(value)})
         for name, value in values.items():
-            if value not in _UNSAID:
+            if value not in _IMPLIED:
                 brief = tails[Path(value)] if _is_path(value) else value
-                told[name].append((f"{key} {value}", f"{key} {brief}"))
+                texts[name].append((f"{key} {value}", f"{key} {brief}"))
     return {
-        name: {
-            "differs": ", ".join(whole for whole, _ in parts) or None,
-            "differs_brief": ", ".join(brief for _, brief in parts) or None,
-        }
-        for name, parts in told.items()
+        name: (", ".join(whole for whole, _ in parts), ", ".join(brief for _, brief in parts))
+        for name, parts in texts.items()
     }
 
 
@@ -176,24 +160,18 @@ def _is_path(value: Any) -> TypeGuard[str]:
 
 
 def environments(runs: Sequence[Run]) -> list[str]:
-    """What the runs were made with, each combination once."""
-    told = []
+    """List the versions that the runs were made with, each combination once."""
+    found = []
     for run in runs:
         known, packages = run.environment, run.environment.get("packages", {})
         versions = {name: packages.get(name) for name in ("torch", "deepspeed")}
         versions |= {"Python": known.get("python"), "revision": known.get("git")}
-        told.append(", ".join(f"{name} {one}" for name, one in versions.items() if one))
-    return list(dict.fromkeys(filter(None, told)))
-
-
-def _where(run: Run) -> str | None:
-    if run.completed or run.phase is None:
-        return None
-    return run.phase if run.failed_rank is None else f"{run.phase}, rank {run.failed_rank}"
+        found.append(", ".join(f"{name} {one}" for name, one in versions.items() if one))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def _ledgers(run: Run) -> list[dict[str, Any]]:
-    """For each rank its most telling ledger, and the predicted one, one entry per place."""
+    """Choose for each rank its best ledger and the predicted one, with one entry per place."""
     chosen: dict[tuple[int, bool], Mapping[str, Any]] = {}
     for rank, ledger in run.ledgers:
         key = (rank, ledger.get("moment") == "predicted")
@@ -218,8 +196,10 @@ def _worth(ledger: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def clean(value: Any) -> Any:
-    """The same structure with nothing that JSON or a terminal could choke on: NaN and infinity
-    become None, text becomes printable."""
+    """Make a structure safe for JSON and terminals.
+
+    NaN and infinity become None, text becomes printable.
+    """
     if isinstance(value, Mapping):
         return {printable(str(key)): clean(item) for key, item in value.items()}
     if isinstance(value, str):

@@ -1,97 +1,169 @@
-"""The columns of the comparison, once, for the console, CSV, Markdown and the page."""
+"""Columns of the comparison: declared once for the console, CSV, Markdown, JSON and the page."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from launcher.compare.report.analysis import Figures, LossDifference
+from launcher.compare.report.runs import Run
 
 BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 Kind = Literal["text", "count", "rate", "seconds", "bytes", "loss", "gap", "percent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One run, with the results of comparing it with the others."""
+
+    run: Run
+    figures: Figures
+    difference: LossDifference | None
+    position: int | None
+    setting: str | None
+    differs: str | None
+
+
+Value = Callable[[Compared, str], Any]
+"""Value of a run, given the column's key."""
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of a run. `always` columns show even where no run has a value."""
+    """One figure of a run.
+
+    `show`: "always" on the console and in Markdown, "brief" there if any run has a value, "full"
+    only in CSV, JSON and the page's complete table.
+    """
 
     key: str
     title: str
     kind: Kind
+    value: Value
     help: str
-    brief: bool = False  # on the console and in Markdown too
-    always: bool = False
+    show: Literal["always", "brief", "full"] = "full"
 
 
-def _column(key: str, title: str, kind: Kind, help: str, marks: str = "") -> Column:
-    return Column(
-        key=key, title=title, kind=kind, help=help, brief="b" in marks, always="a" in marks
-    )
+def _own(compared: Compared, key: str) -> Any:
+    return getattr(compared, key)
 
 
+def _run(compared: Compared, key: str) -> Any:
+    return getattr(compared.run, key)
+
+
+def _record(compared: Compared, key: str) -> Any:
+    return compared.run.record.get(key)
+
+
+def _figure(compared: Compared, key: str) -> Any:
+    return getattr(compared.figures, key)
+
+
+def _memory(compared: Compared, key: str) -> int | None:
+    return compared.figures.memory[key]
+
+
+def _series(compared: Compared, key: str) -> Any:
+    return compared.run.steps and getattr(compared.run.steps, key)
+
+
+def _quartile(compared: Compared, key: str) -> float | None:
+    quartiles = _series(compared, "rate_quartiles")
+    return quartiles and quartiles[("p25", "median", "p75").index(key.rpartition("_")[2])]
+
+
+def _difference(compared: Compared, key: str) -> Any:
+    return compared.difference and getattr(compared.difference, key)
+
+
+def _steps(compared: Compared, _: str) -> int | None:
+    run = compared.run
+    if run.steps:
+        return len(run.steps.step)
+    return None if run.path is None else 0
+
+
+def _where(compared: Compared, _: str) -> str | None:
+    run = compared.run
+    if run.completed or run.phase is None:
+        return None
+    return run.phase if run.failed_rank is None else f"{run.phase}, rank {run.failed_rank}"
+
+
+_C = Column
+# fmt: off
 COLUMNS = (
-    _column("position", "#", "count", "Place by tokens/s among completed runs", "ba"),
-    _column("run", "run", "text", "Name of the run folder", "ba"),
-    _column("strategy", "strategy", "text", "Sharding choice", "ba"),
-    _column("strategy_also_called", "also called", "text", "The same in the other words", "ba"),
-    _column("setting", "setting", "text", "What runs share to be compared in speed and memory"),
-    _column("precision", "precision", "text", "Precision of the computation", "b"),
-    _column("world_size", "ranks", "count", "Processes, one per device", "b"),
-    _column("context_parallel", "per sequence", "count", "Ranks that share each sequence"),
-    _column("tensor_parallel", "per matrix", "count", "Ranks that share each matrix"),
-    _column("micro_batch", "micro-batch", "count", "Sequences per rank and forward"),
-    _column("accumulation", "accum.", "count", "Micro-batches per optimizer step"),
-    _column("global_batch", "global batch", "count", "Sequences per optimizer step, all ranks"),
-    _column("state", "state", "text", "How the run ended", "ba"),
-    _column("tokens_per_s", "tokens/s", "rate", "All ranks, without the warm-up steps", "ba"),
-    _column(
-        "tokens_per_s_median", "tokens/s, median step", "rate", "Of the steps after the warm-up"
-    ),
-    _column("tokens_per_s_p25", "tokens/s, 25%", "rate", "A quarter of these steps was slower"),
-    _column("tokens_per_s_p75", "tokens/s, 75%", "rate", "A quarter of these steps was faster"),
-    _column("steady_steps", "steps timed", "count", "Steps after the warm-up, which are averaged"),
-    _column("tokens_per_s_per_rank", "tokens/s per rank", "rate", "Tokens/s over ranks"),
-    _column("step_time_s", "s/step", "seconds", "Mean time of a step, without warm-up", "b"),
-    _column("tflops_per_rank", "TFLOP/s per rank", "loss", "6 N_matmul + 12 L d T per token"),
-    _column("mfu", "MFU", "percent", "FLOP/s over the GPU's bf16 peak", "b"),
-    _column(
-        *("allocated_peak_bytes", "allocated peak", "bytes"),
-        *("Tensors in the GPU's caching allocator at the highest moment, worst rank", "b"),
-    ),
-    _column(
-        *("reserved_peak_bytes", "reserved peak", "bytes"),
-        *("What the caching allocator held at the highest moment, rank 0", "b"),
-    ),
-    _column(
-        *("device_used_bytes", "device used", "bytes"),
-        *("What the whole device used at the highest moment, worst rank", "b"),
-    ),
-    _column(
-        *("tracked_live_bytes", "tracked live peak", "bytes"),
-        *("CPU: all live tensors at the highest moment (--memory-trace), worst rank", "b"),
-    ),
-    _column(
-        *("resident_set_bytes", "resident set", "bytes"),
-        *("CPU: highest resident set of a process, libraries included, worst rank", "b"),
-    ),
-    _column(
-        "perplexity", "perplexity", "loss", "exp(loss) over what was read of the test split", "ba"
-    ),
-    _column("test_loss", "test loss", "loss", "Mean over what was read of the test split"),
-    _column(
-        *("loss_difference", "largest loss difference", "gap"),
-        *("Largest |loss - reference loss| over all steps", "ba"),
-    ),
-    _column("differs", "differs in", "text", "Settings that are not the same in all runs", "b"),
-    _column("loss_difference_step", "at step", "count", "Where the largest difference is"),
-    _column("reference", "against", "text", "The run the losses are held against"),
-    _column("steps", "steps", "count", "Optimizer steps done"),
-    _column("first_step_s", "first step", "seconds", "Time of step 1, warm-up included"),
-    _column("duration_s", "duration", "seconds", "Whole run, evaluation included"),
-    _column("where", "ended in", "text", "Phase and rank a run that failed was in"),
-    _column("reason", "reason", "text", "Why it failed"),
+    _C("position", "#", "count", _own, "Rank by tokens/s among completed runs", "always"),
+    _C("run", "run", "text", lambda c, _: c.run.name, "Name of the run folder", "always"),
+    _C("strategy", "strategy", "text", _record, "Sharding strategy", "always"),
+    _C("strategy_also_called", "also called", "text", _record,
+       "The same strategy in the other library's words", "always"),
+    _C("setting", "setting", "text", _own,
+       "Model, sequence length and device; runs are ranked within one setting"),
+    _C("precision", "precision", "text", _record, "Compute precision", "brief"),
+    _C("world_size", "ranks", "count", _record, "Processes, one per device", "brief"),
+    _C("context_parallel", "context parallel", "count", _record, "Ranks per sequence"),
+    _C("tensor_parallel", "tensor parallel", "count", _record, "Ranks per weight matrix"),
+    _C("micro_batch", "micro-batch", "count", _record, "Sequences per rank and forward"),
+    _C("accumulation", "accum.", "count", _record, "Micro-batches per optimizer step"),
+    _C("global_batch", "global batch", "count", _record,
+       "Sequences per optimizer step, all ranks"),
+    _C("state", "state", "text", _run, "How the run ended", "always"),
+    _C("tokens_per_s", "tokens/s", "rate", _figure, "All ranks, without warm-up", "always"),
+    _C("tokens_per_s_median", "tokens/s, median step", "rate", _quartile,
+       "Median over the steps after warm-up"),
+    _C("tokens_per_s_p25", "tokens/s, 25%", "rate", _quartile,
+       "25th percentile over the steps after warm-up"),
+    _C("tokens_per_s_p75", "tokens/s, 75%", "rate", _quartile,
+       "75th percentile over the steps after warm-up"),
+    _C("steady_steps", "steps timed", "count", _series,
+       "Steps after warm-up, over which times are averaged"),
+    _C("tokens_per_s_per_rank", "tokens/s per rank", "rate", _figure, "Tokens/s over ranks"),
+    _C("step_time_s", "s/step", "seconds", _figure, "Mean step time, without warm-up", "brief"),
+    _C("tflops_per_rank", "TFLOP/s per rank", "loss", _figure,
+       "6 N_matmul + 12 L d T per token"),
+    _C("mfu", "MFU", "percent", _figure, "FLOP/s over the GPU's bf16 peak", "brief"),
+    _C("allocated_peak_bytes", "allocated peak", "bytes", _memory,
+       "Peak of tensors in the GPU's caching allocator, worst rank", "brief"),
+    _C("reserved_peak_bytes", "reserved peak", "bytes", _memory,
+       "Peak of memory held by the caching allocator, rank 0", "brief"),
+    _C("device_used_bytes", "device used", "bytes", _memory,
+       "Peak memory use of the whole device, worst rank", "brief"),
+    _C("tracked_live_bytes", "tracked live peak", "bytes", _memory,
+       "CPU: peak of all live tensors (--memory-trace), worst rank", "brief"),
+    _C("resident_set_bytes", "resident set", "bytes", _memory,
+       "CPU: peak resident set of a process, libraries included, worst rank", "brief"),
+    _C("perplexity", "perplexity", "loss", _figure,
+       "exp(loss) over the test sequences read", "always"),
+    _C("test_loss", "test loss", "loss", _figure, "Mean over the test sequences read"),
+    _C("loss_difference", "largest loss difference", "gap",
+       lambda c, _: _difference(c, "largest"),
+       "Largest |loss - reference loss| over all steps", "always"),
+    _C("differs", "differs in", "text", _own,
+       "Settings that are not the same in all runs", "brief"),
+    _C("loss_difference_step", "at step", "count", lambda c, _: _difference(c, "at_step"),
+       "Step of the largest loss difference"),
+    _C("reference", "against", "text", _difference, "Run that losses are compared with"),
+    _C("steps", "steps", "count", _steps, "Completed optimizer steps"),
+    _C("first_step_s", "first step", "seconds", _series, "Time of step 1, warm-up included"),
+    _C("duration_s", "duration", "seconds", lambda c, _: c.run.summary.duration_s,
+       "Whole run, evaluation included"),
+    _C("where", "ended in", "text", _where, "Phase and rank in which a run failed"),
+    _C("reason", "reason", "text", _run, "Why it failed"),
+)
+# fmt: on
+
+# Kept longest on a narrow terminal; other brief columns go first.
+NARROW_FIRST = (
+    *("run", "state", "tokens_per_s", "allocated_peak_bytes", "tracked_live_bytes", "perplexity"),
+    *("step_time_s", "reserved_peak_bytes", "device_used_bytes", "resident_set_bytes"),
+    *("loss_difference", "differs", "strategy", "precision", "world_size"),
 )
 
 
 def shown(value: Any, kind: Kind) -> str:
-    """A value for people, `n/a` when it is not known."""
+    """Format a value for people; `n/a` if unknown."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "n/a"
     if kind == "text":
@@ -112,12 +184,14 @@ def shown(value: Any, kind: Kind) -> str:
 
 
 def three_digits(value: float) -> str:
-    """At least three digits, as assets/format.js has it: a tie is rounded up."""
+    """Format with at least three digits; ties round up, as in assets/format.js."""
     value *= 1 + 1e-12
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:#.3g}"
 
 
 def printable(text: str) -> str:
-    """Text without control, direction-changing or undecodable characters: names come from folders
-    that anybody may have made, and go to terminals and files."""
+    """Replace control, direction-changing and undecodable characters.
+
+    Names come from folders that anybody may have made, and go to terminals and files.
+    """
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

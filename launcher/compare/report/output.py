@@ -1,7 +1,6 @@
-"""The comparison as it is written: a console table, CSV, Markdown and one HTML page."""
+"""Outputs of the comparison: console table, CSV, Markdown and one HTML page."""
 
 import csv
-import dataclasses
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from launcher.compare.inference import for_page
 from launcher.compare.report.build import Report, clean
-from launcher.compare.report.columns import COLUMNS, Column, shown
+from launcher.compare.report.columns import COLUMNS, NARROW_FIRST, Column, shown
 from launcher.compare.report.series import Floats, Timeline, thin
 from launcher.util import tables
 from launcher.util.page import page_html
@@ -20,30 +19,24 @@ from launcher.util.tables import say
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
 _STATES |= {"timeout": "red", "interrupted": "yellow"}
-# What a narrow terminal shows first; the rest of the brief columns comes after these.
-_FIRST = (
-    *("run", "state", "tokens_per_s", "allocated_peak_bytes", "tracked_live_bytes", "perplexity"),
-    *("step_time_s", "reserved_peak_bytes", "device_used_bytes", "resident_set_bytes"),
-    *("loss_difference", "differs", "strategy", "precision", "world_size"),
-)
-_LONG_NAME = 40  # longer ones go on in a second line where the terminal is narrow
+_LONG_NAME = 40  # longer names wrap on a narrow terminal
 CURVE_POINTS = 500
 GAP_POINTS = 250
-# Timelines in the page: 50 runs of 8 ranks stay below 6 MB, and more runs show fewer ranks.
+# Timelines in the page: 50 runs of 8 ranks take 6 MB; with more runs, fewer ranks are shown.
 MOST_TIMELINES = 400
 MOST_RANKS = 8
 SCRIPTS = ("scatter.js", "lines.js", "inference.js", "report.js")
 
 
 def brief_columns(data: dict[str, Any]) -> list[Column]:
-    """What fits beside each other: the main columns that any run has a value for."""
-    return [column for column in COLUMNS if column.brief and column.key in data["columns"]]
+    """Return the main columns that any run has a value for."""
+    return [c for c in COLUMNS if c.show != "full" and c.key in data["columns"]]
 
 
 def print_report(data: dict[str, Any], where: str) -> None:
-    """Print the table, why runs failed, and what is best.
+    """Print the table, why runs failed, and the winners.
 
-    `where` has the columns that there is no room for.
+    `where` names the file with the columns that do not fit.
     """
     print_table(data, where)
     for row in data["runs"]:
@@ -58,7 +51,7 @@ def print_report(data: dict[str, Any], where: str) -> None:
 def print_table(data: dict[str, Any], where: str) -> None:
     """Print the table alone."""
     columns = brief_columns(data)
-    ranks = {key: rank for rank, key in enumerate(_FIRST)}
+    ranks = {key: rank for rank, key in enumerate(NARROW_FIRST)}
     rows = [
         [
             Text(_cell(row, column), _STATES.get(row["state"], "") if column.key == "state" else "")
@@ -90,12 +83,12 @@ def _cell(row: dict[str, Any], column: Column) -> str:
         return "reference"
     value = row["differs_brief" if column.key == "differs" else column.key]
     if column.key in ("position", "differs") and value is None:
-        return ""  # there is nothing to say, rather than nothing known
+        return ""  # empty rather than unknown
     return shown(value, column.kind)
 
 
 def goal_lines(data: dict[str, Any]) -> list[str]:
-    """`fastest: zero2 (582 MiB resident set, 5,391 tokens/s)`, for each setting."""
+    """Format the winners of each setting: `fastest: zero2 (582 MiB resident set, ...)`."""
     lines = []
     for part in data["settings"]:
         if len(data["settings"]) > 1 and part["goals"]:
@@ -106,7 +99,7 @@ def goal_lines(data: dict[str, Any]) -> list[str]:
 
 
 def csv_text(data: dict[str, Any]) -> str:
-    """All columns, raw values in the units of their names; an unknown value is `n/a`."""
+    """Write all columns with raw values in the units of their names; unknown values are `n/a`."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([column.key for column in COLUMNS])
@@ -123,35 +116,38 @@ def _csv_cell(value: Any) -> Any:
 
 
 def markdown_text(data: dict[str, Any]) -> str:
-    """The main columns as a GitHub table, with what is best and why runs failed."""
+    """Write the main columns as a GitHub table, with the winners and why runs failed."""
     columns = brief_columns(data)
     rows = [[column.title for column in columns], ["---"] * len(columns)]
     rows += [[escaped(_cell(row, column)) for column in columns] for row in data["runs"]]
-    told = [
+    notes = [
         f"{row['run']}: {_ending(row)}: {row['reason']}" for row in data["runs"] if row["reason"]
     ]
-    told += [f"{row['run']}: {note}" for row in data["runs"] for note in row["notes"]]
+    notes += [f"{row['run']}: {note}" for row in data["runs"] for note in row["notes"]]
     parts = ["\n".join("| " + " | ".join(cells) + " |" for cells in rows)]
     parts += [
-        "\n".join(f"- {escaped(line)}" for line in lines) for lines in (goal_lines(data), told)
+        "\n".join(f"- {escaped(line)}" for line in lines) for lines in (goal_lines(data), notes)
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it literally."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#~!$&" else c for c in text)
 
 
 def report_page(report: Report, inference: Mapping[str, Any] | None = None) -> str:
-    """The whole page; with what `infer-bench` has measured of the runs, if it has."""
+    """Write the HTML page, with the results of `infer-bench` if there are any."""
     shown = None if inference is None else for_page(inference)
     return page_html("shardscale report", SCRIPTS, {**_page_data(report), "inference": shown})
 
 
 def _page_data(report: Report) -> dict[str, Any]:
     columns = {column.key: column for column in COLUMNS}
-    shown = [dataclasses.asdict(columns[key]) for key in report.data["columns"]]
+    shown = [
+        {"key": c.key, "title": c.title, "kind": c.kind, "help": c.help, "brief": c.show != "full"}
+        for c in (columns[key] for key in report.data["columns"])
+    ]
     ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.runs)))
     return {
         **report.data,
@@ -188,5 +184,5 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a chart can show, and a third of the file's size."""
+    """Round to six digits: enough for any chart, and a third of the file's size."""
     return None if value is None else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Which checks there are, and how their findings are shown."""
+"""`shardscale doctor`: run the checks and show their findings."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.tools.doctor import gpu, host, software, storage
+from launcher.tools.doctor import gpu, host, software
 from launcher.tools.doctor.finding import Check, Finding, run_checks
 from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import OptionParser
@@ -30,7 +30,7 @@ FLASH_ATTENTION = {"flash-attn": "torch's own flash kernels are used"}
 
 
 def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
-    """Group -> name -> check."""
+    """Return group -> name -> check."""
     return {
         "Software": {
             "Python": software.python,
@@ -57,8 +57,8 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
             "/dev/shm": host.shared_memory,
             "locked memory": host.locked_memory,
             "host name": host.hostname,
-            "disk": storage.disk_space,
-            "NVMe offload": partial(storage.nvme, nvme_path),
+            "disk": host.disk_space,
+            "NVMe offload": partial(host.nvme, nvme_path),
             "Slurm": host.slurm,
         },
     }
@@ -66,14 +66,17 @@ def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Examine this machine; exit code 0 whatever is found, 2 for bad arguments."""
+    """Examine this machine; exit code 0 whatever the findings, 2 for bad arguments."""
     parser = OptionParser(
         prog="shardscale doctor",
-        description="What works on this machine, what will not, and the fix.",
+        description="Check this machine: what works, what will not, and how to fix it.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--nvme-path", type=Path, metavar="FOLDER", help="measure this folder's disk for offload"
+        "--nvme-path",
+        type=Path,
+        metavar="FOLDER",
+        help="measure this folder's disk for NVMe offload",
     )
     options = parser.parse_args(argv)
     groups = checks(options.nvme_path)
@@ -87,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def as_json(groups: dict[str, dict[str, Check]], findings: dict[str, Finding]) -> str:
-    """`{"schema_version", "counts": {state: n}, "findings": [{"group", "name", ...}]}`."""
+    """Return JSON: `{"schema_version", "counts": {state: n}, "findings": [{"group", ...}]}`."""
     counts = Counter(finding.state for finding in findings.values())
     listed = [
         {"group": group, "name": name, **dataclasses.asdict(findings[name])}
@@ -107,7 +110,7 @@ def as_json(groups: dict[str, dict[str, Check]], findings: dict[str, Finding]) -
 def show(
     groups: dict[str, dict[str, Check]], findings: dict[str, Finding], console: Console
 ) -> None:
-    """Three aligned columns; consequence and fix stand under what they belong to."""
+    """Print three aligned columns, with consequence and fix below each finding."""
     width = max(map(len, findings))
     for group, names in groups.items():
         console.print(Text(group, style="bold"))
@@ -128,7 +131,7 @@ def show(
             if finding.fix and concerns:
                 table.add_row("", "", Text(f"fix: {finding.fix}", style="cyan"))
             elif finding.fix:
-                table.add_row("", "", Text(f"to have it: {finding.fix}", style="dim"))
+                table.add_row("", "", Text(f"to install: {finding.fix}", style="dim"))
         console.print(table)
         console.print()
     console.print(Text(_verdict(findings)))
@@ -136,8 +139,8 @@ def show(
 
 def _verdict(findings: dict[str, Finding]) -> str:
     parts = []
-    for state, what in (("fail", "will not work"), ("warn", "worth a look")):
+    for state, what in (("fail", "will not work"), ("warn", "warnings")):
         names = [name for name, finding in findings.items() if finding.state == state]
         if names:
             parts.append(f"{what}: {', '.join(names)}")
-    return "; ".join(parts) or "nothing is in the way of training here"
+    return "; ".join(parts) or "no problems found"

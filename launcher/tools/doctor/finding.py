@@ -1,4 +1,4 @@
-"""What a check finds, and running checks so that none of them stops or stalls the others."""
+"""Findings, and running checks so that none of them stops or stalls the others."""
 
 import threading
 import time
@@ -12,10 +12,10 @@ State = Literal["ok", "warn", "fail", "n/a"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`found` is a fact; `consequence` is what will not work because of it; `fix` removes it.
+    """Result of a check: a fact, what will not work because of it, and how to fix that.
 
-    `ok`: all is well. `warn`: it works less well, or only in another way. `fail`: something that
-    people come here for will not work. `n/a`: does not concern this machine.
+    `ok`: works. `warn`: works less well, or only in another way. `fail`: a main feature will not
+    work. `n/a`: does not apply to this machine.
     """
 
     state: State
@@ -34,10 +34,10 @@ not_applicable = partial(Finding, "n/a")
 
 
 def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Finding]:
-    """All findings, in the order of `checks`, after at most `within_s` seconds.
+    """Run all checks within `within_s` seconds; returns findings in the order of `checks`.
 
-    A sick driver or a network file system can block a call for ever, so each check has a thread
-    that is left behind when it does not answer.
+    A broken driver or network file system can block a call for ever, so each check runs in a
+    thread that is abandoned if it does not answer.
     """
     findings: dict[str, Finding] = {}
 
@@ -46,8 +46,8 @@ def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Fin
             findings[name] = check()
         except Exception as error:
             findings[name] = warn(
-                f"the check itself broke: {type(error).__name__}: {error}",
-                "nothing is known about this",
+                f"the check itself failed: {type(error).__name__}: {error}",
+                "unknown state",
                 "please report it as a bug of shardscale doctor",
             )
 
@@ -62,7 +62,7 @@ def run_checks(checks: Mapping[str, Check], *, within_s: float) -> dict[str, Fin
         thread.join(max(0.0, deadline_s - time.monotonic()))
     silent = warn(
         f"no answer within {within_s:.0f} s",
-        "whatever needs this may hang as well",
-        "try again on an idle machine; if it stays, look at the driver or the file system",
+        "training may hang here as well",
+        "try again on an idle machine, then check the driver or the file system",
     )
     return {name: findings.get(name, silent) for name in checks}

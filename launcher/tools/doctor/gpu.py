@@ -1,4 +1,4 @@
-"""GPUs, NVML, the driver against the torch build, NCCL, and which kernels the hardware has."""
+"""Checks of GPUs: NVML, driver and torch build, NCCL, hardware features, allocator."""
 
 import re
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from launcher.util.sizes import GIB, gib
 from launcher.util.startup import allocator_variable, expands_segments
 
 BUSY_BYTES = 2 * GIB
-# Feature -> lowest compute capability with hardware (and kernels in torch) for it.
+# Feature -> lowest compute capability with hardware (and torch kernels) for it.
 NEEDS_CAPABILITY = {"bf16": (8, 0), "flash attention": (8, 0), "fp8": (8, 9)}
 CPU_BF16 = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16")  # the last is ARM's
 
 
 def nvml() -> Finding:
-    """Whether GPU memory, power and utilisation can be sampled."""
+    """Check that GPU memory, power and utilization can be sampled."""
     try:
         pynvml.nvmlInit()
         try:
@@ -35,7 +35,7 @@ def nvml() -> Finding:
 
 
 def torch_and_driver() -> Finding:
-    """Whether this torch can use the GPUs that are there."""
+    """Check that this torch build can use the installed GPUs."""
     version = torch.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 11):
         return fail(version, "shardscale needs torch 2.11", "pip install --upgrade 'torch>=2.11'")
@@ -49,29 +49,29 @@ def torch_and_driver() -> Finding:
             "training uses the CPU",
             "install the CUDA build of torch that pytorch.org names for this driver",
         )
-    usable = torch.cuda.is_available()  # also where a container has no device files of that name
+    usable = torch.cuda.is_available()  # a container may lack the device files
     if not there and not usable:
         return ok(f"{version} for CUDA {built_for}; no GPU here, so it trains on the CPU")
     if driver is not None and driver[0] < int(built_for.split(".")[0]):
         return fail(
             f"{version} is built for CUDA {built_for}, the driver goes up to "
             + ".".join(map(str, driver)),
-            "torch does not start the GPUs",
+            "torch cannot use the GPUs",
             "update the driver, or install torch for an older CUDA (pytorch.org)",
         )
     if not usable:
         return fail(
             f"{version} for CUDA {built_for} sees none of the {len(there)} GPUs",
             "training uses the CPU",
-            "look at CUDA_VISIBLE_DEVICES, then run nvidia-smi",
+            "check CUDA_VISIBLE_DEVICES, then run nvidia-smi",
         )
     return ok(f"{version} for CUDA {built_for}")
 
 
 def gpus() -> Finding:
-    """Names, memory, and whether somebody else is using it."""
+    """Report names and memory, and whether other processes use it."""
     if not torch.cuda.is_available():
-        return not_applicable("none that torch can use; training runs on the CPU")
+        return not_applicable("none usable by torch; training runs on the CPU")
     all_properties = [
         torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
     ]
@@ -84,17 +84,17 @@ def gpus() -> Finding:
     if used:
         return warn(
             f"{found}; {len(used)} already in use, up to {gib(max(used))}",
-            "less memory than a plan assumes, and slower steps",
-            "nvidia-smi names the processes; choose others with CUDA_VISIBLE_DEVICES",
+            "less memory than planned, and slower steps",
+            "nvidia-smi names the processes; choose other GPUs with CUDA_VISIBLE_DEVICES",
         )
     near = f"--tensor-parallel and --context-parallel up to {len(names)} stay on this node"
     return ok(f"{found}; {near}" if len(names) > 1 else found)
 
 
 def allocator() -> Finding:
-    """Whether the user's own setting of torch's allocator keeps expandable segments away."""
+    """Check that the environment does not disable expandable segments of torch's allocator."""
     if not torch.cuda.is_available():
-        return not_applicable("no GPU that torch can use")
+        return not_applicable("no GPU usable by torch")
     variable = allocator_variable()
     if variable is None:
         return ok("expandable segments, unless a run has --no-expandable-segments")
@@ -102,14 +102,14 @@ def allocator() -> Finding:
     if expands_segments(asked=True):
         return ok(f"expandable segments, by {name}={value}")
     return warn(
-        f"{name}={value} leaves out expandable segments",
-        "freed memory may stay in pieces too small to use; plans count with that",
-        f"unset {name}, or put expandable_segments:True into it",
+        f"{name}={value} disables expandable segments",
+        "more fragmentation of freed memory; plans account for it",
+        f"unset {name}, or add expandable_segments:True",
     )
 
 
 def kernels() -> Finding:
-    """bf16, flash attention and fp8 against the hardware."""
+    """Report hardware support for bf16, flash attention and fp8."""
     if not torch.cuda.is_available():
         return cpu_kernels(_cpu_flags())
     capabilities = sorted(
@@ -119,13 +119,13 @@ def kernels() -> Finding:
 
 
 def gpu_kernels(capability: tuple[int, int], arch_list: Sequence[str]) -> Finding:
-    """The same for a compute capability and the architectures that torch was built for."""
+    """Compare a compute capability with the features and with torch's architectures."""
     major, minor = capability
     shown = f"compute capability {major}.{minor}"
     if not _runs_on(capability, arch_list):
         return fail(
             f"{shown}, but this torch is built for {', '.join(arch_list)}",
-            "the first kernel ends with `no kernel image is available`",
+            "the first kernel fails with `no kernel image is available`",
             "install a torch build that lists this GPU (pytorch.org)",
         )
     missing = [name for name, lowest in NEEDS_CAPABILITY.items() if capability < lowest]
@@ -140,25 +140,25 @@ def gpu_kernels(capability: tuple[int, int], arch_list: Sequence[str]) -> Findin
 
 
 def cpu_kernels(flags: set[str]) -> Finding:
-    """bf16 on a CPU, by its feature flags."""
+    """Report bf16 support of a CPU by its feature flags."""
     level = torch.backends.cpu.get_cpu_capability()
     if not flags:
-        return not_applicable(f"CPU ({level}); what it does in bf16 is not known here")
+        return not_applicable(f"CPU ({level}); its bf16 support is unknown")
     if flags & set(CPU_BF16):
         return ok(f"CPU ({level}) computes bf16 in hardware; flash attention and fp8 need a GPU")
     return warn(
         f"CPU ({level}) has no bf16 arithmetic",
         "--precision bf16 saves memory but is slower than fp32",
-        "use --precision fp32 here when speed matters",
+        "use --precision fp32 if speed matters",
     )
 
 
 def communication() -> Finding:
-    """NCCL between GPUs, gloo between CPUs."""
+    """Check NCCL for GPUs and gloo for CPUs."""
     if not dist.is_available() or not dist.is_gloo_available():
         return fail(
             "this torch has no gloo",
-            "several processes cannot train together",
+            "multi-process training fails",
             "install a torch build with distributed support (pytorch.org)",
         )
     if not torch.cuda.is_available():
@@ -166,7 +166,7 @@ def communication() -> Finding:
     if not dist.is_nccl_available():
         return fail(
             "this torch has no NCCL",
-            "several GPUs cannot train together",
+            "multi-GPU training fails",
             "install the CUDA build of torch for Linux (pytorch.org)",
         )
     nccl: Any = torch.cuda.nccl  # not annotated
@@ -174,12 +174,12 @@ def communication() -> Finding:
 
 
 def device_files() -> list[Path]:
-    """NVIDIA GPUs by their device files, which need neither driver calls nor torch."""
+    """List NVIDIA GPUs by their device files, without driver calls or torch."""
     return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA (major, minor) that the driver runs; None without NVML."""
+    """Return the newest CUDA (major, minor) that the driver supports; None without NVML."""
     try:
         pynvml.nvmlInit()
         try:
@@ -193,16 +193,16 @@ def driver_cuda() -> tuple[int, int] | None:
 
 def _without_nvml(fault: NvmlFault) -> Finding:
     if fault.outcome is Outcome.MISSING and not device_files():
-        return not_applicable("no NVIDIA driver; the processes' own memory is sampled in its place")
+        return not_applicable("no NVIDIA driver; process memory is sampled instead")
     fixes = {
         "LIB_RM_VERSION_MISMATCH": "the driver was updated while loaded: reboot the machine",
         "DRIVER_NOT_LOADED": "load the driver (modprobe nvidia) or reinstall it",
         "LIBRARY_NOT_FOUND": "make libnvidia-ml.so.1 visible; in a container: --gpus all",
     }
     return warn(
-        f"NVML does not answer: {fault.name}",
-        "no GPU memory, power and utilisation in the records; a broken driver also stops training",
-        fixes.get(fault.name, "run nvidia-smi, which says more"),
+        f"NVML does not respond: {fault.name}",
+        "no GPU memory, power and utilization in records; a broken driver also stops training",
+        fixes.get(fault.name, "run nvidia-smi for details"),
     )
 
 
@@ -219,7 +219,7 @@ def _used_bytes() -> list[int]:
 
 
 def _runs_on(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
-    """Binary code runs within its major version; PTX (compute_) on everything newer."""
+    """Check architectures: binaries (sm_) run within their major version, PTX on newer GPUs."""
     major, minor = capability
     for arch in arch_list:
         kind, _, digits = arch.partition("_")

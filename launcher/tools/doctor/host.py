@@ -1,19 +1,27 @@
-"""Cores, memory, limits, name resolution and Slurm of this machine."""
+"""Checks of this machine: cores, memory, limits, name resolution, Slurm, disks."""
 
+import contextlib
 import ipaddress
+import mmap
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from launcher.data.cache import default_cache_dir
 from launcher.measure.host_memory import available_host_bytes, host_bytes
+from launcher.strategies.zero.nvme_folder import file_system
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.tools.doctor.gpu import device_files
 from launcher.util.cores import usable_cores
+from launcher.util.files import nearest_existing
 from launcher.util.sizes import GIB, MIB, gib
 
 LITTLE_RAM_BYTES = 4 * GIB
@@ -21,10 +29,16 @@ LITTLE_SHM_BYTES = 1 * GIB
 LITTLE_LOCKED_BYTES = 64 * MIB
 OFFLOADED_BYTES_PER_PARAMETER = 12  # fp32 master weight and Adam's two moments
 SLURM_S = 4.0
+LITTLE_DISK_BYTES = 5 * GIB
+LITTLE_NVME_BYTES = 20 * GIB
+TEST_BYTES = 256 * MIB
+BLOCK_BYTES = 8 * MIB
+LONGEST_S = 4.0  # per direction, which is enough to recognise a slow disk
+SLOW_BYTES_PER_S = 1e9
 
 
 def cores() -> Finding:
-    """Cores that this process may use, and what the environment says about threads."""
+    """Compare the usable cores with OMP_NUM_THREADS."""
     usable = usable_cores()
     total = os.cpu_count() or usable
     found = f"{usable} usable" + (f" of {total}" if usable != total else "")
@@ -32,31 +46,31 @@ def cores() -> Finding:
     if threads.isdecimal() and int(threads) > usable:
         return warn(
             f"{found}, but OMP_NUM_THREADS={threads}",
-            "threads wait for each other, and every rank starts that many",
-            "unset OMP_NUM_THREADS: torchrun here gives each rank its share of the cores",
+            "every rank starts that many threads, which then compete for cores",
+            "unset OMP_NUM_THREADS: torchrun then divides the cores among the ranks",
         )
-    said = f"OMP_NUM_THREADS={threads}" if threads else "shared out among the ranks by torchrun"
+    said = f"OMP_NUM_THREADS={threads}" if threads else "divided among the ranks by torchrun"
     return ok(f"{found}; threads: {said}")
 
 
 def memory() -> Finding:
-    """Host memory: what offload, data and every CPU rank live in."""
+    """Check host memory, which offload, data and CPU ranks use."""
     total, available = host_bytes(), available_host_bytes()
     limited = total < psutil.virtual_memory().total
-    whose = " (limit of this control group)" if limited else ""
+    whose = " (cgroup limit)" if limited else ""
     room = available // OFFLOADED_BYTES_PER_PARAMETER
     found = f"{gib(available)} of {gib(total)} free{whose}"
     if available < LITTLE_RAM_BYTES:
         return warn(
             found,
-            "offload and several CPU ranks may be killed by the kernel without a message",
+            "the kernel may kill offloading or CPU ranks without a message",
             "close other programs, or use fewer ranks and a smaller model",
         )
     return ok(f"{found}: optimizer offload for up to about {room / 1e9:.1f} billion parameters")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
-    """NCCL passes data between the GPUs of one machine through it."""
+    """Check /dev/shm, through which NCCL exchanges data between the GPUs of one machine."""
     if not path.is_dir():
         return not_applicable(f"no {path} on this system")
     free = shutil.disk_usage(path).free
@@ -70,7 +84,7 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
 
 
 def locked_memory() -> Finding:
-    """RLIMIT_MEMLOCK: pinned buffers for InfiniBand and asynchronous disk I/O."""
+    """Check RLIMIT_MEMLOCK, for pinned buffers of InfiniBand and asynchronous disk I/O."""
     if sys.platform == "win32":
         return not_applicable("no such limit on Windows")
     import resource
@@ -85,54 +99,142 @@ def locked_memory() -> Finding:
             "NCCL over InfiniBand cannot register its buffers",
             "ulimit -l unlimited (in a container: --ulimit memlock=-1)",
         )
-    return ok(f"{limit // 1024} KiB; matters for InfiniBand and NVMe offload, not for what is here")
+    return ok(f"{limit // 1024} KiB; matters only for InfiniBand and NVMe offload")
 
 
 def hostname() -> Finding:
-    """Ranks of one node meet on the loopback; of several, at the address of this one's own name."""
+    """Resolve this machine's name, at which the ranks of several nodes meet."""
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None)[0][4][0]
     except OSError as error:
         return warn(
             f"{name} has no address ({error.strerror or error})",
-            "runs on several nodes fail to meet (those on this one use the loopback)",
+            "multi-node runs cannot rendezvous (single-node runs use the loopback)",
             f"add the address of {name} to /etc/hosts or to the name server",
         )
     own = ipaddress.ip_address(address)
     several = f"at {address}"
-    if own.is_loopback:  # as Debian's /etc/hosts has it: of no use to others
-        several = "on all interfaces, as this name is the loopback here"
-    return ok(f"{name} is {address}; runs listen on the loopback, those on several nodes {several}")
+    if own.is_loopback:  # Debian's /etc/hosts does this; other nodes cannot reach it
+        several = "on all interfaces, because this name is the loopback here"
+    return ok(f"{name} is {address}; runs listen on the loopback, multi-node runs {several}")
 
 
 def slurm() -> Finding:
-    """Whether jobs can be submitted from here, or this is one."""
+    """Check whether jobs can be submitted from here."""
     if shutil.which("sbatch") is None:
         return not_applicable("sbatch is not on PATH: no Slurm here")
     try:
-        version = _say("sbatch", "--version")
+        version = _output_of("sbatch", "--version")
     except subprocess.CalledProcessError as error:
-        # Installed without a slurm.conf, it cannot even tell its version.
+        # Without a slurm.conf, it cannot even print its version.
         why = (error.stderr.strip().splitlines() or [str(error)])[-1]
         return warn(
-            f"sbatch is here but does not work: {why}",
+            f"sbatch is installed but does not work: {why}",
             "jobs cannot be submitted from here",
-            "point SLURM_CONF at the cluster's slurm.conf, if this belongs to one",
+            "point SLURM_CONF at the cluster's slurm.conf, if this machine belongs to one",
         )
     job = os.environ.get("SLURM_JOB_ID")
     inside = f"; inside job {job}" if job else ""
     try:
-        partitions = _say("sinfo", "--noheader", "--format=%P %D nodes %G")
+        partitions = _output_of("sinfo", "--noheader", "--format=%P %D nodes %G")
     except (OSError, subprocess.SubprocessError) as error:
         return fail(
             f"{version}, but the controller does not answer ({error})",
-            "sbatch does not take jobs",
-            "ask with `scontrol ping`; slurm.conf may name a controller that is away",
+            "jobs cannot be submitted",
+            "run `scontrol ping`; slurm.conf may name a controller that is down",
         )
     return ok(f"{version}{inside}; partitions: {', '.join(partitions.splitlines())}")
 
 
-def _say(*command: str) -> str:
+def disk_space() -> Finding:
+    """Check free space for runs and tokenized corpora."""
+    places = {"here": Path.cwd(), "corpus cache": nearest_existing(default_cache_dir())}
+    free = {name: shutil.disk_usage(path).free for name, path in places.items()}
+    found = ", ".join(f"{gib(size)} free ({name})" for name, size in free.items())
+    if min(free.values()) < LITTLE_DISK_BYTES:
+        return warn(
+            found,
+            "a checkpoint takes 12 bytes per parameter, so saving may fail",
+            "free some space, or give --out and SHARDSCALE_CACHE on another disk",
+        )
+    return ok(found)
+
+
+def nvme(folder: Path | None) -> Finding:
+    """Measure a folder for NVMe offload, with direct I/O if the file system allows it."""
+    if folder is None:
+        return not_applicable("not tested; give --nvme-path FOLDER to measure a disk for offload")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return fail(
+            f"{folder} is not a writable folder",
+            "offload to it fails",
+            f"mkdir -p {folder}, or choose another --nvme-path",
+        )
+    free, kind = shutil.disk_usage(folder).free, file_system(folder)
+    if free < 2 * TEST_BYTES:
+        return fail(
+            f"{folder}: {gib(free)} free", "no room for offload", "choose another --nvme-path"
+        )
+    write, read, direct = measure(folder)
+    found = (
+        f"{folder} ({kind}): {gib(free)} free, writes {write / 1e9:.2f} GB/s, reads "
+        f"{read / 1e9:.2f} GB/s" + ("" if direct else " (through the page cache)")
+    )
+    problems = []
+    if kind in ("tmpfs", "ramfs"):
+        problems.append("this is memory, not a disk: offload would save nothing")
+    elif kind.startswith(("nfs", "lustre", "cifs", "fuse")):
+        problems.append("this is a network file system, which every step waits for")
+    elif min(write, read) < SLOW_BYTES_PER_S:
+        problems.append("each step reads and writes about 12 bytes per offloaded parameter")
+    if free < LITTLE_NVME_BYTES:
+        problems.append(
+            f"space for only about {free / 16e9:.1f} billion parameters with Adam states"
+        )
+    if problems:
+        return warn(found, "; ".join(problems), "choose a folder on a local NVMe disk")
+    return ok(found)
+
+
+def measure(folder: Path) -> tuple[float, float, bool]:
+    """Return bytes/s written, bytes/s read, and whether the page cache was bypassed."""
+    block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O requires
+    block.write(os.urandom(BLOCK_BYTES))
+    with tempfile.NamedTemporaryFile(prefix=".shardscale-speed-", dir=folder) as made:
+        file, direct = _open(made.name)
+        try:
+            started_s = time.monotonic()
+            written = _repeat(lambda: os.write(file, block), TEST_BYTES)
+            os.fsync(file)
+            write_s = time.monotonic() - started_s
+            os.lseek(file, 0, os.SEEK_SET)
+            if not direct and sys.platform == "linux":
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            started_s = time.monotonic()
+            read = _repeat(lambda: os.readv(file, [block]), written)
+            read_s = time.monotonic() - started_s
+        finally:
+            os.close(file)
+    return written / write_s, read / read_s, direct
+
+
+def _open(path: str) -> tuple[int, bool]:
+    """Open for direct I/O if possible; returns the file and whether it is direct."""
+    if hasattr(os, "O_DIRECT"):
+        with contextlib.suppress(OSError):  # tmpfs and some overlays refuse it
+            return os.open(path, os.O_RDWR | os.O_DIRECT), True
+    return os.open(path, os.O_RDWR), False
+
+
+def _repeat(move: Callable[[], int], size_bytes: int) -> int:
+    """Repeat `move` until `size_bytes` or the time limit is reached; returns bytes moved."""
+    moved, end_s = 0, time.monotonic() + LONGEST_S
+    while moved < size_bytes and time.monotonic() < end_s:
+        moved += move()
+    return moved
+
+
+def _output_of(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_S, check=True)
     return done.stdout.strip()

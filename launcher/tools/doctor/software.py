@@ -1,4 +1,4 @@
-"""Python, torch, torchrun, DeepSpeed, compilers and optional packages."""
+"""Checks of software: Python, torchrun, DeepSpeed, compilers and optional packages."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from launcher.util.packages import SOURCE, version_of
 OURS = "launcher.torchrun"
 DEEPSPEED_S = 12.0
 
-# In a process of its own: DeepSpeed prints while it is imported, and fixes its accelerator then.
+# In a process of its own: importing DeepSpeed prints, and fixes its accelerator.
 DEEPSPEED_PROBE = """
 import launcher, json, sys, torch, deepspeed
 from deepspeed.accelerator import get_accelerator
@@ -32,12 +32,12 @@ print("\\nprobe " + json.dumps({"version": deepspeed.__version__, "able": able})
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Report the interpreter."""
     return ok(f"{platform.python_version()} in {sys.prefix}")
 
 
 def torchrun(search_path: str | None = None) -> Finding:
-    """Which `torchrun` a shell finds first."""
+    """Check which `torchrun` the shell finds first."""
     scripts = Path(sysconfig.get_path("scripts"))
     instead = f"{sys.executable} -m launcher run --nproc 4 ..."
     activate = f"source {scripts / 'activate'}"
@@ -63,10 +63,10 @@ def torchrun(search_path: str | None = None) -> Finding:
 
 
 def deepspeed() -> Finding:
-    """Whether DeepSpeed can be imported, and which of its compiled ops could be built."""
+    """Import DeepSpeed, and ask which of its compiled ops can be built."""
     installed = version_of("deepspeed")
     if installed is None:
-        return fail("not installed", "--zero 0 to 3 do not work", "pip install 'deepspeed>=0.19'")
+        return fail("not installed", "--zero 0 to 3 fail", "pip install 'deepspeed>=0.19'")
     try:
         done = subprocess.run(
             [sys.executable, "-c", DEEPSPEED_PROBE],
@@ -78,8 +78,8 @@ def deepspeed() -> Finding:
         )
     except subprocess.TimeoutExpired:
         return warn(
-            f"{installed}, whose import takes more than {DEEPSPEED_S:.0f} s",
-            "runs with --zero start as slowly",
+            f"{installed}, but its import takes more than {DEEPSPEED_S:.0f} s",
+            "runs with --zero start slowly",
             "try again on an idle machine; an environment on a network disk is slow every time",
         )
     answer = re.search(r"^probe (.*)$", done.stdout, re.MULTILINE)
@@ -87,7 +87,7 @@ def deepspeed() -> Finding:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return fail(
             f"{installed} cannot be imported: {last}",
-            "--zero 0 to 3 do not work",
+            "--zero 0 to 3 fail",
             "reinstall DeepSpeed against this torch, or use --strategy fsdp",
         )
     able: dict[str, bool] = json.loads(answer[1])["able"]
@@ -96,7 +96,7 @@ def deepspeed() -> Finding:
 
 
 def compilers() -> Finding:
-    """What builds DeepSpeed's ops, flash-attn from source and torch.compile's kernels."""
+    """Check the compilers for DeepSpeed's ops, flash-attn and torch.compile."""
     compiler = os.environ.get("CXX", "c++")
     missing = [name for name in (compiler, "ninja") if shutil.which(name) is None]
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -117,7 +117,7 @@ def compilers() -> Finding:
 
 
 def async_io() -> Finding:
-    """Whether DeepSpeed's asynchronous I/O, which NVMe offload goes through, is or can be built."""
+    """Check that DeepSpeed's asynchronous I/O, which NVMe offload uses, is or can be built."""
     nvme_build.use_own_ninja()
     if nvme_build.is_built():
         return ok("DeepSpeed's async_io is built, for --offload-optimizer nvme")
@@ -128,11 +128,11 @@ def async_io() -> Finding:
             "no --offload-optimizer nvme and --offload-param nvme",
             nvme_build.INSTALL,
         )
-    return ok("DeepSpeed's async_io can be built; the first run with NVMe offload does, in minutes")
+    return ok("DeepSpeed's async_io can be built; the first NVMe run builds it, in minutes")
 
 
 def stale_locks() -> Finding:
-    """Locks of builds that were killed: the next build of the op waits for them for ever."""
+    """Find locks of killed builds, on which the next build of the op waits for ever."""
     root = nvme_build.extensions_folder()
     locks = [p for depth in ("*/lock", "*/*/lock") for p in root.glob(depth)]
     held = nvme_build.held_files() if locks else set()
@@ -140,15 +140,14 @@ def stale_locks() -> Finding:
     if stale:
         return fail(
             f"{len(stale)} stale in {root}: " + ", ".join(p.parent.name for p in stale),
-            "a run that needs one of these ops hangs while it starts, without a word",
-            "unless another machine is building there now: rm "
-            + " ".join(str(path) for path in stale),
+            "a run that needs one of these ops hangs silently at startup",
+            "unless another machine is building there: rm " + " ".join(str(path) for path in stale),
         )
     return ok(f"none stale in {root}" + (f", {len(locks)} being built" if locks else ""))
 
 
 def extras(packages: Mapping[str, str], fix: str) -> Finding:
-    """Report optional packages: name -> what needs it; `fix` is the command that installs them."""
+    """Report optional packages (name -> feature); `fix` is the command that installs them."""
     versions = {name: version_of(name) for name in packages}
     there = [f"{name} {version}" for name, version in versions.items() if version]
     absent = [name for name, version in versions.items() if version is None]

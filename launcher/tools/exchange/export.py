@@ -1,10 +1,10 @@
-"""The weights of a checkpoint as safetensors, for transformers or bare."""
+"""`shardscale export`: a checkpoint for transformers, as safetensors, for ONNX or TensorRT."""
 
 import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,16 +30,17 @@ from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
-from launcher.util.errors import UserError
-from launcher.util.flags import as_flags
+from launcher.util.errors import ExitCode, UserError, refusing
+from launcher.util.flags import as_flags, fields_of, one_sentence
 from launcher.util.sizes import MOST_BYTES, parse_bytes
 
+GRAPH_FORMATS = ("onnx", "tensorrt")
 _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
-    "cache": ("onnx", "tensorrt"),
+    "cache": GRAPH_FORMATS,
     "shard_size": ("hf",),
-    "tokenizer": ("hf", "onnx", "tensorrt"),
+    "tokenizer": ("hf", *GRAPH_FORMATS),
 }
-"""Options -> the formats that they change."""
+"""Options and the formats that they apply to."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _STEP = b'{"kind": "step", '
 
@@ -49,34 +50,40 @@ class ExportOptions:
     """Write a checkpoint's weights for other programs."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder (its newest checkpoint is taken), or one checkpoint."""
+    """A run folder (its newest checkpoint is used), or one checkpoint."""
     out: Path
-    """Folder to write; must not exist yet."""
+    """Output folder; must not exist yet."""
     format: Literal["hf", "safetensors", "onnx", "tensorrt"] = "hf"
-    """hf: a folder for transformers' from_pretrained. safetensors: the weights under our names.
-    onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
+    """hf: a folder for transformers' from_pretrained. safetensors: weights under shardscale's
+    names. onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of the weights; checkpoints are fp32."""
+    """dtype of the exported weights; checkpoints are fp32."""
     cache: bool = True
-    """onnx, tensorrt: keys and values are inputs and outputs, for one token after the other;
-    without, the graph gives the logits of whole sequences."""
+    """onnx, tensorrt: with a KV cache as inputs and outputs, for decoding token by token; without,
+    the graph computes logits of whole sequences."""
     shard_size: str = "5GB"
-    """hf: the most bytes in one file of weights (5GB, 500MiB)."""
+    """hf: largest size of one weight file (5GB, 500MiB)."""
     adapter: bool = False
-    """Only the adapters of a run with --lora-rank, for PEFT."""
+    """Export only the adapters of a run with --lora-rank, for PEFT."""
     merge: bool = False
-    """The weights with the products of a run's adapters added to them."""
+    """Merge the adapters of a run into its base weights."""
     tokenizer: str | None = None
-    """hf, onnx, tensorrt: a tokenizer.json, byte or hf:NAME in place of the run's own; none leaves
-    it out."""
+    """hf, onnx, tensorrt: a tokenizer.json, byte or hf:NAME instead of the run's own; none exports
+    no tokenizer."""
 
 
-Write = Callable[[Path, Stored | Merged, Checkpoint, ExportOptions], str]
-"""Fills an empty folder; what to say of it."""
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Export one checkpoint; 0 on success, 2 when refused."""
+    with one_sentence():
+        options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
+    check_options(options, fields_of(argv))
+    print(export(options))
+    return ExitCode.DONE
 
 
-def export(options: ExportOptions, write: Write) -> str:
-    """Write the folder; the line that says what is in it.
+def export(options: ExportOptions) -> str:
+    """Write the folder; returns a line that describes it.
 
     Raises:
         UserError: nothing to export, damaged, or not expressible in the format.
@@ -85,22 +92,22 @@ def export(options: ExportOptions, write: Write) -> str:
     while True:
         with open_stored(options.run) as stored:
             try:
-                return _export(_chosen(stored, options), options, write)
+                return _export(_chosen(stored, options), options)
             except DamagedCheckpoint:
-                # A run that is alive saves a newer one and removes this one, with --keep.
+                # A live run with --keep may have removed this one after saving a newer one.
                 path = None if stored.checkpoint is None else stored.checkpoint.path
                 if path is None or path == options.run or path.exists():
                     raise
 
 
 def check_options(options: ExportOptions, given: Collection[str]) -> None:
-    """Refuse options without effect.
+    """Refuse options without effect on the chosen format.
 
     Args:
-        given: names of the options that the command line has.
+        given: names of the options on the command line.
 
     Raises:
-        UserError: naming the first of them.
+        UserError: names the first such option.
     """
     for name, formats in _FORMATS_OF.items():
         flags = as_flags({name: getattr(options, name)})
@@ -116,26 +123,24 @@ def check_options(options: ExportOptions, given: Collection[str]) -> None:
 
 
 def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
-    """What the flags ask for of a run.
+    """Choose between a run's weights, its adapters and the merged weights.
 
     Raises:
-        UserError: it is none, or they do not fit it.
+        UserError: not a run, or the flags do not apply to it.
     """
     flag = "--adapter" if options.adapter else "--merge"
     if stored.checkpoint is None:
-        raise UserError(
-            f"{options.run}: is no run of shardscale: give a run folder or a checkpoint"
-        )
+        raise UserError(f"{options.run} is not a shardscale run: give a run folder or a checkpoint")
     if options.adapter and options.merge:
-        raise UserError("--adapter writes adapters alone, --merge none: give one of them")
+        raise UserError("--adapter exports adapters alone and --merge none: give one of them")
     if stored.config.lora is None:
         if options.adapter or options.merge:
             raise UserError(f"{flag}: {options.run} has no adapters: leave it out")
         return stored
     if not options.adapter and not options.merge:
         raise UserError(
-            f"{options.run}: has adapters beside weights that it does not hold: give --merge for "
-            "whole weights, or --adapter for the adapters alone"
+            f"{options.run} holds adapters and not their base weights: give --merge for merged "
+            "weights, or --adapter for the adapters alone"
         )
     if options.adapter and options.format != "hf":
         raise UserError(
@@ -144,11 +149,19 @@ def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
     return stored if options.adapter else Merged(stored)
 
 
-def _export(model: Stored | Merged, options: ExportOptions, write: Write) -> str:
+def _export(model: Stored | Merged, options: ExportOptions) -> str:
     checkpoint = model.checkpoint
     assert checkpoint is not None
     with new_folder(options.out) as folder:
-        said = write(folder, model, checkpoint, options)
+        if options.format in GRAPH_FORMATS:
+            said = _write_graph(folder, model, checkpoint, options)
+        elif options.adapter:
+            base = checkpoint.extra.get("base")
+            path = None if base is None else base.path
+            dtype = DTYPES[options.dtype]
+            said = write_adapter(folder, model.config, model.read, base=path, dtype=dtype)
+        else:
+            said = _write_weights(folder, model, checkpoint, options)
     config = model.config
     count = config.trained_parameter_count if options.adapter else config.parameter_count
     return (
@@ -157,21 +170,38 @@ def _export(model: Stored | Merged, options: ExportOptions, write: Write) -> str
     )
 
 
-def write_weights_alone(
+def _write_graph(
     folder: Path, model: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
 ) -> str:
-    """The formats that are weights: all of them, or those of adapters."""
-    if not options.adapter:
-        return _write_whole(folder, model, checkpoint, options)
-    base = checkpoint.extra.get("base")
-    path = None if base is None else base.path
-    return write_adapter(folder, model.config, model.read, base=path, dtype=DTYPES[options.dtype])
+    # Graphs and engines are another tool's, which an installation may leave out.
+    try:
+        from launcher.tools.serve import export as graphs
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("launcher.tools.serve"):
+            raise
+        raise UserError(
+            f"--format {options.format} needs launcher.tools.serve, which is not in this "
+            "installation: reinstall shardscale, or use --format hf"
+        ) from None
+
+    def settings() -> str:
+        try:
+            family = family_for(model.config)[0]
+        except UserError:  # a graph needs none
+            return (
+                f"{write_settings(folder, checkpoint, model.config, None, options)}, no "
+                "config.json (transformers has no such model)"
+            )
+        return write_settings(folder, checkpoint, model.config, family, options)
+
+    write = graphs.write_onnx if options.format == "onnx" else graphs.write_tensorrt
+    return write(folder, model, options.dtype, cache=options.cache, write_settings=settings)
 
 
-def _write_whole(
+def _write_weights(
     folder: Path, model: Stored | Merged, checkpoint: Checkpoint, options: ExportOptions
 ) -> str:
-    """Write all weights; what to say of the files."""
+    """Write all weights; returns a phrase about the files."""
     config = model.config
     most_bytes = parse_bytes(options.shard_size, "--shard-size")
     own = parameter_shapes(config)
@@ -188,7 +218,7 @@ def _write_whole(
         described = json.dumps(dataclasses.asdict(config))
         metadata |= {"step": str(checkpoint.step), "model": described}
 
-    whole = functools.lru_cache(maxsize=1)(model.read)  # its parts follow each other
+    whole = functools.lru_cache(maxsize=1)(model.read)  # parts of one tensor are read in a row
 
     def read(name: str) -> Tensor:
         part = parts.get(name)
@@ -217,16 +247,17 @@ def write_settings(
     family: Family | None,
     options: ExportOptions,
 ) -> str:
-    """All that transformers reads beside the weights, a config.json where a family has the model;
-    what to say of the tokenizer.
+    """Write what transformers reads beside the weights; returns a phrase about the tokenizer.
+
+    config.json is written only if a family of transformers has the model.
 
     Raises:
-        UserError: there is no such tokenizer, or it is not the model's.
+        UserError: no such tokenizer, or not one of this model.
     """
     tokenizer = choose_tokenizer(checkpoint, options.tokenizer)
     end_of_text = write_tokenizer(folder, tokenizer, config) if tokenizer else None
     places = [folder]
-    if options.tokenizer in (None, "none"):  # another one has other tokens that end a text
+    if options.tokenizer in (None, "none"):  # another tokenizer has other end-of-text tokens
         places.append(run_of(checkpoint))
     generation = generation_config(places, end_of_text, config.vocab_size)
     write_json(folder / GENERATION_FILE, generation)
@@ -238,7 +269,7 @@ def write_settings(
 
 
 def _which_step(checkpoint: Checkpoint) -> str:
-    """The step that a checkpoint holds, and whether it is the last of its run."""
+    """Describe a checkpoint's step, and whether it is the last of its run."""
     step = checkpoint.step
     of_all = checkpoint.extra.get("steps")
     if of_all is None:
@@ -247,16 +278,16 @@ def _which_step(checkpoint: Checkpoint) -> str:
     newest = CheckpointFolder(checkpoint.path.parent).latest()
     recorded = _last_recorded(checkpoint.path.absolute().parents[1])
     if newest is not None and newest.name > checkpoint.path.name:
-        return f"{said}, not the last that is saved: {newest.name} is"
+        return f"{said}; a newer checkpoint exists, {newest.name}"
     if recorded > step:
-        return f"{said}, not the run's last: it went on to step {recorded}, which is not saved"
+        return f"{said}; the run went on to step {recorded}, which was not saved"
     if step < of_all:
-        return f"{said}, not the last: the run has not got there"
+        return f"{said}; the run is not complete"
     return said
 
 
 def _last_recorded(run: Path) -> int:
-    """The last step in the run's records; 0 where there are none."""
+    """Return the last step in the run's records; 0 without records."""
     last = b""
     try:
         with (run / "rank0.jsonl").open("rb") as file:

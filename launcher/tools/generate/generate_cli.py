@@ -153,7 +153,7 @@ def texts(options: GenerateOptions) -> Iterator[str]:
             text = sys.stdin.read()
         except UnicodeDecodeError as error:
             raise UserError(f"standard input is not UTF-8 text ({error}): convert it") from None
-        yield whole(text, "standard input").removesuffix("\n")
+        yield whole(text, "standard input")
 
 
 def whole(text: str, place: str) -> str:

@@ -1,10 +1,12 @@
-"""`shardscale prune`: a trained model with fewer weights, as a run folder to train on from.
+"""`shardscale prune`: a trained model with fewer weights, as a run folder to train further.
 
-cli.py      the verb
-choice.py   what is asked for, and what a model refuses of it
-text.py     the text that importance is measured on, and perplexity
-select.py   which weights go: one by one, or two of four
-narrow.py   which heads or hidden units go, and the smaller model
-kinds.py    what is left of each kind of weight, in zeros and bytes
-folder.py   the run folder
+In: a checkpoint or a folder of transformers, and its text. Out: a run folder whose step 0 holds the
+pruned weights (and their masks), and pruning.json. Knows no ranks, strategies or optimizer states.
+
+prune_cli.py  the verb
+choice.py     options, and checks of a model against them
+text.py       calibration norms and perplexity
+weights.py    which weights, heads or units go
+kinds.py      sparsity and bytes per kind of weight
+folder.py     the run folder
 """

@@ -1,4 +1,4 @@
-"""What `shardscale prune` is asked for, and what of it a model cannot give."""
+"""Options of `shardscale prune`, and checks of a model against them."""
 
 import math
 from dataclasses import dataclass
@@ -14,35 +14,35 @@ from launcher.util.errors import UserError
 from launcher.util.flags import MOST_ITEMS, require_range
 
 GROUP: Final = 4
-"""Of 2:4: consecutive weights of a row, of which two stay."""
+"""Consecutive weights per group of the 2:4 pattern, of which two stay."""
 KEPT_OF_GROUP: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PruneOptions:
-    """Remove weights of a trained model's blocks; embeddings, norms, biases and the head stay."""
+    """Prune the blocks of a trained model; embeddings, norms, biases and the head are kept."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """A run folder (its newest checkpoint is taken), one checkpoint, or a folder that transformers'
-    save_pretrained has written."""
+    """A run folder (its newest checkpoint is used), one checkpoint, or a folder written by
+    transformers' save_pretrained."""
     out: Path
-    """Run folder to make; must not exist yet."""
+    """Run folder to write; must not exist yet."""
     sparsity: float = 0.5
-    """The part of the weights, heads or hidden units that goes."""
+    """Fraction of the weights, heads or hidden units to remove."""
     pattern: Literal["unstructured", "2:4", "heads", "mlp"] = "unstructured"
-    """unstructured: single weights become zero. 2:4: two of each four in a row do, which GPUs have
-    matmuls for. heads: whole attention heads go (with grouped queries a key/value head and its
-    queries), mlp: hidden units of the MLP; both give a smaller dense model."""
+    """unstructured: zero single weights. 2:4: zero two of each four in a row, which GPUs have
+    matmul kernels for. heads: remove attention heads (with grouped queries, a key/value head and
+    its queries). mlp: remove hidden units of the MLP. The last two give a smaller dense model."""
     method: Literal["magnitude", "wanda"] = "magnitude"
-    """What goes first: the smallest weights, or the smallest products of a weight and the norm of
-    what it is multiplied with in a text (Wanda)."""
+    """Remove first: magnitude, the smallest weights; wanda, the smallest products of a weight and
+    the norm of its input on a calibration text."""
     data: str | None = None
-    """The text to measure on, as --data in training (the run's own when not given); none: no
-    perplexity is measured."""
+    """Text for calibration and perplexity, as --data in training (default: the run's own); none:
+    measure no perplexity."""
     calibration_tokens: int = 65_536
-    """wanda: so many tokens of the training split are read, in whole sequences."""
+    """wanda: tokens of the training split to calibrate on, in whole sequences."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it computes: a GPU when there is one (auto)."""
+    """Device; auto: a GPU if there is one."""
 
     def __post_init__(self) -> None:
         if not 0 < self.sparsity < 1:
@@ -51,8 +51,8 @@ class PruneOptions:
             )
         if self.pattern == "2:4" and self.sparsity != KEPT_OF_GROUP / GROUP:
             raise UserError(
-                f"--sparsity {self.sparsity} with --pattern 2:4, which removes two of four: give "
-                "0.5, or --pattern unstructured"
+                f"--sparsity {self.sparsity} with --pattern 2:4, which removes half: give 0.5, or "
+                "--pattern unstructured"
             )
         require_range("--calibration-tokens", self.calibration_tokens, 1, MOST_ITEMS)
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -60,42 +60,44 @@ class PruneOptions:
 
     @property
     def structured(self) -> bool:
-        """Whether the result is a smaller dense model, without masks."""
+        """Return True if the result is a smaller dense model, without masks."""
         return self.pattern in ("heads", "mlp")
 
     @property
     def torch_device(self) -> torch.device:
-        """Where it runs, with `auto` resolved."""
+        """Resolve `auto`."""
         on_gpu = self.device != "cpu" and torch.cuda.is_available()
         return torch.device("cuda" if on_gpu else "cpu")
 
     @property
     def by_row(self) -> bool:
-        """Whether weights compete within their row (arXiv:2306.11695) and not within their matrix,
-        as magnitudes do (layer by layer, arXiv:1506.02626)."""
+        """Return True if weights compete within their row, as in Wanda (arXiv:2306.11695).
+
+        Magnitudes compete within their matrix (layer by layer, arXiv:1506.02626).
+        """
         return self.method == "wanda"
 
     def removed_of(self, count: int) -> int:
-        """Of `count` weights, groups of heads or units, how many go: the nearest whole number."""
+        """Number of weights, heads or units to remove of `count`, rounded to nearest."""
         return round(self.sparsity * count)
 
 
 def check_prunable(stored: Stored, options: PruneOptions) -> None:
-    """The model is one whose weights can go as asked for.
+    """Refuse a model that cannot be pruned as requested.
 
     Raises:
-        UserError: it is not.
+        UserError: names the obstacle and the fix.
     """
     config = stored.config
     if config.lora is not None:
         raise UserError(
-            f"{options.run}: has adapters beside frozen weights: merge them first with shardscale "
-            "export --merge, and prune what that writes"
+            f"{options.run} has adapters beside frozen weights: merge them first with shardscale "
+            "export --merge, and prune the result"
         )
     if config.masks:
         raise UserError(
-            f"{options.run}: is pruned already, and trained with its masks: prune the run that it "
-            "was made of, or train it on with --no-masks first"
+            f"{options.run} is already pruned and trained with its masks: prune the original run, "
+            "or continue it with --no-masks first"
         )
     if options.structured:
         _check_narrower(config, options)
@@ -107,14 +109,14 @@ def _check_rows(config: ModelConfig, options: PruneOptions) -> None:
     for inner, outer in config.linear_shapes:
         if options.pattern == "2:4" and inner % GROUP:
             raise UserError(
-                f"--pattern 2:4 takes rows of a multiple of 4 weights, and a projection of this "
-                f"model has {inner} in a row: use --pattern unstructured"
+                f"--pattern 2:4 needs rows of a multiple of 4 weights, but a projection of this "
+                f"model has rows of {inner}: use --pattern unstructured"
             )
         count = inner if options.by_row else inner * outer
         if not 0 < options.removed_of(count) < count:
             raise UserError(
                 f"--sparsity {options.sparsity} removes {options.removed_of(count)} of the {count} "
-                "weights that compete: choose one nearer to 0.5"
+                "competing weights: choose a value nearer to 0.5"
             )
 
 
@@ -124,7 +126,7 @@ def _check_narrower(config: ModelConfig, options: PruneOptions) -> None:
         if not 0 < removed < units:
             raise UserError(
                 f"--sparsity {options.sparsity} removes {removed} of the {units} hidden units "
-                "of each MLP: choose one nearer to 0.5"
+                "of each MLP: choose a value nearer to 0.5"
             )
         return
     groups = config.kv_head_count
@@ -137,6 +139,6 @@ def _check_narrower(config: ModelConfig, options: PruneOptions) -> None:
     if not math.isclose(part, round(part), abs_tol=1e-6) or not 0 < round(part) < groups:
         least, most = 1 / groups, (groups - 1) / groups
         raise UserError(
-            f"--sparsity {options.sparsity} of {what} is {part:g}, and whole ones go while one "
-            f"stays: give a multiple of {least:.6g} up to {most:.6g}"
+            f"--sparsity {options.sparsity} of {what} is {part:g}, but whole heads go and one "
+            f"must stay: give a multiple of {least:.6g} up to {most:.6g}"
         )

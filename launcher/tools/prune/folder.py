@@ -1,4 +1,4 @@
-"""The run folder of a pruned model: its weights and masks at step 0, and how it came about."""
+"""Write the run folder of a pruned model: weights and masks at step 0, and how they were made."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -28,27 +28,26 @@ REPORT_FILE = "pruning.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """What a run folder is made of."""
+    """Content of the run folder."""
 
     config: ModelConfig
     tensors: Mapping[str, Tensor]
     """Every parameter, fp32."""
     masks: Mapping[str, Tensor]
-    """Of projections: bool, what stays; none where the model is smaller instead."""
+    """Name of a projection -> bool, kept weights; empty for a smaller dense model."""
     tokenizer: str | None
-    """A tokenizer.json, byte or hf:NAME; None where the model came without one."""
+    """A tokenizer.json, byte or hf:NAME; None without a tokenizer."""
     settings: Mapping[str, Any]
-    """Fields of RunConfig beyond the model: its text."""
+    """Fields of RunConfig beyond the model: the text settings."""
     report: Mapping[str, Any]
-    """What was removed, how, of which weights, and what it has cost."""
+    """Content of pruning.json: what was removed, how, and at what cost."""
 
 
 def write_folder(out: Path, pruned: Pruned, beside: Path) -> None:
-    """Make the run folder `out`, which appears complete; what belongs to the model's tokenizer is
-    taken from `beside`.
+    """Write the run folder `out` atomically, with tokenizer companions copied from `beside`.
 
     Raises:
-        UserError: `out` exists or cannot be written; nothing is left of the attempt.
+        UserError: `out` exists or cannot be written; nothing is left behind.
     """
     with new_folder(out) as run:
         settings = {**pruned.settings, **in_words(pruned.config)}
@@ -68,7 +67,7 @@ def write_folder(out: Path, pruned: Pruned, beside: Path) -> None:
 
 
 def _write_checkpoint(run: Path, pruned: Pruned, extra: Extra) -> None:
-    """Without optimizer states: a model that has lost weights has no use for those it had."""
+    """Write step 0 without optimizer states, which no longer fit the pruned weights."""
     folder = CheckpointFolder(run / "checkpoints")
     path = folder.begin(0)
     shapes = parameter_shapes(pruned.config)
@@ -81,7 +80,7 @@ def _write_checkpoint(run: Path, pruned: Pruned, extra: Extra) -> None:
         own_shapes={MASK: mask_shapes(shapes)} if pruned.masks else {},
         counters={},
         extra=extra,
-        rng=(),  # no random numbers have been drawn
+        rng=(),  # no random numbers drawn yet
         files=[write_shards(path / "part-00000.safetensors", lambda: _shards(pruned))],
     )
     checkpoint.check_coverage()

@@ -1,4 +1,4 @@
-"""`shardscale prune`: read a trained model, remove weights, say what it costs, write a run."""
+"""`shardscale prune`: read a trained model, remove weights, report the cost, write a run."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,9 @@ from launcher.model.gpt import GPT
 from launcher.tools.prune import kinds
 from launcher.tools.prune.choice import PruneOptions, check_prunable
 from launcher.tools.prune.folder import REPORT_FILE, Pruned, write_folder
-from launcher.tools.prune.kernels import said_of_two_of_four
-from launcher.tools.prune.kinds import Kind, kinds_of
-from launcher.tools.prune.narrow import narrower, prune_groups
-from launcher.tools.prune.select import prune_in_place
+from launcher.tools.prune.kinds import Kind, kinds_of, two_of_four_note
 from launcher.tools.prune.text import TEXT_FIELDS, Text, choice_of
+from launcher.tools.prune.weights import narrower, prune_groups, prune_in_place
 from launcher.util import tables
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import one_sentence
@@ -31,21 +29,21 @@ from launcher.util.sizes import MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """A model that can be pruned, and what belongs to it."""
+    """A model to prune, with its tokenizer and text."""
 
     config: ModelConfig
     model: GPT
     base: Base
-    """Where its weights are from, with a fingerprint of them."""
+    """Source of the weights, with their fingerprint."""
     tokenizer: str | None
     beside: Path
-    """Folder of what else belongs to it."""
+    """Folder of its companion files."""
     text: Text | None
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Prune one model; 0 when the run folder is there, 2 when refused."""
+    """Prune one model; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(PruneOptions, args=list(argv), prog="shardscale prune")
     prune(options)
@@ -53,10 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prune(options: PruneOptions) -> None:
-    """Make the run folder and print what has become of the model.
+    """Write the run folder and print the result.
 
     Raises:
-        UserError: there is no such model, it cannot be pruned so, or the folder cannot be made.
+        UserError: no such model, not prunable as requested, or a folder that cannot be written.
     """
     check_run_folder(options.out)
     opened = _open(options)
@@ -91,7 +89,7 @@ def prune(options: PruneOptions) -> None:
 
 
 def _open(options: PruneOptions) -> Opened:
-    """Everything that can be refused is, before the weights are read."""
+    """Open the model; everything that can be refused is, before weights are read."""
     with open_stored(options.run) as stored:
         check_prunable(stored, options)
         checkpoint, base = stored.checkpoint, stored.base()
@@ -99,17 +97,17 @@ def _open(options: PruneOptions) -> Opened:
         choice = choice_of(saved, options.data)
         if choice is None and options.method == "wanda":
             raise UserError(
-                f"--method wanda measures on a text, and {options.run} names none: give --data, or "
-                "--method magnitude"
+                f"--method wanda needs a calibration text, but {options.run} names none: give "
+                "--data, or --method magnitude"
             )
-        # Of a run that is alive, the checkpoint that was just looked at.
+        # A live run may have saved a newer checkpoint since: use the one just checked.
         place = options.run if checkpoint is None else checkpoint.path
     with open_source(place) as source:
         tokenizer = source.tokenizer()
         if choice is not None and tokenizer is None:
             raise UserError(
-                f"{options.run}: came without a tokenizer, so that no text can be read: put its "
-                "tokenizer.json there, or give --data none"
+                f"{options.run} has no tokenizer, so no text can be read: add its tokenizer.json, "
+                "or give --data none"
             )
         text = None
         if choice is not None and tokenizer is not None:
@@ -125,7 +123,7 @@ def _open(options: PruneOptions) -> Opened:
 
 
 def _settings(text: Text) -> dict[str, Any]:
-    """The text and how it is cut, as the run that was pruned had it."""
+    """Return the text settings of the original run."""
     fields = {name: getattr(text.choice, name) for name in TEXT_FIELDS}
     return {**{n: v for n, v in fields.items() if v is not None}, "seq_len": text.seq_len}
 
@@ -136,7 +134,7 @@ def _report(
     found: Sequence[Kind],
     perplexities: tuple[float | None, float | None],
 ) -> dict[str, Any]:
-    """What `pruning.json` and the checkpoint say."""
+    """Build the content of pruning.json, which the checkpoint holds too."""
     text, wanda = opened.text, options.method == "wanda"
     read = (
         None if text is None or not wanda else text.calibration_tokens(options.calibration_tokens)
@@ -166,19 +164,19 @@ def _print(
     perplexities: tuple[float | None, float | None],
 ) -> None:
     rows = [kinds.row(kind) for kind in found]
-    tables.print_table(kinds.COLUMNS, rows, otherwise=f"all is in {options.out / REPORT_FILE}")
+    tables.print_table(kinds.COLUMNS, rows, otherwise=f"{options.out / REPORT_FILE} has them all")
     before, after = perplexities
     if before is None:
-        tables.say("perplexity: not measured, for lack of a text (--data)")
+        tables.say("perplexity: not measured, because there is no text (--data)")
     else:
-        tables.say(f"perplexity of the validation split: {before:.3f} before, {after:.3f} after")
-    for line in _said(options, found):
+        tables.say(f"validation perplexity: {before:.3f} before, {after:.3f} after")
+    for line in _notes(options, found):
         tables.say(line)
 
 
-def _said(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
-    """What the bytes mean, and how to go on."""
-    go_on = f"train it on: shardscale train --init-from {options.out} --lr LR --steps N"
+def _notes(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
+    """Explain the bytes, and how to continue."""
+    go_on = f"continue training: shardscale train --init-from {options.out} --lr LR --steps N"
     count = sum(kind.after for kind in found)
     if options.structured:
         return [f"{options.out}: a dense model of {count:,} parameters", go_on]
@@ -187,10 +185,9 @@ def _said(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
         for form in ("dense", "sparse")
     )
     lines = [
-        "sparse: a bit for each weight, and the values that are not zero; in bf16 "
-        f"{sparse:.2f} MiB of {dense:.2f}",
-        "zeros save no memory while it is trained, and no time in PyTorch's own kernels",
+        f"sparse: a bitmask and the nonzero values; in bf16 {sparse:.2f} MiB of {dense:.2f}",
+        "zeros save no memory in training, and no time in PyTorch's dense kernels",
     ]
     if options.pattern == "2:4":
-        lines.append(said_of_two_of_four(options.torch_device))
+        lines.append(two_of_four_note(options.torch_device))
     return [*lines, go_on]

@@ -1,4 +1,4 @@
-"""The text that a model was trained on: what its projections are given, and its perplexity."""
+"""The text that a model was trained on: input norms of its projections, and perplexity."""
 
 import dataclasses
 import math
@@ -20,14 +20,14 @@ from launcher.parallel.world import World
 from launcher.run.evaluation import VALIDATION_SEQUENCES, evaluate
 
 BATCH = 8
-"""Sequences at a time."""
+"""Sequences per forward."""
 TEXT_FIELDS = ("data", "data_field", "data_stream", "mask_prompt", "document_attention")
-"""The fields of RunConfig that say what is read."""
+"""Fields of RunConfig that select the text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """A corpus, cut into sequences as a run cuts it."""
+    """A corpus, split into sequences as in training."""
 
     choice: DataChoice
     corpus: Corpus
@@ -35,10 +35,10 @@ class Text:
 
     @classmethod
     def open(cls, choice: DataChoice, tokenizer: str, model: ModelConfig) -> "Text":
-        """The text of `choice` in a model's tokens.
+        """Open the text of `choice`, tokenized for a model.
 
         Raises:
-            UserError: it is not there, too short, or not for this tokenizer.
+            UserError: the text is missing, too short, or does not fit the tokenizer.
         """
         seq_len = min(choice.seq_len or default_seq_len(model), model.context)
         corpus = open_corpus(
@@ -54,11 +54,11 @@ class Text:
         return cls(choice=choice, corpus=corpus, seq_len=seq_len)
 
     def perplexity(self, model: GPT) -> float:
-        """Of the validation split, over the sequences that `--eval-every` reads, too."""
+        """Compute perplexity of the validation split, on the sequences of `--eval-every`."""
         device = next(model.parameters()).device
         world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
         return evaluate(
-            _Whole(model),
+            _Evaluated(model),
             self.corpus.validation,
             world,
             mesh=Mesh.of(world, ShardingChoice()),
@@ -70,10 +70,10 @@ class Text:
         ).perplexity
 
     def input_norms(self, model: GPT, tokens: int) -> dict[str, Tensor]:
-        """Name of a projection's weight -> L2 norm of each of its input features over at least
-        `tokens` tokens of the training split, fp32 [in].
+        """Return projection weight name -> L2 norms of its input features, fp32 [in].
 
-        All are of the model as it is (the authors of Wanda measure a block behind pruned ones).
+        Measured over at least `tokens` tokens of the training split. All norms are of the unpruned
+        model; the authors of Wanda measure each block after pruning those before it.
         """
         square_sums: dict[str, Tensor] = {}
 
@@ -102,16 +102,16 @@ class Text:
         return {name: sums.sqrt() for name, sums in square_sums.items()}
 
     def calibration_steps(self, tokens: int) -> int:
-        """Batches that hold so many tokens."""
+        """Batches needed for `tokens` tokens."""
         return math.ceil(tokens / (BATCH * self.seq_len))
 
     def calibration_tokens(self, tokens: int) -> int:
-        """What is read where so many are asked for."""
+        """Tokens actually read for a request of `tokens`."""
         return self.calibration_steps(tokens) * BATCH * self.seq_len
 
 
-class _Whole:
-    """A whole model as what `evaluate` asks."""
+class _Evaluated:
+    """Adapter from a whole model to the interface of `evaluate`."""
 
     def __init__(self, model: GPT) -> None:
         self._model = model
@@ -125,8 +125,7 @@ class _Whole:
 
 
 def choice_of(saved: Mapping[str, Any], given: str | None) -> DataChoice | None:
-    """What a run's settings say of its text, or the text that is given; None where neither names
-    one."""
+    """Choose the text given, or the one in a run's settings; None without either."""
     data = saved.get("data") if given is None else given
     if data is None or data == "none":
         return None

@@ -1,7 +1,7 @@
-"""`python -m launcher.tools.serve.case`: one engine with one kind of weights, alone in its process.
+"""`python -m launcher.tools.serve.case`: measure one engine with one kind of weights.
 
-Reads a `Case` as JSON from standard input and writes what it measured, or why it cannot be, as the
-last line of standard output.
+Runs in a process of its own. Reads a `Case` as JSON from standard input and writes the measurement,
+or the reason why there is none, as the last line of standard output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARM_UP_PROMPTS = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is measured."""
+    """One measurement to make."""
 
     run: str
     engine: str
@@ -43,35 +43,35 @@ class Case:
     new_tokens: int
     repeats: int
     text: str
-    """A .npz file with `tokens` and `targets`, of which perplexity is taken."""
+    """A .npz file with the `tokens` and `targets` that perplexity is computed on."""
     graph: str
-    """The exported graph, for engines that run one; written there by `prepare`."""
+    """Path of the exported graph, for engines that run one; `prepare` writes it."""
     prepares: bool
-    """Only write the graph: what that takes is not the engine's."""
+    """Only write the graph, so that its memory is not counted as the engine's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Of one case."""
+    """Figures of one case."""
 
     before_model_bytes: int | None
-    """Of the process with its libraries, before the model; None where they do not count."""
+    """Resident set before the model is loaded; None on a GPU, where libraries do not count."""
     peak_bytes: int | None
-    """While prompts are read and continued: on a CPU the resident set of the process, on a GPU
-    what torch has allocated there; None where nobody knows."""
+    """Peak during prefill and decoding: on a CPU the process's resident set, on a GPU memory
+    allocated by torch; None if unknown."""
     prefill_s: float
-    """Median time to read a prompt and give the first token."""
+    """Median time to first token."""
     token_s: float
-    """Median time of a further token."""
+    """Median time per further token."""
     token_p90_s: float
     cpu_s: float
-    """Median CPU time of the process, of all its threads, for a new token, with its part of the
-    prompt: other processes of a busy machine change it less."""
+    """Median CPU time per new token over all threads, prefill included; less sensitive than wall
+    time to other processes."""
     tokens_per_s: float
-    """New tokens over the time of prompts and tokens, the median of the repeats."""
+    """New tokens per second of prefill and decoding, median over repeats."""
     perplexity: float
     tokens: list[list[int]]
-    """What follows each prompt, greedily."""
+    """Greedy continuation of each prompt."""
 
 
 def main() -> None:
@@ -79,22 +79,22 @@ def main() -> None:
     case = Case(**json.loads(sys.stdin.read()))
     torch.set_num_threads(case.threads)
     try:
-        # Libraries print what they like.
+        # Libraries print to stdout, which carries the result.
         with contextlib.redirect_stdout(sys.stderr):
             found = measure(case)
         print(json.dumps(found))
     except (NoKernel, UserError) as error:
         print(json.dumps({"reason": one_line(str(error))}))
-    except Exception as error:  # whatever an engine cannot do is a reason, not the bench's end
+    except Exception as error:  # one engine's failure must not end the benchmark
         told = str(error).strip().splitlines() or [""]
         print(json.dumps({"reason": one_line(f"{type(error).__name__}: {told[0]}")}))
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """As the case says.
+    """Run the case; returns the fields of `Measured`, nothing if it only prepares.
 
     Raises:
-        NoKernel, UserError: it cannot run.
+        NoKernel, UserError: the engine cannot run it.
     """
     if case.prepares:
         engines.prepare(Path(case.run), case.weights, Path(case.graph))
@@ -138,7 +138,7 @@ def _engine(case: Case, device: torch.device) -> Engine:
     run, graph = Path(case.run), Path(case.graph)
     if case.engine in ("pytorch", "compiled"):
         model = engines.load(run, case.weights, device)
-        return engines.Eager(model) if case.engine == "pytorch" else engines.Compiled(model)
+        return engines.eager(model) if case.engine == "pytorch" else engines.compiled(model)
     with open_source(run) as source:
         config = source.config
     make = engines.onnx_runtime if case.engine == "onnxruntime" else engines.tensorrt
@@ -150,12 +150,12 @@ class _Continued:
     prefill_s: float
     token_s: list[float]
     cpu_s: float
-    """Of all of them."""
+    """CPU time of prefill and all tokens."""
     tokens: list[int]
 
 
 def _continued(engine: Engine, prompt: list[int], count: int, capacity: int) -> _Continued:
-    """`count` tokens behind a prompt; each is there when its time ends, also on a GPU."""
+    """Decode `count` tokens after a prompt; `int()` waits for the GPU within each token's time."""
     ids, seconds, found = torch.tensor(prompt), [], []
     extend, cpu_s = engine.begin(capacity), time.process_time()
     for _ in range(count):
@@ -183,14 +183,14 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        # 5 makes the highest resident set so far the present one (proc(5)).
+        # Writing 5 resets the peak resident set to the current one (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_bytes(case: Case, device: torch.device) -> int | None:
     if device.type == "cpu":
         return _resident_bytes("VmHWM")
-    # TensorRT has its own memory, which torch does not count.
+    # TensorRT allocates its own memory, which torch does not count.
     return None if case.engine == "tensorrt" else torch.cuda.max_memory_allocated(device)
 
 

@@ -1,4 +1,4 @@
-"""Whether a graph computes what PyTorch does, by running both."""
+"""Compare an exported graph with PyTorch by running both."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from torch import Tensor
 from launcher.model.decode import Cache
 from launcher.model.gpt import GPT
 from launcher.tools.serve.graph import empty_past
-from launcher.tools.serve.runtime import NoKernel, OnnxSession, Runtime
+from launcher.tools.serve.runtime import NoKernel, Session, onnx_session
 from launcher.util.errors import UserError
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
-"""Of logits: absolute, and relative to the largest where that is above 1. Of half precision it is
-ten steps: a graph and eager kernels round at different places."""
+"""Tolerance of logits: absolute, and relative to the largest logit above 1. Half precision gets ten
+steps, because graph and eager kernels round at different places."""
 GREEDY_TOKENS = 50
 _BATCHES = (1, 2, 5)
 _MOST_LOGITS = 2**24
-"""Of one comparison: 64 MiB in fp32, which bounds its length where context and vocabulary are
-large."""
+"""Logits per comparison (64 MiB in fp32): bounds the sequence length for large vocabularies."""
 
 
 def check_graph(path: Path, model: GPT, *, cache: bool) -> str:
-    """Hold a graph against `model` through ONNX Runtime; what has been checked.
+    """Check a graph against `model` in ONNX Runtime; returns a description of the check.
 
     Raises:
         UserError: they differ by more than the tolerance of the type.
     """
-    # By its path: a graph whose weights lie beside it may be more than protobuf takes.
+    # By path: with weights in a file beside it, a graph can exceed what protobuf can load.
     onnx.checker.check_model(str(path), full_check=True)
     try:
-        session = OnnxSession(path, model.config, cache=cache)
+        session = onnx_session(path, model.config, cache=cache)
     except NoKernel:
         said = str(model.wte.weight.dtype).removeprefix("torch.")
         return f"its structure checked, but not run: ONNX Runtime has no CPU kernels for {said}"
-    return hold(session, model, cache=cache)
+    return check_session(session, model, cache=cache)
 
 
-def hold(session: Runtime, model: GPT, *, cache: bool) -> str:
-    """Hold what a graph computes against `model`; what has been compared.
+def check_session(session: Session, model: GPT, *, cache: bool) -> str:
+    """Compare a loaded graph with `model`; returns a description of the check.
 
     Raises:
         UserError: they differ by more than the tolerance of the type.
@@ -59,25 +58,25 @@ def hold(session: Runtime, model: GPT, *, cache: bool) -> str:
 
 
 class _Checks:
-    """One graph and its model; `worst` is the largest difference seen."""
+    """Comparisons of one graph with its model; `worst` is the largest difference so far."""
 
-    def __init__(self, session: Runtime, model: GPT) -> None:
+    def __init__(self, session: Session, model: GPT) -> None:
         self._session, self._model = session, model
         self._draw = torch.Generator().manual_seed(0)
         self.worst = 0.0
 
     def lengths(self, batch: int) -> list[int]:
-        """From 1 to the context, or to what fits into `_MOST_LOGITS`."""
+        """Choose sequence lengths from 1 to the context, bounded by `_MOST_LOGITS`."""
         config = self._model.config
         most = max(1, min(config.context, _MOST_LOGITS // (batch * config.vocab_size)))
         return sorted({1, max(1, most // 2), most})
 
     def compare(self, batch: int, length: int, *, cache: bool) -> None:
-        """A whole sequence; with a cache also its end behind its beginning."""
+        """Compare a whole sequence; with a cache, also its end after its start."""
         tokens = self._tokens(batch, length)
         expected = self._model(tokens)
         if not cache:
-            self._hold(self._session.score(tokens), expected)
+            self._compare_logits(self._session.score(tokens), expected)
             return
         for split in {0, length // 3, length - 1}:
             past = empty_past(self._model, batch)
@@ -86,10 +85,10 @@ class _Checks:
                 logits, past = self._session.extend(tokens[:, :split], past)
                 first = [logits]
             logits, _ = self._session.extend(tokens[:, split:], past)
-            self._hold(torch.cat([*first, logits], dim=1), expected)
+            self._compare_logits(torch.cat([*first, logits], dim=1), expected)
 
     def padded(self) -> None:
-        """Prompts of several lengths in one batch, the shorter ones padded before."""
+        """Compare prompts of different lengths in one left-padded batch."""
         length = self.lengths(2)[-1]
         tokens = self._tokens(2, length)
         padding = length // 2
@@ -98,11 +97,11 @@ class _Checks:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         past = empty_past(self._model, 2)
         logits, _ = self._session.extend(tokens, past, mask=mask, positions=positions)
-        self._hold(logits[:1], self._model(tokens[:1]))
-        self._hold(logits[1:, padding:], self._model(tokens[1:, padding:]))
+        self._compare_logits(logits[:1], self._model(tokens[:1]))
+        self._compare_logits(logits[1:, padding:], self._model(tokens[1:, padding:]))
 
     def greedy(self) -> int:
-        """Token after token, each the likeliest to our own decoding; how many."""
+        """Compare greedy decoding token by token; returns how many tokens."""
         config = self._model.config
         prompt = self._tokens(1, max(1, min(8, config.context - GREEDY_TOKENS)))
         count = min(GREEDY_TOKENS, config.context - prompt.size(1))
@@ -111,7 +110,7 @@ class _Checks:
         for _ in range(count):
             expected = ours.extend(tokens[0])
             logits, past = self._session.extend(tokens, past)
-            self._hold(logits[0, -1], expected)
+            self._compare_logits(logits[0, -1], expected)
             tokens = expected.argmax().view(1, 1)
         return count
 
@@ -120,15 +119,15 @@ class _Checks:
         tokens = torch.randint(vocabulary, (batch, length), generator=self._draw)
         return tokens.to(self._model.wte.weight.device)
 
-    def _hold(self, found: Tensor, expected: Tensor) -> None:
+    def _compare_logits(self, found: Tensor, expected: Tensor) -> None:
         tolerance = TOLERANCES[expected.dtype]
         difference = float((found.float() - expected.float()).abs().max())
         most = tolerance * max(1.0, float(expected.abs().max()))
-        if not difference <= most:  # also where it is no number
+        if not difference <= most:  # true for NaN too
             said = str(expected.dtype).removeprefix("torch.")
             raise UserError(
                 f"the exported graph's logits differ from PyTorch's by {difference:.2g}, more than "
-                f"the {most:.2g} that {said} explains: nothing is written; try --dtype fp32 or "
+                f"the {most:.2g} that {said} explains: nothing was written; try --dtype fp32 or "
                 "another version of torch"
             )
         self.worst = max(self.worst, difference)

@@ -1,7 +1,7 @@
-"""TensorRT: what it needs, the sizes that an engine is built for, and building and running one.
+"""Build and run TensorRT engines: requirements, optimization profile, build, execution.
 
-Its parser knows operator sets 9 to 20 in TensorRT 10 (docs/operators.md of onnx/onnx-tensorrt,
-release 10.1), and the graph keeps to that.
+The parser knows operator sets 9 to 20 in TensorRT 10 (docs/operators.md of onnx/onnx-tensorrt,
+release 10.1), and the graph stays within them.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from torch import Tensor
 
 from launcher.model.config import ModelConfig
 from launcher.tools.serve.graph import input_names, output_names, past_names
-from launcher.tools.serve.runtime import Runtime
+from launcher.tools.serve.runtime import Session
 from launcher.util.errors import UserError
 from launcher.util.packages import version_of
 
 MOST_BATCH = 8
-"""Sequences that an engine takes at a time."""
+"""Largest batch of an engine."""
 
 
 class Shapes(NamedTuple):
-    """Of an input: the smallest, what kernels are chosen for, the largest."""
+    """Shapes of an input: minimum, the one that kernels are tuned for, maximum."""
 
-    least: tuple[int, ...]
-    usual: tuple[int, ...]
-    most: tuple[int, ...]
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
 
 
 Profile = Mapping[str, Shapes]
-"""By the name of the input."""
+"""Input name -> shapes."""
 
 
 def missing() -> list[str]:
-    """What there is not on this machine and an engine needs."""
+    """List what an engine needs and this machine lacks."""
     found = [] if version_of("tensorrt") else ["tensorrt"]
     return found + ([] if torch.cuda.is_available() else ["a GPU"])
 
 
 def profile(config: ModelConfig, *, cache: bool) -> Profile:
-    """Batches up to `MOST_BATCH`, sequences up to the context.
+    """Choose shapes: batches up to `MOST_BATCH`, sequences up to the context.
 
-    With a cache as much again may lie before a sequence, since each of the three must be sizes that
-    go together; it is one token after the other that kernels are chosen for.
+    With a cache, up to another context of tokens may precede a sequence, because the shapes of each
+    set must be consistent; kernels are tuned for decoding one token.
     """
     context = config.context
     if not cache:
@@ -65,16 +65,14 @@ def profile(config: ModelConfig, *, cache: bool) -> Profile:
 
 
 def trtexec(shapes: Profile, graph: str, engine: str) -> str:
-    """The command line that builds the same engine elsewhere."""
+    """Return the command line that builds the same engine elsewhere."""
     words = ["trtexec", f"--onnx={graph}", f"--saveEngine={engine}", "--stronglyTyped", "--noTF32"]
-    for flag, of in (("min", "least"), ("opt", "usual"), ("max", "most")):
-        listed = (f"{name}:{_by_x(getattr(each, of))}" for name, each in shapes.items())
-        words.append(f"--{flag}Shapes={','.join(listed)}")
+    for kind in Shapes._fields:
+        listed = (
+            f"{name}:{'x'.join(map(str, getattr(each, kind)))}" for name, each in shapes.items()
+        )
+        words.append(f"--{kind}Shapes={','.join(listed)}")
     return " ".join(words)
-
-
-def _by_x(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def build_engine(graph: Path, path: Path, shapes: Profile) -> None:
@@ -110,35 +108,30 @@ def build_engine(graph: Path, path: Path, shapes: Profile) -> None:
     path.write_bytes(built)
 
 
-class EngineSession(Runtime):
-    """An engine on torch's tensors.
+def engine_session(path: Path, config: ModelConfig, *, dtype: torch.dtype, cache: bool) -> Session:
+    """Load an engine; it runs on CUDA copies of its inputs.
 
     Raises:
-        UserError: TensorRT does not load the engine, or does not run it.
+        UserError: TensorRT does not load the engine, or (when run) does not run it.
     """
+    import tensorrt as trt
 
-    def __init__(self, path: Path, config: ModelConfig, *, dtype: torch.dtype, cache: bool) -> None:
-        import tensorrt as trt
+    runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    _require(engine is not None, f"load {path.name}")
+    context = engine.create_execution_context()
+    _require(context is not None, f"reserve the memory that {path.name} runs in")
+    names, outputs = input_names(config, cache=cache), output_names(config, cache=cache)
 
-        runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-        self._engine = runtime.deserialize_cuda_engine(path.read_bytes())
-        _demand(self._engine is not None, f"load {path.name}")
-        self._context = self._engine.create_execution_context()
-        _demand(self._context is not None, f"reserve the memory that {path.name} runs in")
-        self._dtype = dtype
-        self._inputs = input_names(config, cache=cache)
-        self._outputs = output_names(config, cache=cache)
-
-    def run(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def run(values: Sequence[Tensor]) -> list[Tensor]:
         stream = torch.cuda.current_stream()
-        # Kept until the engine has run.
-        inputs = {
-            name: value.cuda().contiguous()
-            for name, value in zip(self._inputs, values, strict=True)
-        }
-        found = execute(self._context, inputs, self._outputs, self._dtype, stream.cuda_stream)
+        # Referenced until the engine has run.
+        inputs = {n: v.cuda().contiguous() for n, v in zip(names, values, strict=True)}
+        found = execute(context, inputs, outputs, dtype, stream.cuda_stream)
         stream.synchronize()
         return found
+
+    return Session(run)
 
 
 def execute(
@@ -148,10 +141,10 @@ def execute(
     dtype: torch.dtype,
     stream: int,
 ) -> list[Tensor]:
-    """Queue an engine on a CUDA stream; its outputs, in order, which are there once it has run.
+    """Queue an engine on a CUDA stream; returns its outputs, valid once the stream has run.
 
-    `context` is a `tensorrt.IExecutionContext`, which says with False what it does not do: the
-    outputs would then be memory that nobody has written.
+    `context` is a `tensorrt.IExecutionContext`. It reports failure by returning False, and the
+    outputs would then be uninitialised memory.
 
     Raises:
         UserError: TensorRT refuses a shape, an address or the execution.
@@ -159,22 +152,22 @@ def execute(
     kept = []
     for name, value in inputs.items():
         shape = tuple(value.shape)
-        _demand(context.set_input_shape(name, shape), f"take {name} of shape {list(shape)}")
-        # An empty tensor has no address, and TensorRT asks for one.
+        _require(context.set_input_shape(name, shape), f"take {name} of shape {list(shape)}")
+        # An empty tensor has no address, but TensorRT requires one.
         kept.append(value if value.numel() else value.new_empty(1))
-        _demand(context.set_tensor_address(name, kept[-1].data_ptr()), f"read {name}")
+        _require(context.set_tensor_address(name, kept[-1].data_ptr()), f"read {name}")
     found = []
     for name in outputs:
         shape = tuple(context.get_tensor_shape(name))
         found.append(torch.empty(shape, dtype=dtype, device=kept[0].device))
-        _demand(context.set_tensor_address(name, found[-1].data_ptr()), f"write {name}")
-    _demand(context.execute_async_v3(stream), "run the engine")
+        _require(context.set_tensor_address(name, found[-1].data_ptr()), f"write {name}")
+    _require(context.execute_async_v3(stream), "run the engine")
     return found
 
 
-def _demand(done: bool, what: str) -> None:
+def _require(done: bool, what: str) -> None:
     if not done:
         raise UserError(
-            f"TensorRT cannot {what}: its own lines above say why; use smaller sizes, another "
+            f"TensorRT cannot {what}: its messages above say why; use smaller sizes, another "
             "version of TensorRT, or --format onnx"
         )

@@ -1,10 +1,10 @@
-"""What runs a model: PyTorch as it is or compiled, ONNX Runtime, TensorRT."""
+"""Engines that `infer-bench` compares: eager and compiled PyTorch, ONNX Runtime, TensorRT."""
 
 from __future__ import annotations
 
-import abc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,92 +15,94 @@ from launcher.model.config import ModelConfig
 from launcher.model.decode import Cache
 from launcher.model.gpt import GPT
 from launcher.tools.serve import engine as tensorrt_engine
-from launcher.tools.serve.graph import CachedDecoder, LayerCache, empty_past, write_graph
-from launcher.tools.serve.runtime import OnnxSession, Runtime
+from launcher.tools.serve.graph import CachedDecoder, LayerCache, write_graph
+from launcher.tools.serve.runtime import Session, onnx_session
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
-"""Of the weights; those of projections are int8 after that."""
+"""dtype of the loaded weights; int8 quantizes the projections afterwards."""
 
 
-class Engine(abc.ABC):
-    """A model that is ready to be asked; one sequence at a time."""
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model that decodes one sequence at a time."""
 
-    @abc.abstractmethod
-    def begin(self, capacity: int) -> Callable[[Tensor], Tensor]:
-        """A new sequence of at most `capacity` tokens: a function from its next tokens [T], int64
-        on the CPU, to the logits [V] behind the last of them."""
-
-    @abc.abstractmethod
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Those [T, V] of a whole sequence [T]."""
+    begin: Callable[[int], Callable[[Tensor], Tensor]]
+    """Start a sequence of at most n tokens: returns a function from the next tokens [T], int64 on
+    the CPU, to the logits [V] after the last of them."""
+    logits: Callable[[Tensor], Tensor]
+    """Logits [T, V] of a whole sequence [T]."""
 
 
-class Eager(Engine):
+def eager(model: GPT) -> Engine:
     """PyTorch, as `shardscale generate` runs it."""
+    device = model.wte.weight.device
 
-    def __init__(self, model: GPT) -> None:
-        self._model, self._device = model, model.wte.weight.device
+    def begin(capacity: int) -> Callable[[Tensor], Tensor]:
+        cache = Cache(model, capacity)
+        return lambda tokens: cache.extend(tokens.to(device))
 
-    def begin(self, capacity: int) -> Callable[[Tensor], Tensor]:
-        cache = Cache(self._model, capacity)
-        return lambda tokens: cache.extend(tokens.to(self._device))
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self._model(tokens[None].to(self._device))[0]
-        return found
+    return Engine(begin, lambda tokens: model(tokens[None].to(device))[0])
 
 
-class Compiled(Engine):
-    """torch.compile of a step with its cache, for any sizes."""
+def compiled(model: GPT) -> Engine:
+    """Compile a decoding step with its cache, with dynamic shapes."""
+    decoder = torch.compile(CachedDecoder(model), dynamic=True)
 
-    def __init__(self, model: GPT) -> None:
-        self._model, self._device = model, model.wte.weight.device
-        self._step = torch.compile(CachedDecoder(model), dynamic=True)
+    def run(values: Sequence[Tensor]) -> list[Tensor]:
+        tokens, mask, positions, *held = values
+        past = list(zip(held[::2], held[1::2], strict=True))
+        logits, present = decoder(tokens, mask, positions, past)
+        return [logits, *(part for layer in present for part in layer)]
 
-    def begin(self, capacity: int) -> Callable[[Tensor], Tensor]:
-        past = empty_past(self._model, 1)
+    weight = model.wte.weight
+    return _of_session(Session(run), model.config, weight.dtype, weight.device.type)
+
+
+def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> Engine:
+    """Run the graph in ONNX Runtime on the CPU.
+
+    Raises:
+        NoKernel: ONNX Runtime does not support the dtype.
+    """
+    return _of_session(onnx_session(graph, config, cache=True), config, DTYPES[weights], "cpu")
+
+
+def tensorrt(config: ModelConfig, weights: str, graph: Path) -> Engine:
+    """Build a TensorRT engine of the graph for this GPU and load it."""
+    path, dtype = graph.with_suffix(".engine"), DTYPES[weights]
+    tensorrt_engine.build_engine(graph, path, tensorrt_engine.profile(config, cache=True))
+    session = tensorrt_engine.engine_session(path, config, dtype=dtype, cache=True)
+    return _of_session(session, config, dtype, "cuda")
+
+
+def _of_session(session: Session, config: ModelConfig, dtype: torch.dtype, device: str) -> Engine:
+    shape = (1, config.kv_head_count, 0, config.head_size)
+
+    def empty() -> list[LayerCache]:
+        # Distinct tensors: torch.compile specialises on aliased inputs.
+        return [
+            (
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+            )
+            for _ in range(config.layers)
+        ]
+
+    def begin(capacity: int) -> Callable[[Tensor], Tensor]:
+        past = empty()
 
         def extend(tokens: Tensor) -> Tensor:
             nonlocal past
-            logits, past = self._extend(tokens, past)
-            return logits[-1]
-
-        return extend
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        return self._extend(tokens, empty_past(self._model, 1))[0]
-
-    def _extend(self, tokens: Tensor, past: list[LayerCache]) -> tuple[Tensor, list[LayerCache]]:
-        tokens = tokens.to(self._device)[None]
-        before, length = past[0][0].size(2), tokens.size(1)
-        positions = torch.arange(before, before + length, device=self._device)[None]
-        mask = tokens.new_ones(1, before + length)
-        logits, present = self._step(tokens, mask, positions, past)
-        return logits[0], present
-
-
-class Graph(Engine):
-    """An exported graph, in whatever runs it."""
-
-    def __init__(self, runtime: Runtime, empty: Callable[[], list[LayerCache]]) -> None:
-        self._runtime, self._empty = runtime, empty
-
-    def begin(self, capacity: int) -> Callable[[Tensor], Tensor]:
-        past = self._empty()
-
-        def extend(tokens: Tensor) -> Tensor:
-            nonlocal past
-            logits, past = self._runtime.extend(tokens[None], past)
+            logits, past = session.extend(tokens[None].to(device), past)
             return logits[0, -1]
 
         return extend
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        return self._runtime.extend(tokens[None], self._empty())[0][0]
+    return Engine(begin, lambda tokens: session.extend(tokens[None].to(device), empty())[0][0])
 
 
 def load(run: Path, weights: str, device: torch.device) -> GPT:
-    """The model in PyTorch, its projections in int8 where that is asked for."""
+    """Load the model into PyTorch, with int8 projections if requested."""
     with open_source(run) as source:
         model = build(source, device=device, dtype=DTYPES[weights])
     if weights == "int8":
@@ -112,7 +114,7 @@ def load(run: Path, weights: str, device: torch.device) -> GPT:
 
 
 def prepare(run: Path, weights: str, graph: Path) -> None:
-    """Write the graph of a run; of int8 weights beside one in fp32, which it is made of."""
+    """Write the graph of a run; for int8, also the fp32 graph that it is quantized from."""
     if weights != "int8":
         write_graph(load(run, weights, torch.device("cpu")), graph, cache=True)
         return
@@ -121,28 +123,3 @@ def prepare(run: Path, weights: str, graph: Path) -> None:
     whole = graph.with_name("whole.onnx")
     write_graph(load(run, "fp32", torch.device("cpu")), whole, cache=True)
     quantize_dynamic(whole, graph, weight_type=QuantType.QInt8)
-
-
-def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> Engine:
-    """ONNX Runtime on the CPU.
-
-    Raises:
-        NoKernel: it does not run this type.
-    """
-    session = OnnxSession(graph, config, cache=True)
-    return Graph(session, lambda: _empty(config, DTYPES[weights], "cpu"))
-
-
-def tensorrt(config: ModelConfig, weights: str, graph: Path) -> Engine:
-    """An engine that is built here and now."""
-    path = graph.with_suffix(".engine")
-    shapes = tensorrt_engine.profile(config, cache=True)
-    tensorrt_engine.build_engine(graph, path, shapes)
-    dtype = DTYPES[weights]
-    session = tensorrt_engine.EngineSession(path, config, dtype=dtype, cache=True)
-    return Graph(session, lambda: _empty(config, dtype, "cuda"))
-
-
-def _empty(config: ModelConfig, dtype: torch.dtype, device: str) -> list[LayerCache]:
-    shape = (1, config.kv_head_count, 0, config.head_size)
-    return [(torch.zeros(shape, dtype=dtype, device=device),) * 2 for _ in range(config.layers)]

@@ -1,7 +1,7 @@
-"""Our decoder as an ONNX graph of plain operators.
+"""The decoder as an ONNX graph of plain operators.
 
-Attention, rotary embedding and RMSNorm are written out, and the operator set is one that every
-parser knows: the fused operators of later sets are in no released list of TensorRT's parser.
+Attention, rotary embedding and RMSNorm are written out, in an operator set that every parser
+supports: no released TensorRT parser lists the fused operators of later sets.
 Inputs and outputs are named as transformers and optimum name them.
 """
 
@@ -24,7 +24,7 @@ from launcher.model.rope import rotation
 
 OPSET = 18
 MOST_FILE_BYTES = 2_000_000_000
-"""Of weights inside the graph's own file: protobuf ends at 2^31 bytes."""
+"""Largest size of weights stored in the graph file itself; protobuf is limited to 2^31 bytes."""
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values [B, kv heads, P, head_dim]."""
@@ -33,8 +33,7 @@ LayerCache = tuple[Tensor, Tensor]
 class Scorer(nn.Module):
     """Logits of whole sequences.
 
-    Learned positions and rotary ones count from the first token, so shorter sequences are padded
-    behind.
+    Positions count from the first token, so shorter sequences are padded on the right.
     """
 
     def __init__(self, model: GPT) -> None:
@@ -49,7 +48,7 @@ class Scorer(nn.Module):
 
 
 class CachedDecoder(nn.Module):
-    """Logits of tokens behind those whose keys and values are given."""
+    """Logits of tokens that follow a KV cache."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
@@ -63,9 +62,9 @@ class CachedDecoder(nn.Module):
         past: Sequence[LayerCache],
     ) -> tuple[Tensor, list[LayerCache]]:
         """input_ids and position_ids [B, T], attention_mask [B, P + T], all int64, past [B, kv
-        heads, P, head_dim] for each block -> logits [B, T, V], and past with T more.
+        heads, P, head_dim] per block -> logits [B, T, V], and past extended by T.
 
-        P may be 0. A mask of 0 hides a position, as that of padding before a shorter prompt.
+        P may be 0. A mask of 0 hides a position, such as left padding of a shorter prompt.
         """
         return self.walk(input_ids, position_ids, attention_mask, past)
 
@@ -76,7 +75,7 @@ class CachedDecoder(nn.Module):
         attention_mask: Tensor | None,
         past: Sequence[LayerCache] | None,
     ) -> tuple[Tensor, list[LayerCache]]:
-        """The model's blocks from outside, as `launcher.tools.generate` walks them."""
+        """Run the model's blocks one by one, as decoding in `launcher.model.decode` does."""
         model, (batch, length) = self.model, input_ids.shape
         before = 0 if past is None else past[0][0].size(2)
         hidden = _hidden(model.config, before, length, attention_mask)
@@ -96,14 +95,14 @@ class CachedDecoder(nn.Module):
             present.append((k, v))
             x = x + block.attn.output(_attend(q, k, v, hidden)).view_as(x)
             x = x + block.mlp(block.ln_2(x))
-        # As rows: of more dimensions the exporter would turn the head's weight around, which is the
-        # embedding too where they are tied, and then there are two of it.
+        # As a matrix: for more dimensions the exporter transposes the head's weight, and a tied
+        # embedding would be stored twice.
         logits: Tensor = model.head(model.ln_f(x).flatten(0, 1))
         return logits.view(batch, length, -1), present
 
 
 def _hidden(config: ModelConfig, before: int, length: int, mask: Tensor | None) -> Tensor:
-    """Which keys a query does not see, bool [1 or B, 1, T, P + T]."""
+    """Mark the keys that each query must not see, bool [1 or B, 1, T, P + T]."""
     queries, keys = torch.arange(length) + before, torch.arange(before + length)
     distance = queries[:, None] - keys
     seen = distance >= 0
@@ -114,10 +113,10 @@ def _hidden(config: ModelConfig, before: int, length: int, mask: Tensor | None) 
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
-    """q [B, H, T, head_dim], k and v [B, kv heads, P + T, head_dim] -> as q.
+    """Attend with q [B, H, T, head_dim] to k and v [B, kv heads, P + T, head_dim].
 
-    The queries that share a key head are rows of one product, and no key is repeated. A hidden
-    score is the least number and not minus infinity, of which a row of padding would be NaN.
+    Queries that share a key head are rows of one matmul, so no key is repeated. Hidden scores are
+    the lowest finite number: with minus infinity, rows of padding would be NaN.
     """
     batch, kv_heads, seen, head_size = k.shape
     rows = q.reshape(batch, kv_heads, -1, head_size)
@@ -128,25 +127,27 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
 
 
 def past_names(config: ModelConfig, prefix: str) -> list[str]:
-    """`past_key_values.0.key`, ...: a block's keys, then its values."""
+    """List `past_key_values.0.key`, ...: each block's keys, then its values."""
     kinds = ("key", "value")
     return [f"{prefix}.{block}.{kind}" for block in range(config.layers) for kind in kinds]
 
 
 def input_names(config: ModelConfig, *, cache: bool) -> list[str]:
-    """Of the graph, in order."""
+    """List the graph's inputs in order."""
     with_cache = ("attention_mask", "position_ids", *past_names(config, "past_key_values"))
     return ["input_ids", *(with_cache if cache else ())]
 
 
 def output_names(config: ModelConfig, *, cache: bool) -> list[str]:
-    """Of the graph, in order."""
+    """List the graph's outputs in order."""
     return ["logits", *(past_names(config, "present") if cache else ())]
 
 
 def empty_past(model: GPT, batch: int, length: int = 0) -> list[LayerCache]:
-    """Zeros in place of so many tokens; each tensor is its own, since those that are one tensor
-    are traced as one input."""
+    """Make a cache of `length` zero tokens.
+
+    Every tensor is distinct, because the exporter traces an aliased tensor as one input.
+    """
     config = model.config
     shape = (batch, config.kv_head_count, length, config.head_size)
     new = model.wte.weight.new_zeros
@@ -156,9 +157,11 @@ def empty_past(model: GPT, batch: int, length: int = 0) -> list[LayerCache]:
 def write_graph(
     model: GPT, path: Path, *, cache: bool, most_file_bytes: int = MOST_FILE_BYTES
 ) -> None:
-    """Write `model` as `path`; weights of more than `most_file_bytes` lie beside it, in
-    `path` + ".data". A tied weight is written once."""
-    # Any sizes but 0 and 1, which a tracer takes for constants.
+    """Write `model` to `path`; weights above `most_file_bytes` go to `path` + ".data".
+
+    A tied weight is written once.
+    """
+    # Any sizes but 0 and 1, which torch.export specialises on.
     batch, length, before = 2, 4, 3
     ids = torch.zeros(batch, length, dtype=torch.int64)
     arguments: tuple[Any, ...] = (ids,)
@@ -185,7 +188,7 @@ def write_graph(
             verbose=False,
         )
     assert program is not None
-    for node in program.model.graph:  # where in whose folders each line of ours is
+    for node in program.model.graph:  # drops paths of source files on this machine
         node.metadata_props.clear()
     size_bytes = sum(parameter.nbytes for parameter in model.parameters())
     program.save(path, external_data=size_bytes > most_file_bytes)
@@ -193,7 +196,7 @@ def write_graph(
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks on packages that have no part in this."""
+    """Silence the exporter's remarks on unrelated packages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""`shardscale infer-bench`: what trained models cost where they are used, in one table."""
+"""`shardscale infer-bench`: memory, latency and perplexity of trained models per runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launcher.config.resolve import check_run_folder
 from launcher.tools.serve import engine as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
 from launcher.tools.serve.export import missing_packages
-from launcher.tools.serve.text import Asked, Bench, asked, text_of
+from launcher.tools.serve.text import Bench, BenchRun, open_run, text_of
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
 from launcher.util.orphans import for_children
@@ -35,36 +35,36 @@ EngineName = Literal["pytorch", "compiled", "onnxruntime", "tensorrt"]
 Weights = Literal["fp32", "bf16", "int8"]
 VERSION = 1
 REFERENCE = ("pytorch", "fp32")
-"""Engine and weights that a run's others are held against."""
+"""Engine and weights that the others of a run are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferBenchOptions:
-    """Memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT, beside each
-    other: the same prompts, each engine in its own process."""
+    """Compare memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT, on the
+    same prompts and with each engine in its own process."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
     """Run folders or checkpoints, trained on the same text with the same tokenizer."""
     out: Path | None = None
-    """Folder to write; must not exist yet (inference, beside the first run)."""
+    """Output folder; must not exist yet (default: inference, beside the first run)."""
     engines: tuple[EngineName, ...] = ("pytorch", "compiled", "onnxruntime", "tensorrt")
-    """What runs the models."""
+    """Runtimes to compare."""
     weights: tuple[Weights, ...] = ("fp32", "bf16", "int8")
-    """int8: of projections, whose inputs are quantised as they come (torchao, or ONNX Runtime)."""
+    """int8: projections with dynamically quantized inputs (torchao, or ONNX Runtime)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it runs: a GPU when there is one (auto)."""
+    """Device; auto: a GPU if there is one."""
     prompts: int = 3
-    """Pieces of the validation text that are continued, one at a time."""
+    """Number of prompts, taken from the validation text and decoded one at a time."""
     prompt_tokens: int = 32
-    """Tokens of each."""
+    """Tokens per prompt."""
     new_tokens: int = 32
-    """Tokens that follow each, greedily."""
+    """Tokens to decode per prompt, greedily."""
     repeats: int = 3
-    """How often all prompts are continued."""
+    """Repeats over all prompts."""
     sequences: int = 32
-    """Of the validation text, for perplexity."""
+    """Validation sequences to compute perplexity on."""
     seed: int = 0
-    """Of where prompts begin."""
+    """Seed of the prompts' positions."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -79,24 +79,24 @@ class InferBenchOptions:
 
     @property
     def device_type(self) -> str:
-        """Where it runs, with `auto` resolved."""
+        """Resolve `auto`."""
         return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the folder, print the table; 0 when it is there, 2 when refused."""
+    """Measure, write the folder, print the table; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(InferBenchOptions, args=list(argv), prog="shardscale infer-bench")
     out = options.out or options.runs[0].absolute().parent / FOLDER
     check_run_folder(out)
-    runs = [asked(run) for run in options.runs]
+    runs = [open_run(run) for run in options.runs]
     for run in runs:
         if (wanted := options.prompt_tokens + options.new_tokens) > run.model.context:
             raise UserError(
-                f"{run.path}: its context is {run.model.context}, and --prompt-tokens "
-                f"{options.prompt_tokens} with --new-tokens {options.new_tokens} are {wanted}: "
-                "give fewer"
+                f"{run.path}: --prompt-tokens {options.prompt_tokens} and --new-tokens "
+                f"{options.new_tokens} are {wanted} tokens, more than its context of "
+                f"{run.model.context}: give fewer"
             )
     bench = text_of(
         runs,
@@ -114,8 +114,8 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _measured(options: InferBenchOptions, runs: Sequence[Asked], bench: Bench) -> dict[str, Any]:
-    """Everything that is written, but for its forms."""
+def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench) -> dict[str, Any]:
+    """Measure all cases; returns the content of inference.json."""
     names = _names([run.path for run in runs])
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,22 +147,22 @@ def _measured(options: InferBenchOptions, runs: Sequence[Asked], bench: Bench) -
             name: getattr(options, name)
             for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "seed")
         }
-        | {"sequences": len(bench.tokens)},  # the split may hold fewer
+        | {"sequences": len(bench.tokens)},  # the split may hold fewer than requested
         "parameters": {names[run.path]: run.model.parameter_count for run in runs},
         "rows": rows,
     }
 
 
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
-    """The names of the folders, or whole paths where some are alike."""
+    """Name runs by folder, or by whole path if folder names repeat."""
     alone = len({path.name for path in paths}) == len(set(paths))
     return {path: path.name if alone else str(path) for path in paths}
 
 
 def _cases(
-    options: InferBenchOptions, runs: Sequence[Asked], common: Case, scratch: Path
+    options: InferBenchOptions, runs: Sequence[BenchRun], common: Case, scratch: Path
 ) -> list[Case]:
-    """In the order of the table: a run's first one is what its others are held against."""
+    """List the cases in the table's order."""
     return [
         replace(
             common,
@@ -178,7 +178,7 @@ def _cases(
 
 
 def _told(cases: Sequence[Case]) -> Iterator[Case]:
-    """The cases, each announced with the time that is left by those before."""
+    """Yield the cases, announcing each with an estimate of the remaining time."""
     started = time.monotonic()
     for done, case in enumerate(cases):
         left = (time.monotonic() - started) / done * (len(cases) - done) if done else None
@@ -189,7 +189,7 @@ def _told(cases: Sequence[Case]) -> Iterator[Case]:
 
 
 def _outcome(case: Case) -> dict[str, Any]:
-    """What was measured, or the `reason` why nothing was."""
+    """Measure one case; returns its figures, or the `reason` why there are none."""
     reason = _obstacle(case)
     if reason is not None:
         return {"reason": reason}
@@ -202,25 +202,25 @@ def _outcome(case: Case) -> dict[str, Any]:
 
 
 def _obstacle(case: Case) -> str | None:
-    """Why it need not be tried."""
+    """Explain why a case cannot run here, if it is known in advance."""
     if case.engine in ("onnxruntime", "tensorrt") and (missing := missing_packages()):
         return f"needs {', '.join(missing)} (the extra onnx)"
     if case.engine == "onnxruntime" and case.device == "cuda":
-        return "the onnx extra's ONNX Runtime has no kernels for GPUs: give --device cpu"
+        return "ONNX Runtime of the onnx extra has no GPU kernels: give --device cpu"
     if case.engine == "tensorrt":
         if missing := tensorrt_engine.missing():
-            return f"needs {' and '.join(missing)}, which this machine has not"
+            return f"needs {' and '.join(missing)}"
         if case.device == "cpu":
             return "runs on GPUs only"
         if case.weights == "int8":
-            return "takes int8 with calibrated scales, which the graph has not"
+            return "needs calibrated int8 scales, which the graph does not have"
     elif case.engine != "onnxruntime" and case.weights == "int8" and version_of("torchao") is None:
         return "needs torchao"
     return None
 
 
 def _alone(case: Case) -> dict[str, Any]:
-    """In a process of its own."""
+    """Run a case in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "launcher.tools.serve.case"],
         input=json.dumps(asdict(case)),
@@ -239,8 +239,7 @@ def _alone(case: Case) -> dict[str, Any]:
 def _beside(
     found: dict[str, Any], row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """With its ratio to PyTorch as it is in fp32, and how many tokens are the same from the
-    beginning on; nothing measured is None."""
+    """Add the throughput ratio to eager fp32 PyTorch and the length of the common token prefix."""
     row_of_nothing = dict.fromkeys(field.name for field in fields(Measured))
     values: dict[str, Any] = {**row_of_nothing, "reason": None, **found}
     own = (one for one in rows if one["run"] == row["run"])
@@ -250,11 +249,11 @@ def _beside(
     tokens, ratio, same = values["tokens"], None, None
     if first is not None and tokens is not None and first["tokens"] is not None:
         ratio = values["tokens_per_s"] / first["tokens_per_s"]
-        same = min(map(_same_from_the_beginning, tokens, first["tokens"]))
+        same = min(map(_common_prefix, tokens, first["tokens"]))
     return values | {"tokens_per_s_ratio": ratio, "same_tokens": same}
 
 
-def _same_from_the_beginning(mine: Sequence[int], others: Sequence[int]) -> int:
+def _common_prefix(mine: Sequence[int], others: Sequence[int]) -> int:
     pairs = zip(mine, others, strict=True)
     return next((n for n, (one, other) in enumerate(pairs) if one != other), len(mine))
 

@@ -1,9 +1,9 @@
-"""What runs a graph: ONNX Runtime on the CPU, or whatever else takes and gives tensors."""
+"""Run an exported graph: ONNX Runtime on the CPU, or any other function of its inputs."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,18 +14,18 @@ from launcher.tools.serve.graph import LayerCache, input_names
 
 
 class NoKernel(Exception):
-    """The runtime has none for an operator in the graph's type."""
+    """The runtime lacks an operator in the graph's dtype."""
 
 
-class Runtime(abc.ABC):
-    """Runs what `launcher.tools.serve.graph.write_graph` has written."""
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A graph of `launcher.tools.serve.graph.write_graph`, loaded into a runtime."""
 
-    @abc.abstractmethod
-    def run(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The graph's outputs for its inputs, both in order."""
+    run: Callable[[Sequence[Tensor]], list[Tensor]]
+    """Graph inputs to outputs, both in the graph's order."""
 
     def score(self, tokens: Tensor) -> Tensor:
-        """The logits [B, T, V] of tokens [B, T], of a graph without a cache."""
+        """Compute logits [B, T, V] of tokens [B, T]; for a graph without a cache."""
         return self.run([tokens])[0]
 
     def extend(
@@ -36,9 +36,9 @@ class Runtime(abc.ABC):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerCache]]:
-        """The logits [B, T, V] of tokens [B, T] behind `past`, of length P, and `past` with them.
+        """Compute logits [B, T, V] of tokens [B, T] after a cache of P tokens, and the new cache.
 
-        Without mask [B, P + T] and positions [B, T] nothing is padding.
+        Without mask [B, P + T] and positions [B, T], nothing is padding.
         """
         batch, length = tokens.shape
         before = past[0][0].size(2)
@@ -52,29 +52,31 @@ class Runtime(abc.ABC):
         return logits, list(zip(present[::2], present[1::2], strict=True))
 
 
-class OnnxSession(Runtime):
-    """ONNX Runtime on the CPU, with as many threads as torch has.
+def onnx_session(path: Path, config: ModelConfig, *, cache: bool) -> Session:
+    """Load a graph into ONNX Runtime on the CPU, with as many threads as torch uses.
 
     Raises:
-        NoKernel: it has none for the type of the weights (bf16).
+        NoKernel: ONNX Runtime has no kernels for the weights' dtype (bf16).
     """
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-    def __init__(self, path: Path, config: ModelConfig, *, cache: bool) -> None:
-        import onnxruntime
-        from onnxruntime.capi import onnxruntime_pybind11_state as states
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except states.NotImplemented as error:
+        raise NoKernel(str(error)) from None
+    names = input_names(config, cache=cache)
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors
-        options.intra_op_num_threads = torch.get_num_threads()
-        try:
-            self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
-        except states.NotImplemented as error:
-            raise NoKernel(str(error)) from None
-        self._names = input_names(config, cache=cache)
-
-    def run(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def run(values: Sequence[Tensor]) -> list[Tensor]:
         arrays = (value.numpy() for value in values)
-        found = self._session.run(None, dict(zip(self._names, arrays, strict=True)))
-        return [torch.from_numpy(array) for array in found]
+        return [
+            torch.from_numpy(array)
+            for array in session.run(None, dict(zip(names, arrays, strict=True)))
+        ]
+
+    return Session(run)

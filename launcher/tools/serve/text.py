@@ -1,4 +1,4 @@
-"""What several runs are asked and held against: prompts and sequences of their validation text."""
+"""Prompts and evaluation sequences for `infer-bench`, from the runs' validation text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,18 +21,18 @@ _SHORTEST_SEQUENCE = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """The same for all runs."""
+    """Inputs of the benchmark, the same for all runs."""
 
     prompts: list[list[int]]
     tokens: np.ndarray
-    """int64 [n, T]: sequences of the validation split, from its beginning."""
+    """int64 [n, T]: sequences from the start of the validation split."""
     targets: np.ndarray
-    """int64 [n, T], -100 where one does not count."""
+    """int64 [n, T]; -100 is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """A run with what its checkpoint says of its text."""
+class BenchRun:
+    """A run, with its text and tokenizer as recorded in its checkpoint."""
 
     path: Path
     model: ModelConfig
@@ -41,15 +41,15 @@ class Asked:
 
     @property
     def seq_len(self) -> int:
-        """Tokens per sequence of the run."""
+        """Tokens per sequence in training."""
         return min(self.choice.seq_len or default_seq_len(self.model), self.model.context)
 
 
-def asked(run: Path) -> Asked:
-    """A run, or one of its checkpoints.
+def open_run(run: Path) -> BenchRun:
+    """Read a run, or one of its checkpoints.
 
     Raises:
-        UserError: there is none, or it says nothing of its tokenizer or its text.
+        UserError: no checkpoint, or one that does not record its tokenizer and text.
     """
     try:
         checkpoint = Checkpoint.open(candidates(run)[0])
@@ -59,26 +59,25 @@ def asked(run: Path) -> Asked:
     tokenizer = choose_tokenizer(checkpoint, None)
     if tokenizer is None or model is None:
         raise UserError(
-            f"{run}: has no tokenizer, and nothing can be asked without one: give a run that "
-            "launcher.train has made"
+            f"{run} has no tokenizer, so no prompt can be encoded: give a run of launcher.train"
         )
     if "data" not in saved:
         raise UserError(
-            f"{run}: does not say which text it was trained on, whose validation split is read: "
-            "give a run that launcher.train has made"
+            f"{run} does not record its training text, whose validation split is needed: give a "
+            "run of launcher.train"
         )
     known = {field.name for field in fields(DataChoice)} & saved.keys()
     choice = DataChoice(**{name: saved[name] for name in known - {"micro_batch", "global_batch"}})
-    return Asked(path=run, model=model, choice=choice, tokenizer=tokenizer)
+    return BenchRun(path=run, model=model, choice=choice, tokenizer=tokenizer)
 
 
 def text_of(
-    runs: Sequence[Asked], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
+    runs: Sequence[BenchRun], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
 ) -> Bench:
-    """Prompts, and the sequences that perplexity is of, as long as the shortest of the runs' own.
+    """Choose prompts and evaluation sequences, as long as the shortest of the runs' own.
 
     Raises:
-        UserError: the text of a run is gone or too short, or two runs have not the same in tokens.
+        UserError: a run's text is missing or too short, or two runs have different tokenized texts.
     """
     seq_len = max(_SHORTEST_SEQUENCE, min(run.seq_len for run in runs))
     splits, fingerprints = [], []
@@ -98,15 +97,15 @@ def text_of(
     for run, fingerprint in zip(runs, fingerprints, strict=True):
         if fingerprint != fingerprints[0]:
             raise UserError(
-                f"{run.path}: its text or tokenizer is not that of {runs[0].path}, so that nothing "
-                "of both can be compared: bench them one by one"
+                f"{run.path} has another text or tokenizer than {runs[0].path}, so they cannot be "
+                "compared: run infer-bench on each alone"
             )
     split = splits[0]
     room = len(split.tokens) - prompt_tokens
     if room < 1:
         raise UserError(
-            f"--prompt-tokens {prompt_tokens}: the validation split has {len(split.tokens)} tokens "
-            "in all: give fewer"
+            f"--prompt-tokens {prompt_tokens}: the validation split has only {len(split.tokens)} "
+            "tokens: give fewer"
         )
     firsts = np.random.default_rng(seed).integers(0, room, size=prompts)
     read = EvaluationBatches(

@@ -24,7 +24,7 @@ from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import export
 
 Shapes = dict[str, tuple[int, ...]]
 KINDS = (PARAM, "exp_avg")

@@ -16,7 +16,7 @@ from launcher.compare.report import report_cli as report
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.tools.serve import infer_bench
-from launcher.tools.serve.text import asked, text_of
+from launcher.tools.serve.text import open_run, text_of
 
 QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
 QUICK += ["--sequences", "3"]
@@ -81,7 +81,7 @@ def test_runs_and_engines_stand_in_one_table(
     assert "infer-bench" in (runs / "inference" / "inference.html").read_text()
 
     # The figures are those of the model: by hand, from the same text.
-    dense = asked(runs / "dense")
+    dense = open_run(runs / "dense")
     bench = text_of([dense], prompts=2, prompt_tokens=6, sequences=3, seed=0)
     with open_source(runs / "dense") as source:
         model = build(source, device=torch.device("cpu"), dtype=torch.float32)

@@ -333,7 +333,7 @@ def test_losses_that_are_no_numbers_are_said_and_survive_json(tmp_path: Path) ->
     data = json.loads((tmp_path / "report.json").read_text())
     row = next(row for row in data["runs"] if row["run"] == "ddp")
     assert row["loss_difference"] == 0
-    assert row["loss_note"] == "at 2 step(s) only one of the two losses is a number"
+    assert row["loss_note"] == "at 2 step(s) only one of the two losses is finite"
 
 
 def test_the_failing_ranks_ledger_is_in_the_report(tmp_path: Path) -> None:

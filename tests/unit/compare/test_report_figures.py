@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from report_folder import steps
 
-from launcher.compare.report.analysis import pareto
 from launcher.compare.report.columns import printable, shown
+from launcher.compare.report.goals import pareto
 from launcher.compare.report.series import BUCKETS, read_steps, thin, timeline
 from launcher.util.sizes import GIB
 

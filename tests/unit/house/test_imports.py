@@ -204,6 +204,5 @@ def test_no_room_imports_a_tool() -> None:
         and not module.startswith(("bench", ".".join(name.split(".")[:3])))
     }
     assert found == {
-        ("launcher.tools.exchange.export_cli", "launcher.tools.serve.export"),
-        ("launcher.tools.serve.export", "launcher.tools.exchange.export"),
+        ("launcher.tools.exchange.export", "launcher.tools.serve.export"),
     }

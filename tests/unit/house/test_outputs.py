@@ -69,7 +69,7 @@ OUTPUTS = {
     ),
     "infer-bench": Output(
         argv="infer-bench run --out OUT",
-        work="launcher.tools.serve.infer_bench.asked",
+        work="launcher.tools.serve.infer_bench.open_run",
         bad=NEW_FOLDER,
     ),
     "prune": Output(

@@ -26,8 +26,7 @@ from launcher.model.lora_config import Lora
 from launcher.run.enough_room import _state_bytes
 from launcher.strategies.parameters import parameters_of, trained_shapes
 from launcher.strategies.recipe import materialize_whole
-from launcher.tools.exchange import export_cli as export
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import export, import_
 from launcher.util.errors import UserError
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}

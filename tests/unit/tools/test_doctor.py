@@ -12,7 +12,7 @@ import torch
 from nvml_stub.stub import build_stub
 
 from launcher.strategies.zero.nvme_folder import file_system
-from launcher.tools.doctor import gpu, host, software, storage
+from launcher.tools.doctor import gpu, host, software
 from launcher.tools.doctor.doctor_cli import main
 from launcher.tools.doctor.finding import Finding, ok, run_checks
 from launcher.util.cores import usable_cores
@@ -64,7 +64,7 @@ def test_json_of_this_machine_with_two_things_broken(tmp_path: Path) -> None:
         if finding["state"] in ("warn", "fail"):
             assert finding["consequence"]
             assert finding["fix"]
-        assert "the check itself broke" not in finding["found"]
+        assert "the check itself failed" not in finding["found"]
     assert report["counts"] == {
         state: sum(f["state"] == state for f in report["findings"]) for state in STATES
     }
@@ -265,15 +265,15 @@ def test_slurm_whose_controller_is_away(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_disk_for_offload_is_measured_and_left_clean(tmp_path: Path) -> None:
-    found = storage.nvme(tmp_path)
+    found = host.nvme(tmp_path)
     assert found.state in ("ok", "warn")
     assert "GB/s" in found.found
     assert file_system(tmp_path) in found.found
     assert list(tmp_path.iterdir()) == []
-    missing = storage.nvme(tmp_path / "missing")
+    missing = host.nvme(tmp_path / "missing")
     assert missing.state == "fail"
     assert f"mkdir -p {tmp_path / 'missing'}" in str(missing.fix)
-    assert storage.nvme(None).state == "n/a"
+    assert host.nvme(None).state == "n/a"
 
 
 def test_slurm_installed_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

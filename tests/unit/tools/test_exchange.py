@@ -26,8 +26,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export_cli as export
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import export, import_
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"

@@ -20,8 +20,7 @@ from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
 from launcher.strategies.native import NativeEngine
 from launcher.strategies.parameters import parameter_shapes
-from launcher.tools.exchange import export_cli as export
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import export, import_
 
 transformers = pytest.importorskip("transformers")
 

@@ -22,8 +22,7 @@ from launcher.parallel.world import start
 from launcher.run.opening import open_folder
 from launcher.run.preflight import prepare
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export_cli as export
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import export, import_
 from launcher.util.errors import UserError
 
 transformers = pytest.importorskip("transformers")

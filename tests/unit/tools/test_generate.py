@@ -21,8 +21,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export_cli as export
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import export, import_
 from launcher.tools.generate import generate_cli as cli
 from launcher.tools.generate.completion import complete
 from launcher.tools.generate.text import Characters, StopStrings
@@ -121,8 +120,11 @@ def test_prompts_come_from_a_file_or_from_standard_input(
     assert [one["prompt"] for one in said] == prompts
     assert [one["text"] for one in said] == [" li", " na"]
     assert {(one["tokens"], one["stopped_by"]) for one in said} == {(3, "length")}
-    monkeypatch.setattr(sys, "stdin", io.StringIO("nine\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("nine"))
     assert lines(capsys, run, "--max-tokens", 3) == said[:1]
+    # A chat template ends with a newline that is part of it.
+    monkeypatch.setattr(sys, "stdin", io.StringIO("nine\n"))
+    assert lines(capsys, run, "--max-tokens", 3)[0]["prompt"] == "nine\n"
 
 
 def test_one_checkpoint_in_low_precision(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,11 @@ from launcher.checkpoint.pretrained.files import new_folder
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
-from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import export
 from launcher.tools.serve.check import check_graph
 from launcher.tools.serve.engine import profile, trtexec
 from launcher.tools.serve.graph import empty_past, input_names, output_names, write_graph
-from launcher.tools.serve.runtime import OnnxSession
+from launcher.tools.serve.runtime import onnx_session
 from launcher.util.errors import UserError
 
 CONTEXT, PROMPT, MOST = 64, 7, 50
@@ -81,7 +81,7 @@ def test_a_graph_with_a_cache_is_the_model(case: str, tmp_path: Path) -> None:
     config = config_of(case)
     model, path = model_of(config, SOME[case]), tmp_path / "model.onnx"
     write_graph(model, path, cache=True)
-    session = OnnxSession(path, config, cache=True)
+    session = onnx_session(path, config, cache=True)
     for batch in range(1, 6):
         for length in (1, 9, CONTEXT):
             ids = tokens(batch, length, config.vocab_size)
@@ -115,7 +115,7 @@ def test_a_graph_of_whole_sequences_is_the_model(case: str, tmp_path: Path) -> N
     write_graph(model, path, cache=False, most_file_bytes=0 if case == "qwen3" else 2**30)
     beside = tmp_path / "model.onnx.data"
     assert beside.exists() == (case == "qwen3")
-    session = OnnxSession(path, config, cache=False)
+    session = onnx_session(path, config, cache=False)
     for batch in range(1, 6):
         for length in (1, 9, CONTEXT):
             ids = tokens(batch, length, config.vocab_size)
@@ -133,7 +133,7 @@ def test_padding_before_a_prompt_changes_nothing(tmp_path: Path) -> None:
     config = config_of("mistral", layers=1)
     model, path = model_of(config), tmp_path / "model.onnx"
     write_graph(model, path, cache=True)
-    session = OnnxSession(path, config, cache=True)
+    session = onnx_session(path, config, cache=True)
     ids = tokens(2, 12, config.vocab_size)
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
@@ -181,7 +181,7 @@ def test_merged_adapters_beside_a_quantised_base(
     assert "sequence 1 to 32" in said
     whole = ModelConfig(**shape)
     ids = tokens(2, 32, 257)
-    found = OnnxSession(out / "model.onnx", whole, cache=False).score(ids)
+    found = onnx_session(out / "model.onnx", whole, cache=False).score(ids)
     assert (found - model(ids)).abs().max() <= 1e-4
     described = json.loads((out / "config.json").read_text())
     assert described["architectures"] == ["LlamaForCausalLM"]
@@ -249,7 +249,7 @@ def test_tensorrt_is_asked_for_where_it_is_not(
     assert verb(run, "--format", "tensorrt", "--out", tmp_path / "out") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("shardscale: --format tensorrt needs ")
-    assert "a GPU, which this machine has not: write --format onnx here" in captured.err
+    assert "a GPU, missing on this machine: write --format onnx here" in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out.startswith("trtexec --onnx=model.onnx --saveEngine=model.engine ")
     assert "--optShapes=input_ids:1x1,attention_mask:1x13,position_ids:1x1," in captured.out

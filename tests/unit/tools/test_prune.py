@@ -22,7 +22,7 @@ from launcher.run.provenance import meaning
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.mask_bits import unpack
-from launcher.tools.exchange import export_cli as export
+from launcher.tools.exchange import export
 from launcher.tools.generate import generate_cli as generate
 from launcher.tools.prune import prune_cli as cli
 from launcher.train import build_engine, to_device
@@ -90,7 +90,7 @@ def test_masks_are_stored_beside_zeros(
     said = capsys.readouterr().out
     assert "50.00%" in said
     assert f"{report['perplexity']['after']:.3f} after" in said
-    assert ("this is a CPU" in said) == (pattern == "2:4")
+    assert ("a CPU gains no speed" in said) == (pattern == "2:4")
     checkpoint = Checkpoint.open(out / "checkpoints" / "step-00000000")
     with open_stored(run) as before, open_stored(out) as after:
         assert after.config.masks
@@ -250,11 +250,11 @@ REFUSED = {
     "nan": (["--sparsity=nan"], "--sparsity nan must be above 0 and below 1"),
     "not half": (["--pattern=2:4", "--sparsity=0.6"], "--sparsity 0.6 with --pattern 2:4"),
     "not whole": (["--pattern=heads", "--sparsity=0.3"], "of 4 heads is 1.2"),
-    "no head": (["--pattern=heads", "--sparsity=0.9999999"], "of 4 heads is 4, and whole ones"),
+    "no head": (["--pattern=heads", "--sparsity=0.9999999"], "of 4 heads is 4, but whole heads"),
     "no unit": (["--pattern=mlp", "--sparsity=0.001"], "removes 0 of the 192 hidden units"),
-    "none": (["--method=wanda", "--sparsity=0.001"], "removes 0 of the 48 weights"),
-    "all": (["--method=wanda", "--sparsity=0.999"], "removes 48 of the 48 weights"),
-    "no text": (["--method=wanda", "--data=none"], "--method wanda measures on a text"),
+    "none": (["--method=wanda", "--sparsity=0.001"], "removes 0 of the 48 competing"),
+    "all": (["--method=wanda", "--sparsity=0.999"], "removes 48 of the 48 competing"),
+    "no text": (["--method=wanda", "--data=none"], "--method wanda needs a calibration text"),
     "text gone": (["--data=gone.txt"], "gone.txt"),
     "tokens": (["--calibration-tokens=0"], "--calibration-tokens 0 must be 1 or more"),
     "pattern": (["--pattern=4:8"], "invalid choice"),
@@ -303,9 +303,9 @@ def test_what_cannot_be_pruned(
     alone = saved(tmp_path / "alone", text, *LLAMA, "--kv-heads=1")
     assert "use --pattern mlp" in refused(capsys, alone, out, "--pattern=heads")
     odd = saved(tmp_path / "odd", text, "--d-model=30", "--heads=2")
-    assert "30 in a row: use --pattern unstructured" in refused(capsys, odd, out, "--pattern=2:4")
+    assert "rows of 30: use --pattern unstructured" in refused(capsys, odd, out, "--pattern=2:4")
     pruned(run, tmp_path / "half")
-    assert "is pruned already" in refused(capsys, tmp_path / "half", out)
+    assert "is already pruned" in refused(capsys, tmp_path / "half", out)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from launcher.model.gpt import GPT, initial_value
 from launcher.strategies.mask_bits import CHUNK_ELEMENTS, bytes_of, pack, unpack, zero
 from launcher.tools.prune.choice import PruneOptions
 from launcher.tools.prune.kinds import REST, kinds_of
-from launcher.tools.prune.narrow import narrower, prune_groups
-from launcher.tools.prune.select import importance, kept, prune_in_place
 from launcher.tools.prune.text import Text
+from launcher.tools.prune.weights import importance, kept, narrower, prune_groups, prune_in_place
 from launcher.util.errors import UserError
 
 GPT2 = ModelConfig(vocab_size=257, context=24, layers=2, heads=4, d_model=32)

@@ -2,7 +2,6 @@
 
 const runs = data.runs;
 const FEW = 10;
-const MOST_NAMED = 3;
 const ELSEWHERE = new Set(["reason", "strategy_also_called"]); // under the table; with the strategy
 
 const MEMORY = {
@@ -47,21 +46,9 @@ function header() {
   for (const { setting, goals } of data.settings) {
     if (goals.length === 0) continue;
     if (!one) top.append(html("p", { className: "of-setting", text: setting }));
-    top.append(tiles(goals.map((goal) => [goal.goal, winners(goal), reached(goal)])));
+    top.append(tiles(goals.map(({ goal, winners, figures }) => [goal, winners, figures])));
   }
   return top;
-}
-
-function winners({ runs: names }) {
-  if (names.length === 0) return "\u2013";
-  const more = names.length - MOST_NAMED;
-  return names.slice(0, MOST_NAMED).join(", ") + (more > 0 ? ` and ${more} more` : "");
-}
-
-function reached({ runs: names, figures }) {
-  if (names.length === 0) return "none of these runs";
-  const told = figures.map(({ value, kind, of }) => `${shown(value, kind)} ${of}`).join(", ");
-  return names.length > 1 ? `a tie: ${told}` : told;
 }
 
 // How far single steps were from the mean, and how many there were.
