@@ -1,1 +1,5 @@
-"""Verbs that stand apart: each folder is one, and no other room imports it."""
+"""Tools: each folder is one and stands alone.
+
+No other room imports a tool, and no tool another one, except that `export` offers the formats of
+`serve`. A tool can be deleted: its verbs are then gone (`bench/without_tools.py` tries it).
+"""

@@ -1,6 +1,6 @@
-"""`shardscale completion SHELL`: a script that completes verbs, flags and their values.
+"""`shardscale completion SHELL`: print a script that completes verbs, flags and their values.
 
-It is made from what each verb prints for --help, once: completing starts no Python.
+It is generated from the --help of each verb, so that completing starts no Python.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ SHELLS = ("bash", "zsh", "fish")
 TAKES_TRAINING_FLAGS = ("plan", "run", "sweep", "submit")
 
 Flags = dict[str, list[str]]
-"""Flag -> the values it can have; none where they are open."""
+"""Flag -> its choices; empty if any value is valid."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the script; returns an exit code."""
     how = "for example: shardscale completion bash >> ~/.bashrc"
     if list(argv) in (["-h"], ["--help"]):
-        print(f"usage: shardscale completion {{{','.join(SHELLS)}}}\n\nPrints the script; {how}")
+        print(f"usage: shardscale completion {{{','.join(SHELLS)}}}\n\nPrint the script; {how}")
         return ExitCode.DONE
     if len(argv) != 1 or argv[0] not in SHELLS:
         given = " ".join(argv) or "nothing"
@@ -42,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _flags_of(verb: str) -> Flags:
-    """Read from the help, so that nothing is declared twice."""
+    """Parse a verb's help, so that no flag is declared twice."""
     said = io.StringIO()
     before = os.environ.copy()
-    os.environ["COLUMNS"] = "80"  # wider, tyro puts two flags beside each other
+    os.environ["COLUMNS"] = "80"  # in wider help, tyro puts two flags on one line
     try:
         with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
             if verb == "train":
@@ -56,7 +56,7 @@ def _flags_of(verb: str) -> Flags:
         del os.environ["COLUMNS"]
         os.environ.update(before)
     found: Flags = {}
-    # Deeper ones are explanations, which name flags too.
+    # Lines with deeper indentation are explanations, which mention flags too.
     for line in re.findall(r"^[│ ] {,3}(-.*)", said.getvalue(), re.MULTILINE):
         head = re.split(r"  |: ", line)[0]
         values = re.search(r"\{([\w.,|-]+)\}", head)

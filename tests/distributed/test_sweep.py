@@ -214,10 +214,10 @@ def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--prepare", "--grid=seed=1,2"), "how many processes has each cell? give --nproc 4"),
+        (("--prepare", "--grid=seed=1,2"), "processes per cell is missing: give --nproc 4"),
         (("--prepare", "--nproc=1"), "nothing to compare: give --grid"),
         (("--cell=0",), "holds no sweep: prepare one with sweep --prepare"),
-        (("--cell=0", "--seed=1"), "--cell runs a cell as it was prepared: give --out, and noth"),
+        (("--cell=0", "--seed=1"), "--cell runs a cell as it was prepared: give only --out"),
     ],
 )
 def test_what_cannot_be_prepared_or_run_apart(

@@ -1,5 +1,4 @@
-"""One cell of a sweep, from how it stands to its end: in processes of its own, of which nothing is
-left when it is over."""
+"""Run one cell of a sweep in processes of its own, none of which outlives it."""
 
 import contextlib
 import json
@@ -25,33 +24,33 @@ from launcher.run.stopping import ASKS, heard
 from launcher.util.errors import ExitCode
 from launcher.util.orphans import for_children
 
-# What a cell is that neither ended nor failed by itself; "running" where all died at once.
+# States of a cell that neither completed nor failed; "running" if sweep and cell died together.
 STOPPED = ("running", "preempted", "interrupted", "timeout")
 STOPPED_CODES = (None, ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 FIGURES = (
     *("strategy", "model", "world_size", "steps", "test_loss", "perplexity"),
     *("tokens_per_s", "peak_bytes", "peak_kind"),
 )
-GRACE_S = 10.0  # the time that ranks have to save and to write how they ended
-LONG_GRACE_S = 110.0  # of the two minutes that the batch scripts have from USR1 on
+GRACE_S = 10.0  # for ranks to save and to write status.json
+LONG_GRACE_S = 110.0  # of the two minutes between USR1 and the end of a batch job
 
 
-class TimeIsNearlyUp(Interrupted):
-    """Slurm's SIGUSR1."""
+class TimeLimitNear(Interrupted):
+    """Slurm's SIGUSR1, sent shortly before the time limit."""
 
 
 def run_cell(row: SweepRow, folder: SweepFolder, *, nproc: int, timeout_s: float) -> None:
-    """Run the cell in processes of its own; `row` and its file say at all times how it stands.
+    """Run the cell in processes of its own; `row` and its file always show its current state.
 
-    A cell that was stopped goes on from its newest checkpoint. One that has none, or has failed,
-    starts anew, and what it has left is kept beside it.
+    A stopped cell resumes from its newest checkpoint. Without one, or after a failure, it starts
+    over, and the earlier attempt is kept beside it.
 
     Raises:
-        Interrupted: this process was told to stop; the cell's processes are gone.
+        Interrupted: this process received a signal; the cell's processes have ended.
     """
     run_folder = folder.run_folder(row.name)
-    goes_on = row.state in STOPPED and CheckpointFolder(run_folder / "checkpoints").list()
-    if not goes_on:
+    resumes = row.state in STOPPED and CheckpointFolder(run_folder / "checkpoints").list()
+    if not resumes:
         folder.move_aside(row.name)
     row.state, row.reason, row.duration_s, row.figures = "running", None, None, None
     folder.write_row(row)
@@ -61,7 +60,7 @@ def run_cell(row: SweepRow, folder: SweepFolder, *, nproc: int, timeout_s: float
             [
                 *(sys.executable, "-m", "launcher.torchrun", "--nproc", str(nproc)),
                 *("-m", "launcher.train", *training_flags(row), f"--out={run_folder}"),
-                *(["--resume=auto"] if goes_on else []),
+                *(["--resume=auto"] if resumes else []),
             ],
             log=folder.log(row.name),
             timeout_s=timeout_s,
@@ -75,32 +74,32 @@ def run_cell(row: SweepRow, folder: SweepFolder, *, nproc: int, timeout_s: float
         folder.write_row(row)
 
 
-def catch_up(row: SweepRow, folder: SweepFolder) -> None:
-    """What stopped or killed a sweep may have left a cell that ended all the same."""
+def settle_unfinished(row: SweepRow, folder: SweepFolder) -> None:
+    """Update a row from its run folder: the cell may have ended after its sweep was killed."""
     if not row.done:
         _settle(row, folder)
     folder.write_row(row)
 
 
-def stop_in_order() -> None:
-    """From now on a signal ends the cell that runs, and raises Interrupted."""
+def install_signal_handlers() -> None:
+    """Make signals raise Interrupted, which ends the running cell."""
     for number in heard():
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # A second signal must not cut the stopping of the cell short.
+    # A second signal must not interrupt the shutdown of the cell.
     for other in ASKS:
         signal.signal(other, signal.SIG_IGN)
-    raise TimeIsNearlyUp(number) if number == signal.SIGUSR1 else Interrupted(number)
+    raise TimeLimitNear(number) if number == signal.SIGUSR1 else Interrupted(number)
 
 
 def _settle(
     row: SweepRow, folder: SweepFolder, code: int | None = None, duration_s: float | None = None
 ) -> None:
-    """Read from the run's own folder how the cell ended; no `duration_s` where nobody saw it end.
+    """Read from the run folder how the cell ended.
 
-    `code` is None also where it was stopped at the time-out.
+    `duration_s` is None if this process did not see it end; `code` is None after a time-out too.
     """
     run_folder = folder.run_folder(row.name)
     status = RunFolder(run_folder).read_status()
@@ -113,23 +112,22 @@ def _settle(
     elif duration_s is not None and code is None:
         row.state = "timeout"
         row.reason = (
-            f"stopped after {duration_s / 60:.1f} minutes while in {phase}: "
-            "give more with --timeout-minutes"
+            f"stopped after {duration_s / 60:.1f} minutes while in {phase}: raise --timeout-minutes"
         )
     elif state == "failed" or (state == "preempted" and code in STOPPED_CODES):
         row.state = state
     elif duration_s is not None:
-        # Before it could say so: what `status` says is of an earlier attempt.
+        # It died before writing a status: `status` belongs to an earlier attempt.
         row.state = "failed"
-        row.reason = _last_words(folder.log(row.name)) or f"exit code {code}"
+        row.reason = _failure_in_log(folder.log(row.name)) or f"exit code {code}"
     row.figures = None
     with contextlib.suppress(FileNotFoundError):
         summary = Summary.of(json.loads((run_folder / "summary.json").read_text()))
         row.figures = {name: getattr(summary, name) for name in FIGURES}
 
 
-def _last_words(log: Path) -> str:
-    """Why a run ended that had no folder yet: our own sentence, and the exception before it."""
+def _failure_in_log(log: Path) -> str:
+    """Extract from the log why a run without a folder ended: refusal and exception."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line.removeprefix("shardscale: ") for line in lines if line.startswith("shardscale: ")]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
@@ -137,13 +135,13 @@ def _last_words(log: Path) -> str:
 
 
 def run_to_end(command: Sequence[str], *, log: Path, timeout_s: float) -> int | None:
-    """Run `command` with its output at the end of `log`; its exit code, None at the time-out.
+    """Run `command`, appending its output to `log`; returns its exit code, None after the time-out.
 
-    At the time-out, or when anything is raised in here (Ctrl-C), all of its processes are ended.
+    After the time-out or an exception (Ctrl-C), all of its processes are ended.
     """
     with open(log, "ab") as output:
-        # A session of its own: Ctrl-C in the terminal reaches the sweep alone, which then stops
-        # the cell in order.
+        # A session of its own, so that Ctrl-C in the terminal reaches only the sweep, which then
+        # stops the cell.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -156,7 +154,7 @@ def run_to_end(command: Sequence[str], *, log: Path, timeout_s: float) -> int | 
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout_s)
-    except TimeIsNearlyUp:
+    except TimeLimitNear:
         grace_s = LONG_GRACE_S
         raise
     finally:
@@ -165,18 +163,18 @@ def run_to_end(command: Sequence[str], *, log: Path, timeout_s: float) -> int | 
 
 
 def _stop(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """End the process, if it runs, and its descendants, wherever their sessions are."""
+    """End a running process and its descendants, whatever their sessions."""
     if process.poll() is not None:
         return
     parent = psutil.Process(process.pid)
-    # Listed before the parent goes: orphans cannot be found any more.
+    # Listed before the parent ends: orphans cannot be found afterwards.
     family = [*parent.children(recursive=True), parent]
     try:
-        # The ranks finish their step and save.
+        # Ranks finish their step and save.
         os.kill(process.pid, signal.SIGUSR1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    finally:  # also when a Ctrl-C comes while this waits
+    finally:  # also after Ctrl-C during the wait
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a live table on a terminal, one line per event in a log."""
+"""Progress of a sweep: a live table on a terminal, one line per event otherwise."""
 
 import contextlib
 import time
@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 class SweepDisplay:
-    """Shows `rows` as they change."""
+    """Live view of `rows`."""
 
     def __init__(self, rows: Sequence[SweepRow], folder: SweepFolder) -> None:
         self._rows = rows
@@ -64,34 +64,34 @@ class SweepDisplay:
         self._console.file.flush()
 
     def kept(self, row: SweepRow) -> None:
-        """A row that is as it is, without a run."""
+        """Report a cell that needs no run."""
         how = "" if row.state in ("refused", "unavailable") else " (kept)"
         self._say(row, f"{outcome(row)}{how}")
 
     def started(self, row: SweepRow) -> None:
-        """A cell's processes start."""
+        """Report that a cell's processes start."""
         self._running = row
         self._started_s = time.monotonic()
         self._say(row, f"started{self._left()}")
 
     def finished(self, row: SweepRow) -> None:
-        """A cell's processes are gone."""
+        """Report that a cell's processes have ended."""
         self._running = None
         if row.duration_s is not None:
             self._spent_s.append(row.duration_s)
         self._say(row, outcome(row))
 
     def _say(self, row: SweepRow, what: str) -> None:
-        """A line of the log, where there is no table."""
+        """Print a line, unless there is a live table."""
         if not self._is_live:
             self.line(f"[{self._rows.index(row) + 1}/{len(self._rows)}] {row.name}: {what}")
 
     def _position(self) -> int:
-        """Cells are taken in order: how many are behind us."""
+        """Number of finished cells; cells run in order."""
         return self._rows.index(self._running) if self._running else 0
 
     def _left(self) -> str:
-        """`, about 4 min left`, from the mean of the cells that ran until now."""
+        """Estimate the remaining time from the mean of finished cells: `, about 4 min left`."""
         left = sum(not row.done for row in self._rows[self._position() :])
         if not self._spent_s or not left:
             return ""
@@ -100,7 +100,7 @@ class SweepDisplay:
         return f", about {duration(max(0.0, mean_s * left - elapsed_s))} left"
 
     def _render(self) -> Group:
-        """What there is of the table; while it runs, also what is going on."""
+        """Render the table, and below it the running cell's status."""
         shown = self._visible()
         cells: list[list[str | Text]] = [
             [
@@ -119,11 +119,11 @@ class SweepDisplay:
         if self._running is not None:
             doing = self._doing(self._running)
             below.append(Text(doing, "dim", no_wrap=True, overflow="ellipsis"))
-        status = f"{self._position()} of {len(self._rows)} cells are over{self._left()}"
+        status = f"{self._position()} of {len(self._rows)} cells done{self._left()}"
         return Group(table, *below, Text(status, style="dim"))
 
     def _visible(self) -> Sequence[SweepRow]:
-        """All rows at the end; before it, those around the running one that fit the screen."""
+        """Select the rows around the running one that fit the screen; all rows at the end."""
         if self._closing:
             return self._rows
         height = max(3, self._console.height - LINES_AROUND_TABLE)
@@ -136,7 +136,7 @@ class SweepDisplay:
         return "" if row.duration_s is None else duration(row.duration_s)
 
     def _doing(self, row: SweepRow) -> str:
-        """The last line that the running cell printed, with the part of the run it is in."""
+        """Return the running cell's phase and the last line of its log."""
         phase, last = "starting", ""
         with contextlib.suppress(OSError, ValueError):
             status = RunFolder(self._folder.run_folder(row.name)).read_status()
@@ -148,7 +148,7 @@ class SweepDisplay:
 
 
 def figures(row: SweepRow) -> tuple[str, str, str]:
-    """(tokens/s, peak, perplexity) as text, empty where there is none."""
+    """Format tokens/s, peak and perplexity; empty if unknown."""
     known = row.figures or {}
     rate, perplexity = known.get("tokens_per_s"), known.get("perplexity")
     return (
@@ -159,7 +159,7 @@ def figures(row: SweepRow) -> tuple[str, str, str]:
 
 
 def outcome(row: SweepRow) -> str:
-    """How a cell ended, in one line."""
+    """Describe in one line how a cell ended."""
     rate, peak, perplexity = figures(row)
     parts = [
         row.state,

@@ -1,7 +1,7 @@
 """A sweep's folder: `sweep.json`, run folders `cells/NAME`, `logs/NAME.txt`, `rows/NAME.json`.
 
-A row file is what its cell has come to since sweep.json was written: tasks of a job array run at
-the same time on machines that share nothing but a file system, so each writes its own cell's only.
+A row file holds a cell's state since sweep.json was written. Tasks of a job array run in parallel
+on machines that share only a file system, so each writes only its own cell's file.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from launcher.util.files import check_writable, replace_text
 
 
 class SweepFolder:
-    """Where a sweep keeps what it knows."""
+    """Reader and writer of a sweep's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def run_folder(self, name: str) -> Path:
-        """Where the cell's run is written."""
+        """Run folder of a cell."""
         return self.path / "cells" / name
 
     def log(self, name: str) -> Path:
-        """What the cell's processes printed."""
+        """Log file of a cell's processes."""
         return self.path / "logs" / f"{name}.txt"
 
     def read(self) -> Sweep | None:
-        """sweep.json with what its rows have come to; None where no sweep has been.
+        """Read sweep.json and the row files; None if the folder holds no sweep.
 
         Raises:
             UserError: the folder holds something else, or a file cannot be read.
@@ -51,9 +51,9 @@ class SweepFolder:
             raise UserError(f"{self.path / SWEEP_FILE} cannot be read: {error}") from None
 
     def read_cell(self, number: int) -> tuple[SweepRow, Sweep]:
-        """The row of cell `number`, from 0 on, and sweep.json as it is.
+        """Read the row of cell `number`, counted from 0, and sweep.json.
 
-        Looks at no other cell's file, which its own task may just be replacing.
+        Reads no other cell's file, which that cell's task may be replacing.
 
         Raises:
             UserError: no prepared sweep, or no such cell in it.
@@ -62,8 +62,8 @@ class SweepFolder:
             sweep = strictly(Sweep, (self.path / SWEEP_FILE).read_text(encoding="utf-8"))
             if not 0 <= number < len(sweep.cells):
                 raise UserError(
-                    f"--cell {number}: the sweep in {self.path} has {len(sweep.cells)} cells, from "
-                    "0 on"
+                    f"--cell {number}: the sweep in {self.path} has {len(sweep.cells)} cells, "
+                    "counted from 0"
                 )
             row = sweep.cells[number]
             with contextlib.suppress(FileNotFoundError):
@@ -77,19 +77,19 @@ class SweepFolder:
         return row, sweep
 
     def check(self) -> None:
-        """Refuse, before any work, a folder in which no sweep can be written.
+        """Refuse a folder that cannot be written, before any work.
 
         Raises:
-            UserError: nothing can be made there.
+            UserError: the folder cannot be written.
         """
         with naming("--out"):
             check_writable(self.path)
 
     def create(self) -> None:
-        """Make the folders.
+        """Create the folders.
 
         Raises:
-            UserError: they cannot be made there.
+            UserError: they cannot be created.
         """
         try:
             for name in ("cells", "logs", ROWS):
@@ -98,16 +98,16 @@ class SweepFolder:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
 
     def write(self, sweep: Sweep) -> None:
-        """Replace sweep.json as a whole, so that no reader sees half of it."""
+        """Replace sweep.json atomically."""
         sweep.updated_unix_s = time.time()
         _replace(self.path / SWEEP_FILE, asdict(sweep))
 
     def write_row(self, row: SweepRow) -> None:
-        """Replace the file of one cell, which nobody writes but the process that runs it."""
+        """Replace the file of one cell; only the process that runs the cell writes it."""
         _replace(self._row_file(row), asdict(row))
 
     def move_aside(self, name: str) -> None:
-        """Keep what an earlier attempt left, as NAME.attempt1, .attempt2 and so on."""
+        """Rename an earlier attempt to NAME.attempt1, .attempt2 and so on."""
         attempt = 1
         while (
             self.run_folder(f"{name}.attempt{attempt}").exists()
@@ -126,8 +126,8 @@ def _replace(path: Path, content: dict[str, Any]) -> None:
     replace_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def take_up(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> None:
-    """Put what is known from an earlier start of the same sweep into its rows.
+def merge_earlier(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> None:
+    """Copy the results of an earlier start of the same sweep into its rows.
 
     Raises:
         UserError: the earlier sweep had other cells, flags or processes.
@@ -138,14 +138,14 @@ def take_up(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> None:
         )
     known = {row.name: row for row in earlier.cells}
     differences = [
-        f"{name} is not asked for now" for name in known.keys() - {row.name for row in rows}
+        f"{name} is no longer in the grid" for name in known.keys() - {row.name for row in rows}
     ]
     for row in rows:
         before = known.get(row.name)
         if before is None:
             differences.append(f"{row.name} is not in it")
             continue
-        # Through JSON, as the earlier ones went.
+        # Through JSON, like the stored flags.
         now = json.loads(json.dumps(row.flags, default=str))
         differences += [
             f"{row.name} has {key} {before.flags.get(key, 'not set')} there and "

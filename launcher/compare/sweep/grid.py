@@ -1,4 +1,4 @@
-"""The cells of a sweep: every combination of a grid's values, named, and checked in advance."""
+"""Expand a grid into cells: every combination of its values, named and checked in advance."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ ChooseDevice = Callable[[str, int], str]
 
 
 def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
-    """Training flags -> (what is typed, what a `--config` file adds to it), as flat values.
+    """Split training flags into typed ones and those that `--config` adds, as flat values.
 
     Raises:
         UserError: from the parser of `launcher.train`.
@@ -45,7 +45,7 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
     config = parse_run_config(tokens)
     names = fields_of(tokens)
     flat = config.flat()
-    # What is typed counts even where it is the default: it may go against a grid file's base.
+    # A typed default counts too: it may override a grid file's base.
     typed = {key: flat.get(key) for key in field_types() if key in names and key not in OURS}
     return typed, {k: v for k, v in not_default(config).items() if k not in typed}
 
@@ -53,9 +53,9 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
 def cells_of(
     grid: Grid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
 ) -> list[SweepRow]:
-    """The sweep's cells, in order: pending, or with the reason why they cannot run.
+    """Expand the grid into cells, in order: pending, or refused with the reason.
 
-    `choose_device` is asked which device a cell's `--device` will mean on the machine it runs on.
+    `choose_device` resolves a cell's `--device` on the machine that will run it.
 
     Raises:
         UserError: a typed flag and the grid set the same thing, or no cell can run.
@@ -68,11 +68,11 @@ def cells_of(
     count = max(1, len(grid.rows)) * math.prod(map(len, grid.axes.values()))
     if count > MOST_CELLS:
         raise UserError(
-            f"this grid has {count:,} cells, and there can be {MOST_CELLS:,}: leave values out"
+            f"this grid has {count:,} cells, more than the limit of {MOST_CELLS:,}: remove values"
         )
     rows = [
         _cell(name, values, base, nproc, choose_device)
-        for name, values in _told(_combinations(grid), count, "checking")
+        for name, values in _with_progress(_combinations(grid), count, "checking")
     ]
     first = next((row for row in rows if row.state == "refused"), None)
     if first and all(row.done for row in rows):
@@ -81,22 +81,22 @@ def cells_of(
 
 
 def training_flags(row: SweepRow) -> list[str]:
-    """The flags of a cell's training: a comparison keeps no model, unless it asks for saves."""
+    """Flags of a cell's training, which saves no model unless the cell asks for it."""
     saves = {} if row.flags.get("save_minutes") else {"save_every": 0}
     return flags_of({**saves, **row.flags})
 
 
 def open_corpora(rows: Sequence[SweepRow], *, nproc: int) -> None:
-    """Do now, once, what each cell's torchrun would do first: reading and tokenising the data.
+    """Read and tokenize the data of all cells once, before the first cell starts.
 
-    So a missing file is known before the first cell, and no cell's time-out pays for it. A row
-    whose data cannot be read is refused.
+    Missing files are then known in advance, and tokenization does not count against a cell's
+    time-out. Cells whose data cannot be read are refused.
 
     Raises:
         UserError: no cell can run.
     """
     to_run = [row for row in rows if not row.done]
-    for row in _told(to_run, len(to_run), "reading the data of"):
+    for row in _with_progress(to_run, len(to_run), "reading the data of"):
         try:
             prepare(
                 training_flags(row),
@@ -110,8 +110,8 @@ def open_corpora(rows: Sequence[SweepRow], *, nproc: int) -> None:
         raise UserError(str(to_run[0].reason))
 
 
-def _told(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
-    """The items; where there are many, stderr says how far one is."""
+def _with_progress(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
+    """Yield the items, printing progress to stderr if there are many."""
     said_s = -math.inf
     for number, item in enumerate(items):
         if count > SILENT_CELLS and time.monotonic() - said_s >= SAY_EVERY_S:
@@ -122,16 +122,16 @@ def _told(items: Iterable[T], count: int, doing: str) -> Iterator[T]:
 
 
 def not_default(config: RunConfig) -> Values:
-    """The flat values that differ from RunConfig's defaults."""
+    """Return the flat values that differ from RunConfig's defaults."""
     defaults = RunConfig().flat()
     return {k: v for k, v in config.flat().items() if k not in OURS and defaults.get(k) != v}
 
 
 def expand_strategy(choice: str, values: Mapping[str, Any]) -> Values:
-    """`zero3+cpu` -> the flags it stands for. `values` may bring `replicate` for fsdp-hybrid."""
+    """Expand `zero3+cpu` into flags. `values` may hold `replicate` for fsdp-hybrid."""
     name, _, target = choice.partition("+")
     variant = VARIANTS.get(name)
-    if variant is None:  # `zero`, whose stage is set apart
+    if variant is None:  # `zero`, whose stage is another axis
         return {"strategy": name} | ({"offload_optimizer": target} if target else {})
     flags = dict(variant.fields)
     if variant.replicates:
@@ -144,7 +144,7 @@ def expand_strategy(choice: str, values: Mapping[str, Any]) -> Values:
 
 
 def label(key: str, value: Any) -> str:
-    """How a value appears in a cell's name: `mb8`, `zero2`, `bf16`, `nockpt`."""
+    """Abbreviate a value for a cell's name: `mb8`, `zero2`, `bf16`, `nockpt`."""
     if key == "activation_checkpointing":
         return "nockpt" if value == "none" else _safe(str(value))
     word = key.replace("_", "-")
@@ -156,7 +156,7 @@ def label(key: str, value: Any) -> str:
 
 
 def _combinations(grid: Grid) -> Iterator[tuple[str, Values]]:
-    """(name, values) of each cell; names are kept apart by a number where they would be equal."""
+    """Yield name and values of each cell; equal names get a number."""
     used: set[str] = set()
     for row, combination in itertools.product(
         grid.rows or [{}], itertools.product(*grid.axes.values())
@@ -171,7 +171,7 @@ def _combinations(grid: Grid) -> Iterator[tuple[str, Values]]:
 
 
 def _without_superseded(base: Values, newer: Values) -> Values:
-    """`base` without what contradicts `newer`: its stage where `newer` names a strategy."""
+    """Drop from `base` what `newer` supersedes, such as the stage of another strategy."""
     gone = {other for key in newer for other in SUPERSEDES.get(key, ())} - newer.keys()
     return {key: value for key, value in base.items() if key not in gone}
 
@@ -198,8 +198,8 @@ def _cell(
             check_beginning(resolved)
         if variant and variant.replicates and config.sharding.replicate == nproc:
             raise UserError(
-                f"{variant.label} with --replicate {nproc} on {nproc} processes leaves one process "
-                "in each group, so that nothing is sharded: use more processes"
+                f"{variant.label} with --replicate {nproc} on {nproc} processes has one process "
+                "per group and shards nothing: use more processes"
             )
     except UserError as error:
         return SweepRow(name=name, flags=flags, state="refused", reason=str(error))
@@ -207,5 +207,5 @@ def _cell(
 
 
 def _safe(text: str) -> str:
-    """Nothing that a folder's name cannot hold."""
+    """Replace characters that a folder's name should not contain."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")

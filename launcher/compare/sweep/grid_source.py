@@ -1,12 +1,12 @@
-"""What a sweep is asked for: its own options, and a grid on the command line or in a YAML file.
+"""Options of a sweep, and its grid from the command line or a YAML file.
 
     base: {model: gpt2, steps: 50}        # for all cells
     grid: {strategy: [ddp, zero2], micro_batch: [8, 16]}
-    cells:                                # rows as they are, each times the grid
+    cells:                                # explicit rows, each combined with the grid
       - {name: best, strategy: zero3+cpu, micro_batch: 32}
       - {name: later, attention: flash, unavailable: needs --attention flash}
 
-Each key and value is checked by itself here, before it is combined with others.
+Each key and value is checked alone here, before it is combined with others.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from launcher.util.flags import (
 )
 
 SHIPPED = Path(__file__).parent / "grids"
-# Labels of variants, and names of strategies, as `zero` where another axis sets the stage.
+# Labels of variants, and names of strategies (`zero` if another axis sets the stage).
 SHARDINGS = tuple(dict.fromkeys((*VARIANTS, *STRATEGIES)))
 OFFLOAD_TO = get_args(Offload)[1:]
 GRID_FILE_KEYS = ("base", "grid", "cells")
-# What the sweep itself decides for each cell.
+# Set by the sweep itself for each cell.
 OURS = ("out",)
 SHORTEST_MINUTES = 0.001
 
@@ -46,7 +46,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """What to vary: `rows` (as they are) times every combination of `axes`, on top of `base`."""
+    """Settings to vary: `rows` times every combination of `axes`, on top of `base`."""
 
     base: Values = field(default_factory=dict)
     axes: dict[str, list[Any]] = field(default_factory=dict)
@@ -56,44 +56,51 @@ class Grid:
 def _parser() -> OptionParser:
     parser = OptionParser(
         prog="shardscale sweep",
-        description="One training run per combination of the grid's values, one after the other, "
-        "each in processes of its own. A cell that runs out of memory, fails or times out is a "
-        "row like any other. Started again on the same --out, it runs what is not done.",
-        epilog="Every other flag is launcher.train's and applies to all cells: --model gpt2 "
+        description="Run one training per combination of the grid's values, in sequence, each in "
+        "processes of its own. Cells that run out of memory, fail or time out are recorded as "
+        "such. A rerun on the same --out executes only unfinished cells.",
+        epilog="All other flags are launcher.train's and apply to every cell: --model gpt2 "
         "--steps 50. See `shardscale train --help`.",
     )
     add = parser.add_argument
-    add("--nproc", type=int, help="processes of each cell (default: one per GPU, at least 1)")
+    add("--nproc", type=int, help="processes per cell (default: one per GPU, at least 1)")
     add(
         "--grid",
         nargs="+",
         action="extend",
         default=[],
         metavar="KEY=VALUE,VALUE",
-        help="what to vary, by the names of launcher.train's flags; strategy also takes "
-        f"{', '.join(name for name in VARIANTS if name not in STRATEGIES)}, and +cpu behind a name "
+        help="values to vary, by the names of launcher.train's flags; strategy also takes "
+        f"{', '.join(name for name in VARIANTS if name not in STRATEGIES)}, and a suffix +cpu "
         "for offload",
     )
-    add("--grid-file", metavar="FILE", help=f"a YAML grid, or a shipped one: {_shipped()}")
+    add(
+        "--grid-file", metavar="FILE", help=f"YAML grid, or the name of a shipped one: {_shipped()}"
+    )
     out = Path("sweeps", datetime.datetime.now().strftime("%Y%m%d-%H%M%S"))
     add("--out", type=Path, default=out, help="the sweep's folder (default: sweeps/TIME)")
     add(
         "--timeout-minutes",
         type=float,
         default=60.0,
-        help="a cell that takes longer is stopped (default: 60)",
+        help="stop a cell after this time (default: 60)",
     )
     add(
         "--prepare",
         action="store_true",
-        help="check and write the sweep, and run none of it: --cell does, on other machines",
+        help="check and write the sweep without running it; --cell runs it, on any machine",
     )
-    add("--cell", type=int, metavar="NUMBER", help="run this one of a prepared --out, from 0 on")
+    add(
+        "--cell",
+        type=int,
+        metavar="NUMBER",
+        help="run this cell of a prepared --out, counted from 0",
+    )
     return parser
 
 
 def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The sweep's own options, and the flags that are `launcher.train`'s.
+    """Split the arguments into the sweep's own options and flags of `launcher.train`.
 
     Raises:
         UserError: an option's value is invalid.
@@ -105,7 +112,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def grid_of(options: argparse.Namespace, configured: Values) -> Grid:
-    """The grid of the file and of the command line, on top of what `--config` says.
+    """Combine the grids of file and command line with the values of `--config`.
 
     Raises:
         UserError: neither is given, or one contradicts the other.
@@ -118,15 +125,15 @@ def grid_of(options: argparse.Namespace, configured: Values) -> Grid:
     grid = read_grid_file(options.grid_file) if options.grid_file else Grid()
     for key in axes:
         if any(key in row for row in grid.rows):
-            raise UserError(f"--grid {key}: the cells of {options.grid_file} set it themselves")
+            raise UserError(f"--grid {key}: the cells of {options.grid_file} already set it")
     return Grid(base={**grid.base, **configured}, axes={**grid.axes, **axes}, rows=grid.rows)
 
 
 def parse_axes(tokens: Sequence[str]) -> dict[str, list[Any]]:
-    """`["strategy=ddp,zero2", "micro_batch=8,16"]` -> key -> values.
+    """Parse `["strategy=ddp,zero2", "micro_batch=8,16"]` into key -> values.
 
     Raises:
-        UserError: not KEY=VALUE,VALUE, an unknown key or value, or one that is given twice.
+        UserError: not KEY=VALUE,VALUE, an unknown key or value, or a duplicate.
     """
     axes: dict[str, list[Any]] = {}
     for token in tokens:
@@ -173,7 +180,7 @@ def read_grid_file(name: str) -> Grid:
         _check_axis(f"{said}: base", key, [value])
     for key, values in axes.items():
         if not values:
-            raise UserError(f"{said}: grid: {key} has no values, so there is no cell: give one")
+            raise UserError(f"{said}: grid: {key} has no values: give one")
         _check_axis(f"{said}: grid", key, values)
     for row in rows:
         for key, value in row.items():
@@ -183,7 +190,7 @@ def read_grid_file(name: str) -> Grid:
 
 
 def flags_of(values: Mapping[str, Any]) -> list[str]:
-    """Flat values as the flags of `launcher.train`."""
+    """Format flat values as flags of `launcher.train`."""
     tokens: list[str] = []
     for key, value in values.items():
         if isinstance(value, bool):
@@ -200,7 +207,7 @@ def _shipped() -> str:
 
 
 def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
-    """Refuse a key or value that is wrong by itself, whatever it is combined with."""
+    """Refuse a key or value that is invalid in any combination."""
     if key in OURS:
         raise UserError(f"{said}: {key} is not for a grid, each cell has its own run folder")
     seen = set()
@@ -218,7 +225,7 @@ def _check_value(key: str, value: Any) -> None:
         name, plus, target = str(value).partition("+")
         if name not in SHARDINGS or (plus and target not in OFFLOAD_TO):
             raise UserError(
-                f"use one of {', '.join(SHARDINGS)}; +cpu behind it offloads, as in zero3+cpu"
+                f"use one of {', '.join(SHARDINGS)}; the suffix +cpu offloads, as in zero3+cpu"
             )
     elif key == "model":
         ModelChoice(model=str(value)).build()

@@ -1,7 +1,7 @@
-"""`shardscale matrix`: which technique goes with which strategy, and why the rest is refused.
+"""`shardscale matrix`: compatibility of techniques and strategies, with reasons for refusals.
 
-There is no table to keep: each cell asks `resolve`, as every run does before it starts.
-docs/matrix.md holds what this prints, and a test trains each pair that runs on a CPU there.
+No table is maintained by hand: each cell asks `resolve`, as every run does before it starts.
+docs/matrix.md holds the output, and a test trains each pair that runs on a CPU.
 """
 
 import itertools
@@ -24,25 +24,24 @@ from launcher.util.flags import OptionParser
 
 LABELS: Final = tuple(VARIANTS)
 RANKS: Final = 2
-"""Of every strategy that is for several."""
+"""Ranks of every strategy that needs several."""
 BEGIN: Final = "<!-- shardscale matrix: begin -->\n"
 FLAGS_WIDTH: Final = 26
 CELL_WIDTH: Final = len("GPU (a)")
 END: Final = "<!-- shardscale matrix: end -->\n"
 
-_Note = tuple[list[str], list[str]]  # its words, and the sentences that it stands for
+_Note = tuple[list[str], list[str]]  # words of the merged sentence, and the sentences in it
 _BF16: Final = {"precision": "bf16"}
 _DISK: Final = {"nvme_path": Path("DIR")}
 _ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
-# What makes Llama, Qwen and Mistral of the decoder, all at once.
+# The options that turn the decoder into Llama, Qwen and Mistral, all at once.
 ROPE_DECODER: Final = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 96, "tied": False},
     **{"kv_heads": 2, "head_dim": 48, "qk_norm": True},
     **{"attention_bias": False, "qkv_bias": True, "mlp_bias": False},
 }
 
-# How a technique is written -> what is set for it. Rows of one group that say the same are shown
-# as one.
+# Technique as written -> fields it sets. Equal rows of one group are shown as one.
 GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     dict.fromkeys(
         (
@@ -107,7 +106,7 @@ TECHNIQUES: Final = {name: changes for group in GROUPS for name, changes in grou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """What a run of a technique under a strategy is refused with on each device; None: it runs."""
+    """Refusal of a technique under a strategy on each device; None if it runs."""
 
     cpu: str | None
     cuda: str | None
@@ -115,15 +114,18 @@ class Cell:
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Print the table, or write it between its markers in a file."""
+    """Print the table, or write it between the markers of a file."""
     parser = OptionParser(
         prog="shardscale matrix",
-        description="Which technique goes with which strategy, and why the rest is refused.",
+        description="Show which techniques work with which strategies, and why others are refused.",
     )
     parser.add_argument(
-        "file", type=Path, nargs="?", help="write it between its markers in this Markdown file"
+        "file",
+        type=Path,
+        nargs="?",
+        help="Markdown file to write the table into, between its markers",
     )
-    parser.add_argument("--markdown", action="store_true", help="on a terminal too")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown on a terminal too")
     options = parser.parse_args(argv)
     width = tables.terminal_width()
     if options.file is not None:
@@ -138,10 +140,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_matrix(text: str) -> str:
-    """A Markdown text with today's table between its markers.
+    """Replace the table between the markers of a Markdown text.
 
     Raises:
-        UserError: it does not have them.
+        UserError: the text has no markers.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -151,9 +153,9 @@ def with_matrix(text: str) -> str:
 
 
 def refusal(config: RunConfig, *, device_type: str) -> str | None:
-    """What a run is refused with on `RANKS` ranks (`single`: one, or those of a matrix), or None.
+    """Return the refusal of a run on `RANKS` ranks (`single`: one tensor-parallel group), or None.
 
-    A package that is not installed here is not held against it.
+    Packages that are not installed here are ignored.
     """
     alone = config.sharding.tensor_parallel
     world_size = RANKS if strategy_of(config).needs_group else alone
@@ -167,28 +169,30 @@ def refusal(config: RunConfig, *, device_type: str) -> str | None:
 
 
 def cell(technique: str, strategy: str, decoder: Mapping[str, Any] = MappingProxyType({})) -> Cell:
-    """What a default run is refused with, by the table's names of technique and strategy; or a run
-    with some fields of the decoder set, which must be told the same."""
+    """Return the refusals of a technique under a strategy, by their names in the table.
+
+    `decoder` sets further fields of the model, which must not change the answer.
+    """
     changes = {**decoder, **TECHNIQUES[technique]}
     config = RunConfig().replace(**expand_strategy(strategy, {}), **changes)
     return Cell(cpu=refusal(config, device_type="cpu"), cuda=refusal(config, device_type="cuda"))
 
 
 def markdown() -> str:
-    """The table, and below it the sentences that its letters stand for."""
-    rows, notes = _asked()
+    """Format the table in Markdown, with the sentences that its letters refer to below it."""
+    rows, notes = _rows()
     lines = [f"| | {' | '.join(LABELS)} |", "|---" * (1 + len(LABELS)) + "|"]
     for names, cells in rows:
         spelled = ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
         lines.append(f"| {spelled} | {' | '.join(cells)} |")
-    lines += ["", "<details><summary>What the letters stand for</summary>", ""]
+    lines += ["", "<details><summary>Reasons</summary>", ""]
     lines += [f"- **{letter}**: {note}" for letter, note in notes.items()]
     return "\n".join([*lines, "", "</details>", ""])
 
 
 def show(width: int) -> None:
-    """The same on a terminal, in parts where it is narrow."""
-    rows, notes = _asked()
+    """Print the table on a terminal, in several parts if it is narrow."""
+    rows, notes = _rows()
     first = tables.Column(title="", rank=tables.MUST, folds=FLAGS_WIDTH)
     beside = max(1, (width - FLAGS_WIDTH - tables.GAP) // (CELL_WIDTH + tables.GAP))
     for start in range(0, len(LABELS), beside):
@@ -202,8 +206,8 @@ def show(width: int) -> None:
         tables.say(f"{letter}: {note}")
 
 
-def _asked() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
-    """The rows, each with the techniques that it is for, and the sentences of the letters."""
+def _rows() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
+    """Compute the rows, with the techniques of each, and the sentences of the letters."""
     cells = {name: [cell(name, strategy) for strategy in LABELS] for name in TECHNIQUES}
     everything = (each for row in cells.values() for each in row)
     notes = merged(text for each in everything for text in (each.cpu, each.cuda) if text)
@@ -214,15 +218,15 @@ def _asked() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
     }
     rows: list[tuple[list[str], list[str]]] = []
     for group in GROUPS:
-        alike: dict[tuple[str, ...], list[str]] = {}
+        equal: dict[tuple[str, ...], list[str]] = {}
         for name in group:
-            alike.setdefault(tuple(_shown(each, letters) for each in cells[name]), []).append(name)
-        rows += [(_named(names), list(row)) for row, names in alike.items()]
+            equal.setdefault(tuple(_shown(each, letters) for each in cells[name]), []).append(name)
+        rows += [(_named(names), list(row)) for row, names in equal.items()]
     return rows, {letters[texts[0]]: note for note, texts in notes.items()}
 
 
 def merged(sentences: Iterable[str]) -> dict[str, list[str]]:
-    """Sentences that differ in one word as one, with `this/that` -> those that it stands for."""
+    """Merge sentences that differ in one word (`this/that`) -> the sentences merged."""
     notes = [(re.findall(r"[\w-]+|[^\w-]+", s), [s]) for s in dict.fromkeys(sentences)]
     while pair := next(filter(_differ_in_one_word, itertools.combinations(notes, 2)), None):
         (words, texts), (others, more) = pair
@@ -247,7 +251,7 @@ def _shown(found: Cell, letters: Mapping[str, str]) -> str:
 
 
 def _named(names: Iterable[str]) -> list[str]:
-    """`--flag this|that`, `--another`."""
+    """Join techniques of one flag: `--flag this|that`, `--another`."""
     values: dict[str, list[str]] = {}
     for name in names:
         flag, _, value = name.partition(" ")
@@ -256,10 +260,10 @@ def _named(names: Iterable[str]) -> list[str]:
 
 
 def _read(file: Path) -> str:
-    """Read a file that is to be replaced.
+    """Read a file that will be rewritten.
 
     Raises:
-        UserError: it is no text, or cannot be written.
+        UserError: not a text, or not writable.
     """
     try:
         with file.open("r+", encoding="utf-8") as opened:

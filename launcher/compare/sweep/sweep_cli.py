@@ -1,8 +1,8 @@
-"""`shardscale sweep`: one run per cell of a grid, one after the other, whatever becomes of each.
+"""`shardscale sweep`: one training run per cell of a grid, in sequence; failures become rows.
 
 python -m launcher sweep --nproc 4 --model gpt2 --grid strategy=ddp,fsdp,zero3+cpu micro_batch=8,16
 
-Or prepared here, and run on other machines at the same time, a task for each cell:
+Or prepare it here and run the cells on other machines in parallel, one task per cell:
 
 python -m launcher sweep --prepare --nproc 4 --out sweeps/first --grid strategy=ddp,zero3
 python -m launcher sweep --out sweeps/first --cell 1
@@ -17,9 +17,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from launcher.compare.report.report_cli import report_sweep
-from launcher.compare.sweep.cell import catch_up, run_cell, stop_in_order
+from launcher.compare.sweep.cell import install_signal_handlers, run_cell, settle_unfinished
 from launcher.compare.sweep.display import SweepDisplay, outcome
-from launcher.compare.sweep.folder import SweepFolder, take_up
+from launcher.compare.sweep.folder import SweepFolder, merge_earlier
 from launcher.compare.sweep.grid import cells_of, flags_given, open_corpora
 from launcher.compare.sweep.grid_source import flags_of, grid_of, parse_options
 from launcher.config.arguments import parse_run_config
@@ -33,9 +33,9 @@ from launcher.util.startup import require_own_package
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Run or continue a sweep; 0 when every cell has a row, whatever the row says.
+    """Run or continue a sweep; 0 when every cell has a result, failed ones included.
 
-    Exit codes: 2 refused, 5 stopped, 130 by Ctrl-C (the same command continues it).
+    Exit codes: 2 refused, 5 stopped, 130 after Ctrl-C (the same command continues).
     """
     options, training = parse_options(argv)
     if options.prepare:
@@ -46,20 +46,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(argv: Sequence[str]) -> tuple[SweepFolder, Sweep]:
-    """Check all cells for machines that are not this one: on GPUs, unless with --device cpu.
+    """Check all cells for another machine, which has GPUs unless --device cpu is given.
 
-    Nothing is written yet.
+    Writes nothing.
 
     Raises:
-        UserError: whatever a cell's job would refuse; a folder that is taken.
+        UserError: anything that a cell's job would refuse, or a folder that is taken.
     """
     options, training = parse_options(argv)
     folder = SweepFolder(options.out)
     folder.check()
     if folder.read() is not None:
-        raise UserError(f"--out {folder.path} holds a sweep already: choose another folder")
+        raise UserError(f"--out {folder.path} already holds a sweep: choose another folder")
     if options.nproc is None:
-        raise UserError("how many processes has each cell? give --nproc 4, for example")
+        raise UserError("the number of processes per cell is missing: give --nproc 4, for example")
     typed, configured = flags_given(training)
     rows = cells_of(
         grid_of(options, configured),
@@ -77,7 +77,7 @@ def prepare(argv: Sequence[str]) -> tuple[SweepFolder, Sweep]:
 
 
 def _check_source(row: SweepRow) -> None:
-    """Refuse the cell if its data are not there; its job will read them."""
+    """Refuse the cell if its data, which its job will read, is missing."""
     try:
         data = parse_run_config(flags_of(row.flags)).data
         sources.resolve(data.data, data.data_field, data.stream_bytes)
@@ -86,7 +86,7 @@ def _check_source(row: SweepRow) -> None:
 
 
 def tasks(sweep: Sweep) -> str:
-    """The cells that can run, as sbatch's --array wants them: `0,1,3`."""
+    """List the cells that can run, in the format of sbatch's --array: `0,1,3`."""
     return ",".join(str(number) for number, row in enumerate(sweep.cells) if not row.done)
 
 
@@ -100,25 +100,24 @@ def _prepare(argv: Sequence[str]) -> int:
 
 
 def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Run the cell that `--cell` numbers; 0 when it is done, 4 when not, 5 when it was stopped
-    (130: by Ctrl-C).
+    """Run cell number `--cell`; 0 when it is done, 4 when it failed, 5 when stopped, 130 by Ctrl-C.
 
     Raises:
-        UserError: there is no such cell, or more than --out is asked for.
+        UserError: no such cell, or flags besides --out.
     """
     asked = {token.partition("=")[0] for token in argv if token.startswith("--")}
     if asked != {"--out", "--cell"}:
-        raise UserError("--cell runs a cell as it was prepared: give --out, and nothing else")
+        raise UserError("--cell runs a cell as it was prepared: give only --out with it")
     folder = SweepFolder(options.out)
     row, sweep = folder.read_cell(options.cell)
-    catch_up(row, folder)
+    settle_unfinished(row, folder)
     where = f"cell {options.cell} of {folder.path}, {row.name}"
     if row.done:
         print(f"{where}: {outcome(row)} (kept)")
         return ExitCode.DONE
     as_prepared, _ = parse_options(sweep.arguments)
     print(f"{where}: started; it logs to {folder.log(row.name)}", flush=True)
-    stop_in_order()
+    install_signal_handlers()
     number = None
     try:
         timeout_s = 60 * as_prepared.timeout_minutes
@@ -140,8 +139,8 @@ def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]
     if earlier is not None and not options.grid and not options.grid_file:
         if training or options.nproc:
             raise UserError(
-                f"{folder.path} goes on with its own grid and flags: to continue, give only --out "
-                "and --timeout-minutes"
+                f"{folder.path} continues with its own grid and flags: give only --out and "
+                "--timeout-minutes"
             )
         argv = earlier.arguments
         options, training = parse_options(argv)
@@ -149,7 +148,7 @@ def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]
     typed, configured = flags_given(training)
     rows = cells_of(grid_of(options, configured), typed, nproc=nproc)
     if earlier is not None:
-        take_up(rows, earlier, nproc=nproc)
+        merge_earlier(rows, earlier, nproc=nproc)
     open_corpora(rows, nproc=nproc)
     folder.create()
     lock = FileLock(folder.path / ".lock")
@@ -165,19 +164,19 @@ def _sweep(options: argparse.Namespace, training: list[str], argv: Sequence[str]
 
 
 def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
-    """Bring every row to an end; an exit code."""
+    """Run every unfinished cell; returns an exit code."""
     nproc, has_run = sweep.nproc, False
     display = SweepDisplay(sweep.cells, folder)
     display.line(
         f"sweep of {len(sweep.cells)} cells, {nproc} process{'es' if nproc > 1 else ''} each, "
         f"in {folder.path}"
     )
-    stop_in_order()
+    install_signal_handlers()
     try:
         with display:
             folder.write(sweep)
             for row in sweep.cells:
-                catch_up(row, folder)
+                settle_unfinished(row, folder)
                 if row.done:
                     display.kept(row)
                     continue
@@ -192,7 +191,7 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
             _report(folder, display)
     except Interrupted as stopped:
         display.line(
-            f"shardscale: {stopped}; what is done is kept, continue with: "
+            f"shardscale: {stopped}; finished cells are kept, continue with: "
             f"python -m launcher sweep --out {folder.path}"
         )
         return stopped_code(stopped.number)
@@ -208,6 +207,6 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
 def _report(folder: SweepFolder, display: SweepDisplay) -> None:
     try:
         report_sweep(folder.path)
-    except Exception as error:  # the cells are done, whatever a report makes of them
+    except Exception as error:  # a failing report must not fail finished cells
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        display.line(f"shardscale: no report could be made of this sweep: {reason}")
+        display.line(f"shardscale: the report of this sweep failed: {reason}")

@@ -1,4 +1,4 @@
-"""`shardscale import`: a model of transformers as a run folder whose step 0 can be resumed."""
+"""`shardscale import`: turn a model of transformers into a run folder, to resume from step 0."""
 
 import itertools
 import math
@@ -38,25 +38,25 @@ from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import one_sentence
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
-"""Of our name of a parameter: its block, or `wte`, `wpe`, `ln_f` or `head`."""
+"""Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
 
 Parts = Callable[[str], Iterator[tuple[int, Tensor]]]
-"""Our parameter, flattened, as pieces: the first element of each, and the piece."""
+"""Name of a parameter -> its flattened ranges: first element and data of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOptions:
-    """Make a run folder to train on from a model of transformers, or an adapter of PEFT."""
+    """Import a model of transformers, or an adapter of PEFT, as a run folder to train from."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A folder that transformers' or PEFT's save_pretrained has written."""
+    """A folder written by save_pretrained of transformers or PEFT."""
     out: Path
-    """Run folder to make; must not exist yet."""
+    """Run folder to write; must not exist yet."""
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Import one model; 0 when the run folder is there, 2 when refused."""
+    """Import one model; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(ImportOptions, args=list(argv), prog="shardscale import")
     print(import_model(options.folder, options.out))
@@ -64,10 +64,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def import_model(folder: Path, out: Path) -> str:
-    """Make the run folder `out`; what to say about it.
+    """Write the run folder `out`; returns a description.
 
     Raises:
-        UserError: the model is not one that ours computes, or files are missing or damaged.
+        UserError: an unsupported model, or files that are missing or damaged.
     """
     check_run_folder(out)
     if (folder / ADAPTER_CONFIG).is_file():
@@ -78,11 +78,11 @@ def import_model(folder: Path, out: Path) -> str:
         extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)
         carry_in(folder, run)
         _write_checkpoint(run, source.shapes, source.parts, extra)
-    return _said(folder, out, config.parameter_count, tokenizer=tokenizer)
+    return _description(folder, out, config.parameter_count, tokenizer=tokenizer)
 
 
 def _import_adapter(folder: Path, out: Path) -> str:
-    """The same of an adapter of PEFT, beside the weights that it names."""
+    """Import an adapter of PEFT, with the base weights that it names."""
     base = folder_beside(folder)
     with open_stored(folder) as stored, new_folder(out) as run:
         config = stored.config
@@ -98,14 +98,14 @@ def _import_adapter(folder: Path, out: Path) -> str:
 
         _write_checkpoint(run, trained_shapes(config), parts, extra)
         notes = stored.notes() if isinstance(stored, Adapted) else []
-    said = _said(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
+    said = _description(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
     return "\n".join([said, *notes])
 
 
 def _write_config(
     run: Path, out: Path, config: ModelConfig, words: Mapping[str, Any], *, tokenizer: bool
 ) -> Extra:
-    """The run's config.yaml; what its checkpoint says of it."""
+    """Write config.yaml; returns the extra part of the checkpoint."""
     settings = {
         name: list(value) if isinstance(value, tuple) else value for name, value in words.items()
     }
@@ -118,27 +118,25 @@ def _write_config(
     return extra
 
 
-def _said(folder: Path, out: Path, parameters: int, *, tokenizer: bool) -> str:
+def _description(folder: Path, out: Path, parameters: int, *, tokenizer: bool) -> str:
     lines = [
         f"imported {folder} to {out}: {parameters:,} parameters",
-        f"train it: torchrun --nproc 2 -m launcher.train --config {out / 'config.yaml'} "
+        f"train: torchrun --nproc 2 -m launcher.train --config {out / 'config.yaml'} "
         f"--resume {out} --data FILE",
     ]
     if not tokenizer:
-        lines.insert(
-            1, f"{folder} has no tokenizer.json: add --tokenizer FILE with the one it needs"
-        )
+        lines.insert(1, f"{folder} has no tokenizer.json: add --tokenizer FILE with its tokenizer")
     return "\n".join(lines)
 
 
 def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
-    """Put the tokenizer into the run folder; False where there is none."""
+    """Copy the tokenizer into the run folder; False without one."""
     target = run / TOKENIZER_FILE
     if (folder / TOKENIZER_FILE).exists():
         given = str(folder / TOKENIZER_FILE)
-        encoder = load_encoder(given)  # refuses what training would refuse
+        encoder = load_encoder(given)  # refuses what training refuses
         shutil.copyfile(given, target)
-    elif (folder / "vocab.json").is_file():  # what transformers wrote before tokenizer.json
+    elif (folder / "vocab.json").is_file():  # older transformers wrote no tokenizer.json
         given = f"hf:{folder}"
         encoder = load_encoder(given)
         encoder.save(target)
@@ -151,13 +149,12 @@ def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
 def _write_checkpoint(
     run: Path, shapes: Mapping[str, tuple[int, ...]], parts: Parts, extra: Extra
 ) -> None:
-    """Step 0: the weights, and optimizer states that are all 0. Weights are read where they are, a
-    piece at a time."""
+    """Write step 0: the weights, and optimizer states of zeros. Weights are read range by range."""
     folder = CheckpointFolder(run / "checkpoints")
     path = folder.begin(0)
-    # Of the optimizer that a run has by default.
+    # States of the default optimizer.
     states, counters = checkpointed(OptimChoice(), shapes)
-    # From numpy: pages of zeros that nobody writes to take no memory.
+    # From numpy, whose untouched pages of zeros take no memory.
     largest = max(map(math.prod, shapes.values()))
     zeros = torch.from_numpy(np.zeros(largest, dtype=np.float32))
     files: list[RankFile] = []
@@ -173,7 +170,7 @@ def _write_checkpoint(
         kinds=(PARAM, *states),
         counters=dict.fromkeys(counters, 0.0),
         extra=extra,
-        rng=(),  # no random numbers have been drawn
+        rng=(),  # no random numbers drawn yet
         files=files,
     )
     checkpoint.check_coverage()
@@ -184,7 +181,7 @@ def _write_checkpoint(
 def _shards(
     shapes: Mapping[str, tuple[int, ...]], parts: Parts, zero_states: Mapping[str, Tensor]
 ) -> Iterator[Shard]:
-    """Yield each parameter's pieces as they are stored, and what an optimizer keeps of it."""
+    """Yield each parameter's ranges, then its optimizer states."""
     for name, shape in shapes.items():
         for start, piece in parts(name):
             yield Shard(name=name, kind=PARAM, start=start, data=piece)

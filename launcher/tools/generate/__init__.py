@@ -1,1 +1,7 @@
-"""Text from trained weights: a cache of keys and values, and how the next token is chosen."""
+"""`shardscale generate`: text from trained weights.
+
+In: a run, a checkpoint, an export or a folder of transformers, through
+`launcher.checkpoint.pretrained`. Out: text on a terminal, JSON lines to a pipe. Knows no ranks,
+strategies or training state. The cache and the choice of tokens are `launcher.model.decode` and
+`launcher.run.sampling`.
+"""

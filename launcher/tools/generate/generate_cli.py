@@ -1,4 +1,4 @@
-"""`shardscale generate`: what a trained model makes of a prompt."""
+"""`shardscale generate`: continue prompts with a trained model."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from launcher.checkpoint.pretrained.loading import Vocabulary, build, open_sourc
 from launcher.data.formats import read_jsonl
 from launcher.model.config import ModelConfig
 from launcher.run.sampling import Sampler, Sampling
-from launcher.tools.generate.completion import Completion, complete
+from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
 
@@ -25,34 +25,34 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions:
-    """Go on with a text. To a terminal it is written as it comes, to a pipe as JSON lines."""
+    """Continue a text. Streams to a terminal, writes JSON lines to a pipe."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """A run folder (its newest checkpoint is taken), one checkpoint, an export, or a folder that
-    transformers' save_pretrained has written."""
+    """A run folder (its newest checkpoint is used), one checkpoint, an export, or a folder written
+    by transformers' save_pretrained."""
     prompt: str | None = None
-    """The text to go on with; an empty one begins a new text. Without --prompt and --prompts it is
-    what comes on standard input."""
+    """Text to continue; an empty one starts a new text. Without --prompt and --prompts, all of
+    standard input is the prompt, its last newline included."""
     prompts: Path | None = None
-    """A .jsonl file: the field `prompt` of each line is one."""
+    """A .jsonl file with a field `prompt` per line."""
     max_tokens: int | None = None
-    """Most tokens per prompt (256, or what is left of the model's context, when not given)."""
+    """New tokens per prompt at most (default: 256, or the rest of the model's context)."""
     temperature: float = 0.0
-    """0 takes the likeliest token each time; above, tokens are drawn, and higher is wilder."""
+    """0: greedy decoding; above 0: sampling temperature."""
     top_k: int | None = None
-    """Draw among so many likeliest tokens only."""
+    """Sample only among the k most likely tokens."""
     top_p: float | None = None
-    """Draw among the fewest likeliest tokens that have this probability together."""
+    """Sample only among the most likely tokens with this total probability (nucleus sampling)."""
     stop: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """End before this string; may be given several times."""
+    """Stop before this string; may be repeated."""
     seed: int = 0
-    """Of what is drawn for the first prompt; each further prompt has the next seed."""
+    """Sampling seed of the first prompt; each further prompt takes the next seed."""
     tokenizer: str | None = None
-    """A tokenizer.json, byte or hf:NAME in place of the model's own."""
+    """A tokenizer.json, byte or hf:NAME instead of the model's own."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What the weights are kept in and computed with; checkpoints are fp32."""
+    """dtype of weights and computation; checkpoints are fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it runs: a GPU when there is one (auto)."""
+    """Device; auto: a GPU if there is one."""
 
     def __post_init__(self) -> None:
         require_range("--max-tokens", self.max_tokens, 1, MOST_ITEMS)
@@ -60,27 +60,25 @@ class GenerateOptions:
         if "" in self.stop:
             raise UserError("--stop '' ends every text before it begins: give some text")
         if self.prompt is not None and self.prompts is not None:
-            raise UserError(
-                f"--prompt and --prompts {self.prompts} both say what to go on with: give one"
-            )
+            raise UserError(f"--prompt and --prompts {self.prompts} exclude each other: give one")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: this machine has no GPU; give --device cpu")
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are chosen."""
+        """Sampling options."""
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     @property
     def torch_device(self) -> torch.device:
-        """Where it runs, with `auto` resolved."""
+        """Resolve `auto`."""
         on_gpu = self.device != "cpu" and torch.cuda.is_available()
         return torch.device("cuda" if on_gpu else "cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A text to go on with, its tokens, and how many may follow."""
+    """A prompt, its tokens, and the limit on new tokens."""
 
     text: str
     tokens: list[int]
@@ -89,28 +87,28 @@ class Prompt:
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Write the text; 0 when it is written, 2 when refused."""
+    """Write the continuations; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(GenerateOptions, args=list(argv), prog="shardscale generate")
     try:
         generate(options)
     except KeyboardInterrupt:
-        print()  # the text ends here, and what is said next begins a line
+        print()  # the message that follows starts on a new line
         raise
     return ExitCode.DONE
 
 
 def generate(options: GenerateOptions) -> None:
-    """Go on with each prompt, one after the other.
+    """Continue each prompt in turn.
 
     Raises:
-        UserError: there is no model, no tokenizer or no prompt, or a prompt has no room.
+        UserError: no model, tokenizer or prompt, or a prompt that exceeds the context.
     """
     sampling = options.sampling
     with open_source(options.source) as source:
         known = vocabulary(source, options.tokenizer)
         prompts = [
-            prepared(text, known, source.config, options.max_tokens) for text in texts(options)
+            tokenized(text, known, source.config, options.max_tokens) for text in texts(options)
         ]
         model = build(source, device=options.torch_device, dtype=_DTYPES[options.dtype])
     live = sys.stdout.isatty()
@@ -122,16 +120,16 @@ def generate(options: GenerateOptions) -> None:
             most=prompt.most,
             choose=Sampler(sampling, options.seed + number),
             stops=options.stop,
-            show=begun(prompt.text, number) if live else ignore,
+            show=begun(prompt.text, number) if live else lambda _: None,
         )
         print("" if live else as_json(prompt.text, completion), flush=True)
 
 
 def texts(options: GenerateOptions) -> Iterator[str]:
-    """What to go on with.
+    """Yield the prompts.
 
     Raises:
-        UserError: nothing is given, or it cannot be read.
+        UserError: no prompt, or one that cannot be read.
     """
     if options.prompts is not None:
         try:
@@ -142,36 +140,36 @@ def texts(options: GenerateOptions) -> Iterator[str]:
                 "file"
             ) from None
         if not found:
-            raise UserError(f"--prompts {options.prompts}: holds no prompt; give one a line")
+            raise UserError(f"--prompts {options.prompts}: holds no prompt; give one per line")
         yield from found
     elif options.prompt is not None:
-        yield whole(options.prompt, "--prompt")
+        yield valid(options.prompt, "--prompt")
     elif sys.stdin is None or sys.stdin.isatty():
-        raise UserError("there is nothing to go on with: give --prompt TEXT or --prompts FILE")
+        raise UserError("there is no prompt: give --prompt TEXT or --prompts FILE")
     else:
         try:
             text = sys.stdin.read()
         except UnicodeDecodeError as error:
             raise UserError(f"standard input is not UTF-8 text ({error}): convert it") from None
-        yield whole(text, "standard input")
+        yield valid(text, "standard input")
 
 
-def whole(text: str, place: str) -> str:
-    """`text`, where it is one: bytes that are no UTF-8 come as halves of characters.
+def valid(text: str, place: str) -> str:
+    """Return `text` if it is valid: Python decodes bytes that are not UTF-8 to lone surrogates.
 
     Raises:
-        UserError: it holds some.
+        UserError: the text holds such bytes.
     """
     if any(unicodedata.category(character) == "Cs" for character in text):
         raise UserError(f"{place} {text!r} is not UTF-8 text: convert it")
     return text
 
 
-def prepared(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int | None) -> Prompt:
-    """The prompt in tokens; an empty text is the end of another one.
+def tokenized(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int | None) -> Prompt:
+    """Tokenize a prompt; an empty one becomes the end-of-text token.
 
     Raises:
-        UserError: it cannot be encoded, or has no room in the context.
+        UserError: it cannot be encoded, or exceeds the context.
     """
     tokens = known.encoder.encode_prompt(text) or [known.encoder.end_of_text]
     room = config.context - len(tokens)
@@ -183,14 +181,14 @@ def prepared(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int 
         )
     if most > room:
         raise UserError(
-            f"the prompt's {len(tokens)} tokens and --max-tokens {most} are more than the model's "
-            f"context of {config.context}: give --max-tokens {room} or less"
+            f"the prompt's {len(tokens)} tokens and --max-tokens {most} exceed the model's context "
+            f"of {config.context}: give --max-tokens {room} or less"
         )
     return Prompt(text=text, tokens=tokens, most=most)
 
 
 def begun(prompt: str, number: int) -> Callable[[str], None]:
-    """Write the prompt to the terminal; returns what writes on behind it."""
+    """Write the prompt to the terminal; returns the function that writes its continuation."""
     if number:
         print()
     write(prompt)
@@ -198,15 +196,11 @@ def begun(prompt: str, number: int) -> Callable[[str], None]:
 
 
 def write(text: str) -> None:
-    """To a terminal at once, with no character that it would obey."""
+    """Write to a terminal at once, without control characters."""
     shown = (c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     print("".join(shown), end="", flush=True)
 
 
-def ignore(text: str) -> None:
-    """Nobody looks on."""
-
-
 def as_json(prompt: str, completion: Completion) -> str:
-    """One line for a program."""
+    """Format one JSON line."""
     return json.dumps({"prompt": prompt, **asdict(completion)})

@@ -1,4 +1,4 @@
-"""A job of Slurm's: what it asks for, its batch script, and how it gets into the queue."""
+"""A Slurm job: its resources, its batch script, and its submission."""
 
 import shlex
 import shutil
@@ -15,12 +15,12 @@ SCRIPTS = Path(__file__).parent / "scripts"  # a link to slurm/, which the wheel
 
 
 class NotQueued(Exception):
-    """sbatch has tested a script (`--test-only`) and queued nothing; the message is its own."""
+    """sbatch only tested a script (`--test-only`); carries sbatch's message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What to ask Slurm for, and the arguments of what runs on it."""
+    """Resources to request, and the arguments of the program to run."""
 
     nodes: int
     gpus_per_node: int
@@ -35,7 +35,7 @@ class Job:
         return self.nodes * self.ranks_per_node
 
     def options(self) -> list[str]:
-        """The options of sbatch; a later one beats an earlier one."""
+        """Options of sbatch; later ones override earlier ones."""
         return [
             f"--nodes={self.nodes}",
             f"--gpus-per-node={self.gpus_per_node}",
@@ -44,7 +44,7 @@ class Job:
         ]
 
     def check_device(self, device: str) -> None:
-        """Raises UserError where `--device` and the GPUs asked for do not go together."""
+        """Refuse a `--device` that contradicts the requested GPUs (raises UserError)."""
         if not self.gpus_per_node and device != "cpu":
             raise UserError("--gpus-per-node 0 trains on the CPU: add --device cpu after the --")
         if self.gpus_per_node and device == "cpu":
@@ -54,9 +54,9 @@ class Job:
             )
 
     def check_output(self) -> None:
-        """Raises UserError where no log could be written.
+        """Refuse an unwritable log folder (raises UserError).
 
-        Slurm makes no folders: the job would end at once, without a log that says why.
+        Slurm creates no folders: the job would fail at once, without a log.
         """
         folder = Path(self.output or "").parent
         try:
@@ -65,15 +65,15 @@ class Job:
         except OSError as error:
             raise UserError(
                 f"--output {self.output}: {folder} cannot be written to ({error.strerror}); "
-                "make the folder, or choose another one"
+                "create the folder, or choose another one"
             ) from None
 
 
 def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
-    """The batch script of that name with these options, this interpreter, and the arguments.
+    """Fill a batch script of slurm/ with options, this interpreter and arguments.
 
     Raises:
-        UserError: an option that would be lines of the script.
+        UserError: an option with line breaks, which would become lines of the script.
     """
     for option in options:
         if not option.isprintable():
@@ -85,23 +85,23 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH "))
     python = lines.index("python=python\n")
     lines[python] = f"python={shlex.quote(sys.executable)}\nset -- {shlex.join(arguments)}\n"
-    # As in a shell, but for a backslash, which sbatch takes away also between single quotes.
+    # Shell quoting, except that sbatch removes backslashes between single quotes too.
     asked = shlex.join(option.replace("\\", "\\\\") for option in options)
     lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {asked}\n")
     return "".join(lines)
 
 
 def sbatch(script: str) -> str:
-    """Give the script to sbatch; the job's number.
+    """Submit the script; returns the job ID.
 
     Raises:
-        UserError: there is no sbatch, or it refuses.
-        NotQueued: it only tested the script.
+        UserError: no sbatch, or it refuses the job.
+        NotQueued: sbatch only tested the script.
     """
     if shutil.which("sbatch") is None:
         raise UserError(
             "there is no sbatch on PATH: submit from a login node of a Slurm cluster, "
-            "or see the script with --dry-run"
+            "or print the script with --dry-run"
         )
     done = subprocess.run(
         ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False
@@ -109,7 +109,7 @@ def sbatch(script: str) -> str:
     said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines()]
     if done.returncode:
         raise UserError("sbatch refused the job: " + "; ".join(said).replace("error: ", ""))
-    job_id = done.stdout.strip().partition(";")[0]  # NUMBER;CLUSTER where there are several
+    job_id = done.stdout.strip().partition(";")[0]  # NUMBER;CLUSTER with several clusters
     if not job_id:
-        raise NotQueued("; ".join(said) or "sbatch says nothing of a job")
+        raise NotQueued("; ".join(said) or "sbatch returned no job ID")
     return job_id

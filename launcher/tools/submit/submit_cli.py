@@ -1,4 +1,4 @@
-"""The command line of `shardscale submit`."""
+"""`shardscale submit`: check a training or a sweep, fill a batch script, and submit it."""
 
 import argparse
 import os
@@ -16,30 +16,30 @@ from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_RANKS, OptionParser, require_range
 
 OUTPUT = "slurm-%j.out"
-# What the scripts themselves decide from the number of nodes and of ranks on each.
+# Set by the batch scripts, from the number of nodes and of ranks per node.
 DECIDED = (
     *("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--ntasks-per-core"),
     *("--ntasks-per-socket", "--gpus", "--gpus-per-task", "--gpus-per-socket", "--gres"),
     *("--array", "--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal"),
 )
 DECIDED_LETTERS = "nGaNo"
-# Ours: sbatch would take them again, shortened, and the later one wins.
+# Own options: sbatch would accept abbreviations of them, and the later one would win.
 OWN = ("--nodes", "--gpus-per-node", "--output")
-# sbatch takes these before the lines of the script.
+# These override the options in the script.
 DECIDING_VARIABLES = (
     *("SBATCH_ARRAY_INX", "SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK"),
     *("SBATCH_GRES", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
 )
-LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # of sbatch, which takes -Hn4 for -H -n 4
+LETTERS_WITHOUT_VALUE = "HIOQVWhksuv"  # sbatch reads -Hn4 as -H -n 4
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Submit a training or a sweep, or print its scripts; 0 when that is done, 2 when refused."""
+    """Submit a training or a sweep, or print its scripts; 0 on success, 2 when refused."""
     options, job = _parse(argv)
     try:
         if options.sweep:
-            from launcher.tools.submit.sweep import submit_sweep  # takes a second
+            from launcher.tools.submit.sweep import submit_sweep  # imports for a second
 
             submit_sweep(job, dry_run=options.dry_run)
         else:
@@ -54,17 +54,26 @@ def _parser() -> OptionParser:
         prog="shardscale submit",
         usage="shardscale submit [--sweep] [options] [sbatch options] -- [flags of what to run]",
         description="Submit a training to Slurm, or with --sweep a sweep and its report, from a "
-        "folder that all nodes share. What is neither below nor after -- is an option of sbatch: "
+        "folder that all nodes share. Options that are neither below nor after -- go to sbatch: "
         "--partition, --time, --account, --job-name, --mem, ...",
     )
     add = parser.add_argument
-    add("--sweep", action="store_true", help="after -- come flags of sweep: --grid, --out, ...")
-    add("-N", "--nodes", type=int, default=1, help="machines (default: 1)")
-    add("--gpus-per-node", type=int, default=1, help="a rank each (default: 1); 0: on the CPU")
-    add("--ranks-per-node", type=int, help="only with --gpus-per-node 0 (default then: 1)")
+    add(
+        "--sweep",
+        action="store_true",
+        help="submit a sweep; its flags follow --: --grid, --out, ...",
+    )
+    add("-N", "--nodes", type=int, default=1, help="nodes (default: 1)")
+    add(
+        "--gpus-per-node",
+        type=int,
+        default=1,
+        help="GPUs per node, one rank each (default: 1); 0: CPU",
+    )
+    add("--ranks-per-node", type=int, help="ranks per node with --gpus-per-node 0 (default: 1)")
     add(
         *("-o", "--output"),
-        help=f"log file (default: {OUTPUT}, of a sweep in its folder)".replace("%", "%%"),
+        help=f"log file (default: {OUTPUT}; for a sweep, in its folder)".replace("%", "%%"),
     )
     add("--dry-run", action="store_true", help="print the batch script instead of submitting it")
     return parser
@@ -89,8 +98,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
     for name in DECIDING_VARIABLES:
         if name in os.environ:
             raise UserError(
-                f"the environment has {name}={os.environ[name]!r}, which sbatch would take instead "
-                "of what the batch script says: unset it"
+                f"the environment variable {name}={os.environ[name]!r} would override the batch "
+                "script: unset it"
             )
     return options, Job(
         nodes=options.nodes,
@@ -103,28 +112,29 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
 
 
 def _check(token: str) -> None:
-    """Raises UserError where an option of sbatch is one that the batch script decides.
+    """Refuse an option of sbatch that the batch script sets (raises UserError).
 
-    sbatch takes any beginning of a long option that only one has, as `--arr` for `--array`.
+    sbatch accepts unique abbreviations of long options, such as `--arr` for `--array`.
     """
     name = token.partition("=")[0]
     short = name.startswith("-") and not name.startswith("--")
     letter = name[1:].lstrip(LETTERS_WITHOUT_VALUE)[:1] if short else ""
     if name in DECIDED or (letter and letter in DECIDED_LETTERS):
         raise UserError(
-            f"{token} is decided by the batch script: "
-            "give --nodes, --gpus-per-node or --ranks-per-node"
+            f"{token} is set by the batch script: give --nodes, --gpus-per-node or --ranks-per-node"
         )
     meant = [option for option in (*DECIDED, *OWN) if option.startswith(name)]
     if name.startswith("--") and meant:
-        raise UserError(f"{token}: write the option in full, if {meant[0]} is not what it means")
+        raise UserError(
+            f"{token} abbreviates {meant[0]}, which the batch script sets: write the option in full"
+        )
 
 
 def submit_training(job: Job, *, dry_run: bool) -> None:
-    """Put the run into the queue, or print its script.
+    """Submit a training, or print its script.
 
     Raises:
-        UserError: it cannot run, or sbatch refuses.
+        UserError: it cannot run, or sbatch refuses it.
     """
     run_folder = _check_training(job)
     output = job.output or OUTPUT
@@ -144,13 +154,12 @@ def submit_training(job: Job, *, dry_run: bool) -> None:
 
 
 def _check_training(job: Job) -> Path | None:
-    """Refuse now what the job would refuse after hours in the queue; the run folder, if named.
+    """Refuse now what the job would refuse after hours in the queue; returns a named run folder.
 
     Raises:
-        UserError: flags that cannot run on that many ranks, missing data, folders that cannot be
-            written to.
+        UserError: invalid flags for that many ranks, missing data, or unwritable folders.
     """
-    # Where the batch scripts put a run; as there, a typed --out comes later and wins.
+    # The batch scripts' default; a typed --out comes later and wins.
     unnamed = Path("runs/slurm-JOB")
     config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
     job.check_device(config.loop.device)

@@ -1,4 +1,4 @@
-"""A sweep as a job array, a task for each cell, and a job that reports when all have ended."""
+"""Submit a sweep as a job array with a task per cell, and a job that reports after all of them."""
 
 import shutil
 
@@ -12,14 +12,14 @@ from launcher.util.errors import UserError
 
 
 def submit_sweep(job: Job, *, dry_run: bool) -> None:
-    """Write the sweep's folder and put both jobs into the queue, or print their scripts.
+    """Write the sweep's folder and submit both jobs, or print their scripts.
 
     Raises:
-        UserError: what no cell could run with, or sbatch refuses.
+        UserError: no cell can run, or sbatch refuses a job.
     """
     folder, sweep = _check(job)
     out = folder.path
-    # A folder's % is not one of sbatch's own.
+    # Escaped: sbatch expands %.
     logs = str(out / "logs").replace("%", "%%")
     array = fill(
         "sweep.sbatch",
@@ -44,14 +44,14 @@ def submit_sweep(job: Job, *, dry_run: bool) -> None:
     try:
         array_id = sbatch(array)
     except (UserError, NotQueued):
-        shutil.rmtree(out)  # just made, and nothing has run
+        shutil.rmtree(out)  # just created; nothing has run
         raise
     try:
         report_id = sbatch(report(array_id))
     except UserError as error:
         raise UserError(
-            f"array {array_id} is in the queue, its report is not ({error}): when all is done, "
-            f"run python -m launcher report {out}"
+            f"array {array_id} is submitted, its report is not ({error}): after all cells, run "
+            f"python -m launcher report {out}"
         ) from None
     print(
         f"array {array_id} submitted: cells {tasks(sweep)} of {len(sweep.cells)}, in {out}; "
@@ -63,7 +63,7 @@ def _check(job: Job) -> tuple[SweepFolder, Sweep]:
     """Refuse now what every cell would refuse after hours in the queue.
 
     Raises:
-        UserError: a grid that is none, cells none of which can run, folders that are taken.
+        UserError: an invalid grid, no cell that can run, or a folder that is taken.
     """
     if job.nodes > 1:
         raise UserError(
@@ -74,7 +74,7 @@ def _check(job: Job) -> tuple[SweepFolder, Sweep]:
         if name in ("--nproc", "--cell", "--prepare"):
             raise UserError(
                 f"{name} cannot come after --: "
-                "--gpus-per-node or --ranks-per-node says how many processes each cell has"
+                "--gpus-per-node or --ranks-per-node sets the processes per cell"
             )
     folder, sweep = prepare([f"--nproc={job.ranks_per_node}", *job.arguments])
     for row in sweep.cells:

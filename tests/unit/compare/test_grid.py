@@ -200,7 +200,7 @@ def test_many_cells_are_counted_and_too_many_refused(
     cells("seed=1,2", nproc=1)
     assert capsys.readouterr().err == ""
     many = Grid(axes={"seed": list(range(500)), "steps": list(range(1, 500))})
-    with pytest.raises(UserError, match="this grid has 249,500 cells, and there can be 100,000"):
+    with pytest.raises(UserError, match="249,500 cells, more than the limit of 100,000"):
         cells_of(many, {}, nproc=1)
 
 

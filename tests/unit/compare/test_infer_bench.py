@@ -107,8 +107,8 @@ def test_runs_and_engines_stand_in_one_table(
     ("arguments", "said"),
     [
         ((), "infer-bench needs runs"),
-        (("dense", "other"), "its text or tokenizer is not that of"),
-        (("dense", "--prompt-tokens", "30"), "its context is 32, and --prompt-tokens 30"),
+        (("dense", "other"), "has another text or tokenizer than"),
+        (("dense", "--prompt-tokens", "30"), "--prompt-tokens 30 and --new-tokens 5 are 35 tokens"),
         (("dense", "--new-tokens", "1"), "--new-tokens 1 must be 2 or more"),
         (("dense", "--repeats", "0"), "--repeats 0 must be 1 or more"),
         (("dense", "--weights", "int3"), "int3"),
@@ -148,7 +148,7 @@ def test_a_run_that_says_nothing_of_its_text_is_refused(
     config = ModelConfig(vocab_size=257, context=64, layers=1, heads=2, d_model=16)
     saved_run(tmp_path / "run", config)
     assert verb(tmp_path / "run", *QUICK) == 2
-    assert "does not say which text it was trained on" in capsys.readouterr().err
+    assert "does not record its training text" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 

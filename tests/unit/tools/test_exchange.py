@@ -245,10 +245,10 @@ def save_steps(folder: Path, *steps: int, of: int) -> None:
     ("run_of", "recorded", "exports", "said"),
     [
         ("run", 300, "", "step 300 of 300;"),
-        ("run", 300, "checkpoints/step-00000189", "step 189 of 300, not the last that is saved"),
-        ("preempted", 189, "", "step 189 of 300, not the last: the run has not got there"),
-        ("preempted", 0, "", "step 189 of 300, not the last: the run has not got there"),
-        ("preempted", 300, "", "step 189 of 300, not the run's last: it went on to step 300, "),
+        ("run", 300, "checkpoints/step-00000189", "step 189 of 300; a newer checkpoint exists"),
+        ("preempted", 189, "", "step 189 of 300; the run is not complete"),
+        ("preempted", 0, "", "step 189 of 300; the run is not complete"),
+        ("preempted", 300, "", "step 189 of 300; the run went on to step 300, "),
     ],
 )
 def test_export_says_which_step_it_takes(

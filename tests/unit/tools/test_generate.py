@@ -23,8 +23,7 @@ from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export, import_
 from launcher.tools.generate import generate_cli as cli
-from launcher.tools.generate.completion import complete
-from launcher.tools.generate.text import Characters, StopStrings
+from launcher.tools.generate.decoding import Characters, StopStrings, complete
 from launcher.util.command import interruptible
 from launcher.util.errors import ExitCode, UserError
 
@@ -303,10 +302,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("--temperature 1 --top-p 1.1", "at most 1"),
         ("--top-k 5", "--top-k 5 needs a --temperature above 0"),
         ("--max-tokens 0", "--max-tokens 0 must be 1 or more"),
-        ("--max-tokens 47", "6 tokens and --max-tokens 47 are more than the model's context of 48"),
+        ("--max-tokens 47", "6 tokens and --max-tokens 47 exceed the model's context of 48"),
         ("--seed -1", "--seed -1 must be 0 or more"),
         ("--stop=", "--stop '' ends every text"),
-        ("--prompts p.jsonl", "both say what to go on with"),
+        ("--prompts p.jsonl", "exclude each other"),
         ("--tokenizer nowhere.json", "there is no tokenizer 'nowhere.json'"),
         ("--tokenizer bpe", "give the tokenizer.json"),
         ("--dtype int8", "int8"),
