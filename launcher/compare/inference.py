@@ -1,10 +1,8 @@
-"""The table of `infer-bench`: on the console, in Markdown, and as a page."""
-
-from __future__ import annotations
+"""Table of `infer-bench`: on the console, in Markdown, and on a page."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher.util.page import page_html
 from launcher.util.sizes import gib
@@ -12,34 +10,30 @@ from launcher.util.tables import Column, print_table, say
 
 FOLDER, RESULT_FILE = "inference", "inference.json"
 
-
-class Figure(NamedTuple):
-    """A column."""
-
-    key: str
-    title: str
-    rank: int
-    """The highest goes first where a terminal is narrow."""
-
-
-FIGURES = (
-    Figure("peak_bytes", "peak memory", 1),
-    Figure("own_bytes", "of it the model's", 6),
-    Figure("prefill_s", "prefill ms", 5),
-    Figure("token_s", "token ms", 2),
-    Figure("token_p90_s", "token p90 ms", 7),
-    Figure("cpu_s", "token CPU ms", 6),
-    Figure("tokens_per_s", "tokens/s", 0),
-    Figure("tokens_per_s_ratio", "over PyTorch fp32", 4),
-    Figure("perplexity", "perplexity", 0),
-    Figure("same_tokens", "same tokens", 3),
-)
+# Key of a row -> its column; the highest rank is dropped first on a narrow terminal.
+FIGURES = {
+    "peak_bytes": Column(title="peak memory", rank=1, right=True),
+    "own_bytes": Column(title="model memory", rank=6, right=True),
+    "prefill_s": Column(title="prefill ms", rank=5, right=True),
+    "token_s": Column(title="token ms", rank=2, right=True),
+    "token_p90_s": Column(title="token p90 ms", rank=7, right=True),
+    "cpu_s": Column(title="token CPU ms", rank=6, right=True),
+    "tokens_per_s": Column(title="tokens/s", rank=0, right=True),
+    "tokens_per_s_ratio": Column(title="over PyTorch fp32", rank=4, right=True),
+    "perplexity": Column(title="perplexity", rank=0, right=True),
+    "same_tokens": Column(title="same tokens", rank=3, right=True),
+}
 NAMES = ("run", "engine", "weights")
+COLUMNS = (*(Column(title=name, rank=0) for name in NAMES), *FIGURES.values())
 
 
-def cells(row: Mapping[str, Any], new_tokens: int) -> list[str]:
-    """The figures of a row, as they are read."""
-    return [_shown(figure.key, row, new_tokens) for figure in FIGURES]
+def table_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Format the rows: names, then figures."""
+    new_tokens = found["settings"]["new_tokens"]
+    return [
+        [*(row[name] for name in NAMES), *(_shown(key, row, new_tokens) for key in FIGURES)]
+        for row in found["rows"]
+    ]
 
 
 def _shown(key: str, row: Mapping[str, Any], new_tokens: int) -> str:
@@ -61,73 +55,61 @@ def _shown(key: str, row: Mapping[str, Any], new_tokens: int) -> str:
 
 
 def reasons(found: Mapping[str, Any]) -> list[str]:
-    """Why there are no figures, each reason once."""
-    told: dict[str, list[str]] = {}
+    """List the reasons for missing figures, each with its cases."""
+    cases: dict[str, list[str]] = {}
     for row in found["rows"]:
         if row["reason"] is not None:
-            place = ", ".join(row[name] for name in NAMES)
-            told.setdefault(row["reason"], []).append(place)
-    return [f"{'; '.join(places)}: n/a: {reason}" for reason, places in told.items()]
+            cases.setdefault(row["reason"], []).append(", ".join(row[name] for name in NAMES))
+    return [f"{'; '.join(names)}: n/a: {reason}" for reason, names in cases.items()]
 
 
 def lede(found: Mapping[str, Any]) -> str:
-    """What the figures are of."""
+    """Describe the measurement."""
     settings, machine = found["settings"], found["machine"]
     memory = (
-        "allocated by torch"
+        "memory allocated by torch"
         if found["memory"] == "allocated"
-        else (
-            "the resident set of its process (its own: less what the process had before the model)"
-        )
+        else "the process's resident set (model memory: its increase since before the model)"
     )
     return (
         f"{machine['device']}, {found['threads']} threads: {settings['prompts']} prompts of "
         f"{settings['prompt_tokens']} tokens from the validation text, {settings['new_tokens']} "
-        f"greedy tokens each, {settings['repeats']} times; perplexity of {settings['sequences']} "
-        f"sequences. Each engine runs in its own process, and peak memory is {memory} while "
-        "prompts are continued. CPU time is that of all threads. Same tokens: from the beginning "
-        "on, as PyTorch in fp32, of the worst prompt."
+        f"greedy tokens each, {settings['repeats']} repeats; perplexity over "
+        f"{settings['sequences']} sequences. Each engine runs in its own process. Peak memory is "
+        f"{memory} during decoding. CPU time is summed over threads. Same tokens: length of the "
+        "prefix shared with PyTorch in fp32, for the worst prompt."
     )
 
 
 def print_rows(found: Mapping[str, Any], out: Path) -> None:
-    """The table, and why some figures are not there."""
-    new_tokens = found["settings"]["new_tokens"]
-    rows = [[*(row[name] for name in NAMES), *cells(row, new_tokens)] for row in found["rows"]]
-    columns = [Column(title=name, rank=0) for name in NAMES]
-    columns += [Column(title=f.title, rank=f.rank, right=True) for f in FIGURES]
-    print_table(columns, rows, otherwise=f"{out / 'inference.md'} has them all")
+    """Print the table, and the reasons for missing figures."""
+    print_table(COLUMNS, table_rows(found), otherwise=f"{out / 'inference.md'} has them all")
     for line in reasons(found):
         say(line)
     say(f"written to {out}: inference.json, inference.md, inference.html")
 
 
 def markdown_text(found: Mapping[str, Any]) -> str:
-    """A GitHub table with what it is of."""
-    new_tokens = found["settings"]["new_tokens"]
-    titles = [*NAMES, *(figure.title for figure in FIGURES)]
-    lines = [titles, [*(["---"] * len(NAMES)), *(["---:"] * len(FIGURES))]]
-    lines += [[*(row[name] for name in NAMES), *cells(row, new_tokens)] for row in found["rows"]]
+    """Format the description, a GitHub table and the reasons for missing figures."""
+    titles = [column.title for column in COLUMNS]
+    lines = [titles, ["---:" if column.right else "---" for column in COLUMNS], *table_rows(found)]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     listed = "\n".join(f"- {line}" for line in reasons(found))
     return "\n\n".join(filter(None, (lede(found), table, listed))) + "\n"
 
 
 def for_page(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `inference.js` shows."""
-    new_tokens = found["settings"]["new_tokens"]
+    """Return the data of `inference.js`."""
     return {
-        "titles": [*NAMES, *(figure.title for figure in FIGURES)],
-        "rows": [
-            [*(row[name] for name in NAMES), *cells(row, new_tokens)] for row in found["rows"]
-        ],
+        "titles": [column.title for column in COLUMNS],
+        "rows": table_rows(found),
         "lede": lede(found),
         "reasons": reasons(found),
     }
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return page_html(
         "shardscale infer-bench",
         ("inference.js", "inference_page.js"),

@@ -134,15 +134,15 @@ def test_every_section_is_drawn(page: Any) -> None:
     assert page.locator("h2").all_inner_texts() == [
         "Runs",
         "Throughput against memory",
-        "Where the memory is",
-        "Where the time goes",
-        "Losses over each other",
-        "The device over time",
+        "Memory breakdown",
+        "Time breakdown",
+        "Loss curves",
+        "Device over time",
     ]
     assert page.locator("svg").count() >= 6
     goals = page.locator(".goals").inner_text()
     assert "fastest under 24 GiB" in goals
-    verdict = page.locator("section", has_text="Losses over each other").locator(".lede")
+    verdict = page.locator("section", has_text="Loss curves").locator(".lede")
     assert re.search(r"fp32: over 3 runs the largest difference is 1\.0e-6", verdict.inner_text())
 
 
@@ -167,7 +167,7 @@ def test_unknown_figures_say_so(page: Any) -> None:
 
 def test_bars_tell_their_figures_to_mouse_and_keyboard(page: Any) -> None:
     tooltip = page.locator("#tooltip")
-    bars = page.locator("section", has_text="Where the memory is").locator("rect.mark")
+    bars = page.locator("section", has_text="Memory breakdown").locator("rect.mark")
     assert tooltip.is_hidden()
     hover(page, bars.first)
     assert tooltip.is_visible()
@@ -193,7 +193,7 @@ def test_pareto_front_is_marked(page: Any) -> None:
 
 
 def test_lines_follow_the_mouse_and_can_be_put_away(page: Any) -> None:
-    section = page.locator("section", has_text="Losses over each other")
+    section = page.locator("section", has_text="Loss curves")
     hover(page, section.locator("svg").first)
     assert re.search(r"step \d+\s", page.locator("#tooltip").inner_text())
     assert section.locator("svg").first.locator("path.curve").count() == 4
@@ -243,7 +243,7 @@ def test_steps_are_whole_numbers(page: Any) -> None:
     )
     assert all(float(tick).is_integer() for row in ticks for tick in row)
     assert [len(row) >= 2 for row in ticks] == [True] * 5
-    section = page.locator("section", has_text="Losses over each other")
+    section = page.locator("section", has_text="Loss curves")
     below = section.locator("svg").first.locator("text[text-anchor=middle]").all_text_contents()
     assert below
     assert all(tick.isdigit() for tick in below)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from launcher.compare.report import analysis
 from launcher.compare.report.columns import COLUMNS, Compared, printable
-from launcher.compare.report.find import telling_tails
+from launcher.compare.report.find import unique_tails
 from launcher.compare.report.goals import best_by_goal, pareto, pareto_points
 from launcher.compare.report.runs import Run
 from launcher.strategies import VARIANTS
@@ -144,7 +144,7 @@ def differing(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
         values = {run.name: run.config.get(key) for run in known}
         if len(set(map(str, values.values()))) == 1:
             continue
-        tails = telling_tails({Path(value) for value in values.values() if _is_path(value)})
+        tails = unique_tails({Path(value) for value in values.values() if _is_path(value)})
         for name, value in values.items():
             if value not in _IMPLIED:
                 brief = tails[Path(value)] if _is_path(value) else value

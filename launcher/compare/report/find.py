@@ -1,4 +1,4 @@
-"""Finds what a report is about: run folders, and a sweep's cells with a folder or without."""
+"""Find the runs of a report: run folders, and cells of sweeps with or without a folder."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ _ATTEMPT = re.compile(r"(?<=.)\.attempt\d+$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRun:
-    """A run folder (there may be none where a sweep has the cell), and what to say of it."""
+    """A run folder, which may be missing if a sweep lists the cell, and notes on it."""
 
     path: Path
     cell: SweepRow | None = None
@@ -27,10 +27,10 @@ class FoundRun:
 
 
 def find_runs(patterns: Sequence[str]) -> dict[str, FoundRun]:
-    """Runs by a unique name: given folders, those inside given folders, those a glob matches.
+    """Find runs in folders, inside folders and by globs; returns unique name -> run.
 
     Raises:
-        UserError: nothing there, or no run in it.
+        UserError: a path without runs.
     """
     found: dict[Path, FoundRun] = {}
     for pattern in patterns:
@@ -45,7 +45,7 @@ def find_runs(patterns: Sequence[str]) -> dict[str, FoundRun]:
             path = run.path.resolve()
             if path not in found or run.cell is not None:
                 found[path] = FoundRun(path=path, cell=run.cell, notes=run.notes)
-    names = telling_tails(found)
+    names = unique_tails(found)
     return {names[path]: run for path, run in found.items()}
 
 
@@ -63,14 +63,14 @@ def _found_in(path: Path) -> list[FoundRun]:
         inside.sort()
         folder = Path(name)
         if any(mark in files for mark in MARKS):
-            inside.clear()  # what a run keeps inside (checkpoints) is not another run
+            inside.clear()  # a run folder contains no further runs
             cell = folder.with_name(_ATTEMPT.sub("", folder.name)) if folder.name else folder
             if cell not in found:
                 found[folder] = FoundRun(path=folder)
                 if not damaged.isdisjoint(cell.parents):
                     found[folder].notes.append(f"{SWEEP_FILE}: damaged, left out")
             elif cell != folder:
-                found[cell].notes.append(f"{folder.name} holds an earlier attempt, not shown here")
+                found[cell].notes.append(f"{folder.name} holds an earlier attempt, not shown")
         elif SWEEP_FILE in files:
             try:
                 rows = read_sweep(folder).cells
@@ -83,14 +83,13 @@ def _found_in(path: Path) -> list[FoundRun]:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """sweep.json, each cell as its own file has it where there is one.
+    """Read sweep.json, with each cell's row from its own file if there is one.
 
     Raises:
-        OSError, ValueError: a file is missing, damaged, or something else.
+        OSError, ValueError: a file is missing, damaged or not of a sweep.
     """
     sweep = strictly(Sweep, (path / SWEEP_FILE).read_text(encoding="utf-8"))
-    # Listed, not asked for one by one: of a name that was not there a moment ago, NFS says for up
-    # to a minute that it still is not.
+    # Listed instead of opened one by one: NFS caches a missing name for up to a minute.
     known = {file.stem: file for file in (path / ROWS).glob("[!.]*.json")}
     sweep.cells = [
         strictly(SweepRow, known[row.name].read_text(encoding="utf-8"))
@@ -101,8 +100,8 @@ def read_sweep(path: Path) -> Sweep:
     return sweep
 
 
-def telling_tails(paths: Iterable[Path]) -> dict[Path, str]:
-    """The shortest tail of each path that tells it from the others."""
+def unique_tails(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the shortest tail of each path that is unique among them."""
     paths = list(paths)
     tails: dict[Path, str] = {}
     for path in paths:

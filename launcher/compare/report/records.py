@@ -1,6 +1,6 @@
-"""What a run folder says, held against the schema: what is of another type is damage, left out.
+"""Check a run folder's content against the schema; values of other types are left out.
 
-Files are cut off by full disks and edited by hand, and one bad value must not cost a report of
+Files are truncated by full disks and edited by hand, and one bad value must not fail a report of
 fifty runs.
 """
 
@@ -20,30 +20,30 @@ from launcher.util.record import Record
 KINDS: dict[str, type[Record]] = {
     kind.kind: kind for kind in (*vars(records).values(), Ledger) if hasattr(kind, "kind")
 }
-# Beyond these, no count, no size and no loss; and a float, or the page, holds no larger integer.
+# Larger values are damage: no count, size or loss reaches them, and floats hold no larger integers.
 LARGEST = {int: 2**53, float: 1e300}
 
 
 def sound_record(line: str) -> dict[str, Any] | None:
-    """A line of a rank file as the record it is; None when it is damaged."""
+    """Parse a line of a rank file; None if it is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         return None
-    record = with_names_of_today(record)
-    kind = KINDS.get(record["kind"])  # a kind of a newer version is nobody's business here
+    record = with_current_names(record)
+    kind = KINDS.get(record["kind"])  # kinds of newer versions are passed through
     return record if kind is None or fits(record, kind) else None
 
 
-def with_names_of_today(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping whose fields may have their names of an earlier version."""
+def with_current_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename fields of earlier versions."""
     return {old_names.renamed(name): value for name, value in record.items()}
 
 
 def fits(record: Mapping[str, Any], kind: type) -> bool:
-    """Whether a mapping out of JSON has the fields of a dataclass; what is missing is None."""
+    """Check that a JSON mapping fits a dataclass; missing fields count as None."""
     for name, expected in _fields(kind):
         value = record.get(name)
         if isinstance(expected, type):
@@ -55,13 +55,13 @@ def fits(record: Mapping[str, Any], kind: type) -> bool:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Whether a value out of JSON or YAML is of the annotated plain type."""
+    """Check a JSON or YAML value against an annotated plain type."""
     return _is_one_of(value, _types_of(kind))
 
 
 def sound_fields(content: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that the schema names and whose values are of its types."""
-    content = with_names_of_today(content)
+    """Select the entries that the schema names and whose values have its types."""
+    content = with_current_names(content)
     return {
         name: content[name]
         for name, kind in schema.items()
@@ -71,13 +71,13 @@ def sound_fields(content: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[
 
 def _is_one_of(value: Any, expected: frozenset[type]) -> bool:
     found = type(value)
-    # NaN is below nothing.
+    # Also False for NaN.
     return found in expected and (found not in LARGEST or abs(value) < LARGEST[found])
 
 
 @cache
 def _fields(kind: type) -> list[tuple[str, type | frozenset[type]]]:
-    """Field -> a dataclass of its own, or the types that its values may have."""
+    """List fields with their nested dataclass, or the types that their values may have."""
     hints = typing.get_type_hints(kind)
     expected: list[tuple[str, type | frozenset[type]]] = []
     for field in dataclasses.fields(kind):
@@ -92,10 +92,10 @@ def _fields(kind: type) -> list[tuple[str, type | frozenset[type]]]:
 
 @cache
 def _types_of(kind: Any) -> frozenset[type]:
-    """What JSON may have where the annotation is `kind`."""
+    """Return the types that JSON may have for an annotation."""
     if typing.get_origin(kind) is types.UnionType:
         return frozenset().union(*map(_types_of, typing.get_args(kind)))
-    if kind is float:  # one that is not finite is written as null
+    if kind is float:  # non-finite floats are written as null
         return frozenset((float, int, types.NoneType))
     if typing.get_origin(kind) is typing.Literal:
         return frozenset(map(type, typing.get_args(kind)))

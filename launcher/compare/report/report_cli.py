@@ -1,4 +1,4 @@
-"""`report`: what several runs say together, as a table, CSV, Markdown, JSON and one HTML page."""
+"""`shardscale report`: compare runs in a table, CSV, Markdown, JSON and one HTML page."""
 
 import concurrent.futures
 import json
@@ -31,7 +31,7 @@ from launcher.util.json_file import read_json
 from launcher.util.orphans import die_with
 from launcher.util.sizes import parse_bytes
 
-RUNS_PER_WORKER = 8  # fewer are read sooner than a process starts
+RUNS_PER_WORKER = 8  # reading fewer is faster than starting a process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +41,16 @@ class ReportOptions:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
     """Run folders, folders of run folders, or globs."""
     out: Path | None = None
-    """Folder for report.html, .csv, .md and .json (the one folder given, else ./report)."""
+    """Folder for report.html, .csv, .md and .json (default: the folder given, else ./report)."""
     reference: str | None = None
-    """Name of the run that losses are held against (the first single or ddp run)."""
+    """Run to compare losses with (default: the first single or ddp run)."""
     memory_budget: str = "24GiB"
-    """Memory of the `fastest under` line."""
+    """Memory limit of the goal `fastest under`."""
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Read the runs, write the files, print the table; returns the exit code."""
+    """Read the runs, write the files, print the table; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(ReportOptions, args=list(argv), prog="shardscale report")
     if not options.runs:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def report_sweep(sweep: Path) -> None:
-    """Write the report of a sweep into its `report` folder, print the table and where the page is.
+    """Write the report of a sweep into its folder `report`, and print the table.
 
     Raises:
         UserError: no cell to report, or files that cannot be written.
@@ -86,7 +86,7 @@ def _write_files(report: Report, out: Path) -> list[str]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--out {out}: no folder can be made there ({error.strerror}); choose another place"
+            f"--out {out}: the folder cannot be created ({error.strerror}); choose another one"
         ) from None
     files = {
         "report.csv": csv_text(report.data),
@@ -99,37 +99,37 @@ def _write_files(report: Report, out: Path) -> list[str]:
             (out / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(
-                f"--out {out}: {name} cannot be written ({error.strerror}); choose another place"
+                f"--out {out}: {name} cannot be written ({error.strerror}); choose another folder"
             ) from None
     return list(files)
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:
-    """What `infer-bench` has written beside the runs, None where it has written nothing."""
+    """Read the results of `infer-bench` beside the runs, if any."""
     path = out / FOLDER / RESULT_FILE
-    return read_json(path, what="what infer-bench has written") if path.is_file() else None
+    return read_json(path, what="the result of infer-bench") if path.is_file() else None
 
 
 def load_runs(found: dict[str, FoundRun]) -> list[Run]:
-    """Read all runs, on every core where there are many."""
+    """Read all runs, in parallel if there are many."""
     workers = min(usable_cores(), len(found) // RUNS_PER_WORKER)
     if workers < 2:
         return [_load(name, run) for name, run in found.items()]
-    # Not fork: the caller may have threads.
+    # spawn: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
         workers, mp_context=context, initializer=die_with, initargs=(os.getpid(),)
     ) as pool:
-        with deaf_children():  # the pool starts its processes with its first tasks
+        with deaf_children():  # the pool starts its processes at the first task
             runs = pool.map(_load, found, found.values(), chunksize=4)
         return list(runs)
 
 
 def _load(name: str, found: FoundRun) -> Run:
-    """One run; what cannot be shown alone must not keep the others from being shown."""
+    """Read one run; a run that cannot be reported must not fail the others."""
     try:
         run = load_run(name, found)
         Report([run])
-    except Exception as error:  # of any kind: the files can hold anything
+    except Exception as error:  # files can hold anything
         return unreadable_run(name, found, error)
     return run

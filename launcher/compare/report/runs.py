@@ -1,4 +1,4 @@
-"""Reads one run folder into memory; whatever is missing or damaged is None and noted."""
+"""Read one run folder; missing or damaged content becomes None, with a note."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from launcher.strategies.ledger import Ledger
 from launcher.util.errors import one_line
 
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
-# What is read of each file: the rest may be anything.
+# Fields read from each file; others are ignored.
 _STATUS = typing.get_type_hints(Status)
 _SUMMARY = typing.get_type_hints(Summary)
 OfRank = tuple[int, Mapping[str, Any]]
@@ -28,10 +28,10 @@ _ENVIRONMENT = {"python": str, "git": str, "packages": dict}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One run folder. `record` is its `run` record, or what the config says in its place.
+    """One run. `record` is its `run` record, or the equivalent from its config.
 
-    A cell of a sweep that has no folder is a run of which only the state and reason are known.
-    `ledgers` and `phases` are (rank, record), of all ranks and as written.
+    A sweep's cell without a folder has only a state and a reason. `ledgers` and `phases` are
+    (rank, record) of all ranks, as written.
     """
 
     name: str
@@ -52,17 +52,17 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """Whether its figures may win anything."""
+        """Return True if its figures are complete, so that it can win a goal."""
         return self.state == "completed"
 
     @property
     def on_gpu(self) -> bool:
-        """Whether memory figures are a GPU's."""
+        """Return True if memory figures are of a GPU."""
         return str(self.record.get("device", "")).startswith("cuda")
 
 
 def load_run(name: str, found: FoundRun) -> Run:
-    """Read a run folder, and let its sweep say how it ended where the folder cannot know."""
+    """Read a run folder; its sweep's row tells how it ended if the folder cannot."""
     path, cell, notes = found.path, found.cell, list(found.notes)
     has_folder = path.is_dir()
     status = _fields(path / "status.json", _STATUS, notes)
@@ -73,7 +73,7 @@ def load_run(name: str, found: FoundRun) -> Run:
     if reason is None and status.get("state") not in (None, "completed", "running"):
         reason = _fields(path / "failure.json", _STATUS, notes).get("reason")
     state = str(status.get("state", "unknown"))
-    if cell is not None and _knows_better(cell, state):
+    if cell is not None and _overrides(cell, state):
         state, reason = cell.state, cell.reason or reason
     return Run(
         name=name,
@@ -94,9 +94,8 @@ def load_run(name: str, found: FoundRun) -> Run:
     )
 
 
-def _knows_better(cell: SweepRow, state: str) -> bool:
-    """Whether a sweep's word counts more than the run's, whose status.json says `state`."""
-    # A run that is killed cannot write how it ended.
+def _overrides(cell: SweepRow, state: str) -> bool:
+    # A killed run cannot write its end into status.json, whose state is then `state`.
     return (
         cell.state in ("timeout", "interrupted")
         or state == "unknown"
@@ -105,14 +104,14 @@ def _knows_better(cell: SweepRow, state: str) -> bool:
 
 
 def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
-    """In the place of a run whose files hold what no run writes."""
+    """Return a placeholder for a run whose files are damaged."""
     reason = f"its files are damaged ({type(error).__name__}: {one_line(str(error), 80)})"
     notes = [*found.notes, reason]
     return Run(name=name, path=found.path, state="unknown", reason=reason, notes=notes)
 
 
 def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries | None]:
-    """Every record of every rank that is no step's, and the steps of rank 0."""
+    """Read all records but steps of all ranks, and the steps of rank 0."""
     records: list[OfRank] = []
     steps: StepSeries | None = None
     matches = [_RANK_FILE.fullmatch(file.name) for file in path.iterdir()]
@@ -126,13 +125,13 @@ def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries 
             steps, damaged_steps = read_steps(text)
             damaged += damaged_steps
         if damaged:
-            told = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
-            notes.append(f"{name}: {told} left out")
+            lines_ = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
+            notes.append(f"{name}: {lines_} left out")
     return records, steps
 
 
 def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRank]:
-    """Those written, and the one taken when memory ran out, which only the status has."""
+    """Return the ledgers written, and the one of an out-of-memory error, from status.json."""
     ledgers = [(rank, record) for rank, record in records if record["kind"] == "ledger"]
     detail = status.get("detail")
     at_failure = detail.get("ledger") if isinstance(detail, dict) else None
@@ -160,7 +159,7 @@ def _text(file: Path, notes: list[str]) -> str:
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
-    """The file's content; empty when it is not there, and noted when it is no mapping."""
+    """Read a file; empty if missing, and noted if it is not a mapping."""
     if not file.exists():
         return {}
     text = _text(file, notes)
@@ -175,7 +174,7 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _fields(file: Path, schema: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """What the schema names of a file; a value of another type is left out and noted."""
+    """Read the schema's fields of a file; values of other types are left out and noted."""
     content = _mapping(file, notes)
     kept = sound_fields(content, schema)
     _note_left_out(file, [name for name in schema if content.get(name) is not None], kept, notes)
@@ -183,7 +182,7 @@ def _fields(file: Path, schema: Mapping[str, Any], notes: list[str]) -> dict[str
 
 
 def _config(file: Path, notes: list[str]) -> dict[str, Any]:
-    """The plain values, and lists of them, of a config."""
+    """Read the plain values of a config, and lists of them."""
     content = {str(name): value for name, value in _mapping(file, notes).items()}
     kept = {
         name: value
@@ -206,12 +205,12 @@ def _note_left_out(
 
 
 def _record_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that died before its first record can still say about itself."""
+    """Build the record of a run that died before writing one, from its config."""
     of_text = dict.fromkeys(("model", "precision", "device", "strategy"), str)
     of_number = dict.fromkeys(("micro_batch", "global_batch", "seq_len", "steps", "replicate"), int)
     known = sound_fields(config, of_text | of_number)
     replicates = known.pop("replicate", 1) > 1
-    for variant in VARIANTS.values():  # of those that match, the last says most
+    for variant in VARIANTS.values():  # the last match is the most specific
         if variant.replicates == replicates and variant.fields.items() <= config.items():
             known["strategy"] = variant.label
     return known

@@ -1,4 +1,4 @@
-"""What a rank's file says over its steps and over time, as arrays and as what a chart can show."""
+"""Steps and device samples of a rank, as arrays and as thinned curves for charts."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from launcher.measure.records import WARMUP_STEPS
 
 Floats = NDArray[np.float64]
 
-FEWEST = 5  # steps of which quartiles say something
+FEWEST = 5  # steps needed for quartiles
 STEP_PREFIX = '{"kind": "step", '
 STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
 _KEPT = ("step", "loss", "tokens", "duration_s", *(f"{name}_s" for name in PHASES), *STEP_PEAKS)
@@ -32,12 +32,11 @@ READINGS: dict[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSeries:
-    """What a report needs of one rank's steps, in step order, each step once.
+    """Steps of one rank, in order, each once.
 
-    `step` and `loss` are arrays of one length. The means (seconds per step, by phase, and global
-    tokens/s) are over the `steady_steps`, those after the warm-up, and None when there are none;
-    `other` is what no phase claims. `rate_quartiles` are a quarter, a half and three quarters of
-    the tokens/s of single steps, None where there are too few steps to say.
+    Means (seconds per step, seconds by phase, global tokens/s) are over the `steady_steps` after
+    warm-up, None without any; phase `other` is time outside all phases. `rate_quartiles` are the
+    25th, 50th and 75th percentiles of tokens/s per step, None with too few steps.
     """
 
     step: NDArray[np.int64]
@@ -49,17 +48,17 @@ class StepSeries:
     rate_quartiles: tuple[float, float, float] | None
     first_step_s: float
     peaks_bytes: Mapping[str, int | None]
-    """The highest of each of `STEP_PEAKS`."""
+    """Maximum of each of `STEP_PEAKS`."""
 
 
 def read_steps(text: str) -> tuple[StepSeries | None, int]:
-    """All step records in the text of a `rank<N>.jsonl`.
+    """Read all step records in the text of a `rank<N>.jsonl`.
 
     Returns:
-        The series, None when no step was finished; and how many step lines were damaged.
+        The series (None without steps), and the number of damaged step lines.
     """
     lines = [line for line in text.split("\n") if line.startswith(STEP_PREFIX)]
-    # One after the other into the array: there may be millions of them.
+    # Streamed into the array: there may be millions of steps.
     found = (record for record in map(sound_record, lines) if record is not None)
     kept = (tuple(map(_number, map(record.get, _KEPT))) for record in found)
     rows = np.fromiter(kept, dtype=(float, len(_KEPT)))
@@ -72,7 +71,7 @@ def _number(value: float | None) -> float:
 
 
 def _series(columns: dict[str, Floats]) -> StepSeries:
-    # A step that was repeated after a restart counts once: its last record is the one that stands.
+    # A step repeated after a restart counts once, with its last record.
     backwards = columns["step"][::-1]
     _, last = np.unique(backwards, return_index=True)
     columns = {name: values[::-1][last] for name, values in columns.items()}
@@ -108,9 +107,9 @@ def _highest(values: Floats) -> int | None:
 
 
 def thin(x: NDArray[Any], y: Floats, points: int) -> tuple[list[float], list[float | None]]:
-    """A curve of at most about `points` points that keeps every bucket's extremes.
+    """Thin a curve to about `points` points, keeping the extremes of every bucket.
 
-    Non-finite values become None, a gap. The first and the last point always stay.
+    Non-finite values become None, a gap. The first and the last point stay.
     """
     if len(x) > points:
         edges = np.linspace(0, len(x), points // 2 + 1).astype(int)
@@ -128,10 +127,10 @@ def thin(x: NDArray[Any], y: Floats, points: int) -> tuple[list[float], list[flo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """One rank's device over time: `t_s`, and for each reading a value or None per time.
+    """Samples of one rank's device: `t_s`, and for each reading a value or None per time.
 
-    Memory and temperature keep the highest value of a bucket, utilisation and power its mean.
-    `peaks` holds the highest value over all samples.
+    Buckets keep the maximum of memory and temperature, the mean of utilization and power. `peaks`
+    are maxima over all samples.
     """
 
     rank: int
@@ -142,7 +141,7 @@ class Timeline:
 
 
 def timeline(rank: int, samples: Sequence[Mapping[str, Any]]) -> Timeline:
-    """Put `gpu` records (at least one) into at most BUCKETS stretches of equal time."""
+    """Aggregate `gpu` records (at least one) into at most BUCKETS intervals of equal length."""
     samples = sorted(samples, key=lambda sample: float(sample["t_s"]))
     end_s = float(samples[-1]["t_s"])
     width_s = max(end_s / BUCKETS, 1e-9)

@@ -115,7 +115,7 @@ def test_earlier_attempts_are_said_and_no_rows(tmp_path: Path) -> None:
     assert main([str(tmp_path)]) == 0
     rows = rows_in(tmp_path)
     assert sorted(rows) == ["ddp", "other.attempt1"]
-    assert rows["ddp"]["notes"] == ["ddp.attempt1 holds an earlier attempt, not shown here"]
+    assert rows["ddp"]["notes"] == ["ddp.attempt1 holds an earlier attempt, not shown"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"cells": [{"name": "ddp"}]}', '{"cells": "a"}'])
@@ -164,7 +164,7 @@ def test_a_sweep_ends_with_its_table_and_page(
 
 def test_a_report_folder_that_cannot_be_made_is_one_sentence(sweep: Path) -> None:
     (sweep / "report").write_text("in the way")
-    with pytest.raises(UserError, match="no folder can be made there"):
+    with pytest.raises(UserError, match="the folder cannot be created"):
         report_sweep(sweep)
 
 

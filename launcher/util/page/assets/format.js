@@ -1,10 +1,10 @@
 "use strict";
-// Figures as text: one rule for tiles, tables and tooltips, that of report_columns.py.
+// Figures as text, for tiles, tables and tooltips; same rules as compare/report/columns.py.
 
 const GIB = 2 ** 30;
 const BYTE_UNITS = [[GIB, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 
-// The unit in which a size has a figure before its point: [bytes, name].
+// Largest unit in which a size is at least 1: [bytes, name].
 function unitOf(bytes) {
   return BYTE_UNITS.find(([unit]) => bytes >= unit) ?? BYTE_UNITS.at(-1);
 }
@@ -41,7 +41,7 @@ function shown(value, kind) {
   return value === null || value === undefined ? "n/a" : FORMATS[kind](value);
 }
 
-// Text of a count with its noun: 1 run, 2 runs.
+// A count with its noun: 1 run, 2 runs.
 function counted(number, noun) {
   return `${grouped(number)} ${noun}${number === 1 ? "" : "s"}`;
 }

@@ -1,4 +1,4 @@
-// What trained models cost where they are used, as `infer-bench` has measured it.
+// Results of `infer-bench`.
 
 function inferenceSection(found) {
   const numbers = found.titles.map((_, i) => i).slice(3);

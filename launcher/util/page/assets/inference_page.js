@@ -1,4 +1,4 @@
-// The page of `infer-bench` alone.
+// The page of `infer-bench`.
 
 const made = new Date(data.made_unix_s * 1000).toISOString().slice(0, 16).replace("T", " ");
 put(

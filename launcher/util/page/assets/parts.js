@@ -1,9 +1,9 @@
-// What pages are put together from: the data, sections with controls, and charts that can change.
+// Parts of pages: data, sections with controls, charts that can be redrawn.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const PHONE = matchMedia("(max-width: 640px)");
 
-// The lines of a ledger, in the order in which they are stacked.
+// Lines of a ledger, in stacking order.
 const LINES = {
   params_bytes: ["parameters", "params"],
   frozen_bytes: ["frozen weights", "frozen"],

@@ -1,4 +1,4 @@
-// Puts the page together from the data in it.
+// The page of `shardscale report`.
 
 const runs = data.runs;
 const FEW = 10;
@@ -16,17 +16,17 @@ const PHASES = {
   forward: ["forward", "grads"],
   backward: ["backward", "params"],
   step: ["step", "activations"],
-  other: ["outside any phase", "rest"],
+  other: ["other", "rest"],
 };
 const MOMENTS = {
   peak: "at its peak",
-  oom: "when memory ran out",
+  oom: "when out of memory",
   held: "between steps",
   now: "between steps",
   predicted: "predicted",
 };
 
-// A colour per run while there are few; beyond that a colour per strategy.
+// A colour per run for up to FEW runs, else a colour per strategy.
 const strategies = [...new Set(runs.map((run) => run.strategy))];
 const colourIndex = (i) => (runs.length <= FEW ? i : strategies.indexOf(runs[i].strategy)) % 10;
 const colourOf = (i) => `var(--c${colourIndex(i)})`;
@@ -109,7 +109,7 @@ function tableSection() {
     ...(run.reason ? [`${run.state}${run.where ? ` in ${run.where}` : ""}: ${run.reason}`] : []), ...run.notes,
   ].map((text) => html("li", {}, html("b", { text: run.run }), document.createTextNode(` \u2014 ${text}`)))));
   return section("Runs",
-    "Ranked by throughput; a click on a heading sorts by it. Under tokens/s: what the middle half of the steps had, and how many steps were timed. 1 GiB is 2\u00b3\u2070 bytes; n/a was not measured.",
+    "Ranked by throughput; click a heading to sort. Below tokens/s: interquartile range over steps, and number of timed steps. 1 GiB is 2\u00b3\u2070 bytes; n/a: not measured.",
     [control], table.element, ...(failed.length ? [failures] : []));
 }
 
@@ -118,7 +118,7 @@ function scatterSection() {
   const kinds = Object.keys(MEMORY).filter((kind) => done.some(({ run }) => run[kind] !== null));
   const title = "Throughput against memory";
   if (kinds.length === 0) {
-    return section(title, "No completed run has both a throughput and a peak of its memory.", []);
+    return section(title, "No completed run has both throughput and peak memory.", []);
   }
   const count = (kind) => done.filter(({ run }) => run[kind] !== null).length;
   const first = kinds.reduce((a, b) => (count(b) > count(a) ? b : a));
@@ -132,7 +132,7 @@ function scatterSection() {
       ["strategy", `${run.strategy} = ${run.strategy_also_called ?? "n/a"}`],
       [MEMORY[kind], shown(run[kind], "bytes")],
       ["tokens/s", shown(run.tokens_per_s, "rate")],
-      ["middle half of the steps", spreadText(run) ?? "n/a"],
+      ["interquartile range", spreadText(run) ?? "n/a"],
       ["time per step", shown(run.step_time_s, "seconds")],
       ["on the Pareto front", run.pareto.includes(kind) ? "yes" : "no"],
     ],
@@ -140,7 +140,7 @@ function scatterSection() {
   const chart = figure(draw(first));
   const pick = choice("memory", kinds.map((kind) => [kind, MEMORY[kind]]), (kind) => chart.set(draw(kind)));
   return section(title,
-    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Further up and to the left is better. A vertical bar is the middle half of a run's steps.",
+    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Up and to the left is better. Vertical bars are interquartile ranges over steps.",
     kinds.length > 1 ? [pick] : [], ...runLegend(), chart.host);
 }
 
@@ -175,7 +175,7 @@ function ledgerRows(everyRank) {
 }
 
 function ledgerSection() {
-  const title = "Where the memory is";
+  const title = "Memory breakdown";
   const every = ledgerRows(true);
   if (every.length === 0) return section(title, "n/a: no run wrote a ledger.", []);
   const moments = runs.flatMap((run) => run.ledgers.map((entry) => MOMENTS[entry.moment] ?? entry.moment));
@@ -190,7 +190,7 @@ function ledgerSection() {
   const used = new Set(every.flatMap((row) => row.parts.filter(([, v]) => v > 0).map(([key]) => key)));
   const told = [...new Set(moments)].join(" or ");
   return section(title,
-    `Every byte of a rank by what it is for, ${told}. What is held between steps is in blue and green, what a step needs on top in orange.`,
+    `Every byte of a rank by use, ${told}. Blue and green: held between steps. Orange: needed during a step.`,
     every.length > worst.length ? [toggle] : [], barLegend(LINES, used), chart.host);
 }
 
@@ -198,12 +198,12 @@ function phaseSection() {
   const rows = runs.filter((run) => run.phases_s).map((run) => ({
     label: run.run, title: run.run, group: "", parts: Object.entries(run.phases_s),
   }));
-  const title = "Where the time goes";
-  if (rows.length === 0) return section(title, "n/a: no run got past its warm-up steps.", []);
+  const title = "Time breakdown";
+  if (rows.length === 0) return section(title, "n/a: no run finished warm-up.", []);
   const text = (seconds) => shown(seconds, "seconds");
   const chart = figure(stackedBars(rows, { look: PHASES, text, unit: 1, axisTitle: "seconds per step" }));
   const used = new Set(rows.flatMap((row) => row.parts.filter(([, v]) => v > 0).map(([key]) => key)));
-  return section(title, "Mean time of a step on rank 0 by phase, without the warm-up steps.", [],
+  return section(title, "Mean step time of rank 0 by phase, without warm-up.", [],
     barLegend(PHASES, used), chart.host);
 }
 
@@ -213,12 +213,12 @@ function lossVerdict() {
     const worst = byPrecision.get(run.precision);
     if (!worst || run.loss_difference > worst.loss_difference) byPrecision.set(run.precision, run);
   }
-  if (byPrecision.size === 0) return "No two runs of equal model, data, batch, seed and steps to hold against each other.";
-  return "Same model, data, batch and seed should mean the same losses. " + [...byPrecision].map(([precision, run]) => {
-    const alike = runs.filter((r) => r.loss_difference !== null && r.precision === precision).length;
+  if (byPrecision.size === 0) return "No two runs share model, data, batch, seed and steps, so no losses are compared.";
+  return "Equal model, data, batch and seed should give equal losses. " + [...byPrecision].map(([precision, run]) => {
+    const compared = runs.filter((r) => r.loss_difference !== null && r.precision === precision).length;
     return run.loss_difference === 0
-      ? `${precision}: ${counted(alike, "run")} identical to ${run.reference} at every step.`
-      : `${precision}: over ${counted(alike, "run")} the largest difference is ${shown(run.loss_difference, "gap")}, at step ${run.loss_difference_step} (${run.run} against ${run.reference}).`;
+      ? `${precision}: ${counted(compared, "run")} identical to ${run.reference} at every step.`
+      : `${precision}: over ${counted(compared, "run")} the largest difference is ${shown(run.loss_difference, "gap")}, at step ${run.loss_difference_step} (${run.run} against ${run.reference}).`;
   }).join(" ");
 }
 
@@ -255,19 +255,19 @@ function lossSection() {
     run.loss_note ?? "over all steps"]);
   const table = plainTable(["run", "against", "largest difference", "at step", ""], rows, [2, 3]);
   const folded = html("details", { className: "below" },
-    html("summary", { text: "Each run against its reference" }), table);
+    html("summary", { text: "Runs and their references" }), table);
   folded.open = runs.length <= FEW;
   if (gap) gap.host.classList.add("below");
-  return section("Losses over each other", lossVerdict(), [], legend, loss.host, ...(gap ? [gap.host] : []), folded);
+  return section("Loss curves", lossVerdict(), [], legend, loss.host, ...(gap ? [gap.host] : []), folded);
 }
 
 function timelineSection() {
-  const title = "The device over time";
+  const title = "Device over time";
   const sampled = runs.map((run, i) => i).filter((i) => data.timelines[i].length);
-  if (sampled.length === 0) return section(title, "n/a: no run has samples of its device.", []);
+  if (sampled.length === 0) return section(title, "n/a: no run has device samples.", []);
   const metrics = [
     ["memory_used_bytes", "memory used, whole device", "bytes"],
-    ["gpu_utilization_percent", "GPU utilisation (%)", ""],
+    ["gpu_utilization_percent", "GPU utilization (%)", ""],
     ["power_w", "power (W)", ""],
     ["temperature_c", "temperature (\u00b0C)", ""],
     ["host_rss_bytes", "resident set of the process", "bytes"],
@@ -299,15 +299,15 @@ function timelineSection() {
   const pick = choice("show", [["", "all runs, rank 0"], ...sampled.map((i) => [String(i), `${runs[i].run}, every rank`])], draw);
   const nvml = data.timelines.some((ranks) => ranks.some((rank) => rank.source === "nvml"));
   return section(title, nvml
-    ? "Samples of each rank's GPU through NVML. Memory is what the whole device uses, the highest of each stretch of time."
-    : "There was no NVML in these runs, so this is the resident set of the process, not a device's memory.",
+    ? "NVML samples of each rank's GPU. Memory is of the whole device, maximum per interval."
+    : "These runs had no NVML: this is the resident set of the process, not device memory.",
   [pick], grid);
 }
 
 function footer() {
   return notes([
-    "Memory headlines are never mixed: allocated peak and reserved peak are the GPU's caching allocator, device used is the whole device; on a CPU the resident set is the process's, libraries included.",
-    "tokens/s and time per step leave out the first two steps.",
+    "Kinds of memory are never mixed: allocated and reserved peak are of the GPU's caching allocator, device used is of the whole device, resident set is of a CPU process, libraries included.",
+    "tokens/s and step time exclude the first two steps.",
     ...data.environments.map((text) => `Made with ${text}.`),
   ]);
 }

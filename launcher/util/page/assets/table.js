@@ -1,4 +1,4 @@
-// Tables: every column sorts, by mouse and by keyboard; what is unknown comes last.
+// Tables that sort by any column, with mouse or keyboard; unknown values come last.
 
 const HIGH_IS_BEST = new Set([
   "tokens_per_s", "tokens_per_s_median", "tokens_per_s_p25", "tokens_per_s_p75",
@@ -16,7 +16,7 @@ function compared(a, b, descending) {
   return descending ? -order : order;
 }
 
-// The text of the best value among two or more: what reads the same is as good.
+// Text of the best of two or more values; equal texts tie.
 function bestOf(rows, { key, kind }) {
   const known = rows.map((row) => row[key]).filter((value) => value !== null);
   if (known.length < 2) return null;
@@ -24,7 +24,7 @@ function bestOf(rows, { key, kind }) {
   return LOW_IS_BEST.has(key) ? shown(Math.min(...known), kind) : null;
 }
 
-// The cell of a row and column, unless the page has a better one.
+// Default cell of a row and column.
 function plainCell(row, column, best) {
   const value = row[column.key];
   const text = shown(value, column.kind);
@@ -34,9 +34,9 @@ function plainCell(row, column, best) {
   return html("td", { className: names.join(" "), text });
 }
 
-// `rows()` and `columns()` say what shows now: rows as they come, columns as { key, title, kind,
-// help }. `cellOf(row, column, best)` makes a cell, `competes(row)` says who can be best. The
-// column `name` stays at the left when the others scroll. Returns { element, redraw, order }.
+// `rows()` and `columns()` return what to show: rows in order, columns as { key, title, kind,
+// help }. `cellOf(row, column, best)` makes a cell, `competes(row)` tells whether a row can be best.
+// The column `name` stays in place when others scroll. Returns { element, redraw, order }.
 function sortableTable({ rows, columns, cellOf, competes, name, caption, sorted, changed }) {
   const head = html("tr");
   const body = html("tbody");
@@ -80,11 +80,11 @@ function sortableTable({ rows, columns, cellOf, competes, name, caption, sorted,
   return { element: framed, redraw, order };
 }
 
-// A table that may be wider than the screen, and says so where it is.
+// A table that scrolls sideways, with a hint when it does.
 function scrolling(table) {
   const name = { role: "region", "aria-label": table.getAttribute("aria-label") ?? "table" };
   const area = html("div", { className: "scroll", tabindex: "0", ...name }, table);
-  const hint = html("p", { className: "hint", text: "More columns: scroll the table sideways \u2192" });
+  const hint = html("p", { className: "hint", text: "More columns: scroll sideways \u2192" });
   const frame = html("div", { className: "framed" }, area);
   const look = () => {
     const left = area.scrollWidth - area.clientWidth;
@@ -98,7 +98,7 @@ function scrolling(table) {
   return html("div", {}, hint, frame);
 }
 
-// A plain table: titles, and rows of text cells; the columns in `numbers` are figures.
+// A plain table of titles and text cells; the columns in `numbers` are figures.
 function plainTable(titles, rows, numbers) {
   const side = (i) => (numbers.includes(i) ? "number" : i === 0 ? "name" : "wide");
   const head = titles.map((text, i) => html("th", { scope: "col", className: side(i), text }));
