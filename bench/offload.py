@@ -24,7 +24,7 @@ import torch
 from runs import Run, refuse_existing, table, train, write_stdlib
 
 from launcher.strategies.zero.nvme_build import is_built
-from launcher.util.cores import usable_cores
+from launcher.util.processes import usable_cores
 
 GIB = 2**30
 PLACES = ("device", "host", "disk")

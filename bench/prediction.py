@@ -22,7 +22,7 @@ from typing import Any
 from prediction_cases import Case, cases_for
 from runs import environment
 
-from launcher.util.orphans import for_children
+from launcher.util.processes import for_children
 
 TORCHRUN = (sys.executable, "-m", "launcher.torchrun")
 ROOT = Path(__file__).parents[1]

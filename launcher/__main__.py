@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.util.command import interruptible
 from launcher.util.errors import ExitCode
-from launcher.util.startup import importing, reader_may_leave
+from launcher.util.startup import importing, interruptible, reader_may_leave
 
 ALL_VERBS = {
     "plan": (

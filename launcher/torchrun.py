@@ -15,10 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.util.command import hears, interruptible
-from launcher.util.cores import usable_cores
 from launcher.util.errors import ExitCode, UserError, refusing
-from launcher.util.startup import importing, outlive_readers, reader_may_leave, require_own_package
+from launcher.util.processes import usable_cores
+from launcher.util.startup import (
+    hears,
+    importing,
+    interruptible,
+    outlive_readers,
+    reader_may_leave,
+    require_own_package,
+)
 
 with importing():
     from launcher.measure.host_memory import Kills
@@ -31,7 +37,7 @@ with importing():
     )
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.stopping import ASKS, LEFT_TO_TORCH, StopRequests
-    from launcher.util.orphans import for_children
+    from launcher.util.processes import for_children
 
 OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
@@ -180,7 +186,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from launcher.util.folder_lock import scratch_folder
+    from launcher.util.files import scratch_folder
 
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.config.arguments import print_help_if_asked
-from launcher.util.command import interruptible
-from launcher.util.startup import importing, outlive_readers
+from launcher.util.startup import importing, interruptible, outlive_readers
 
 if __name__ == "__main__":
     print_help_if_asked(sys.argv[1:])

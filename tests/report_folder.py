@@ -10,7 +10,7 @@ import yaml
 from launcher.config.schema import RunConfig
 from launcher.measure.records import GpuRecord, PhaseRecord, RunRecord, StepRecord
 from launcher.strategies.ledger import Ledger, LedgerLines
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 GIB = 2**30
 LABELS = {"ddp": "ZeRO-0", "fsdp": "ZeRO-3", "single": "one device", "zero2": "FSDP shard grad op"}

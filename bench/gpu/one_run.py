@@ -21,7 +21,7 @@ from machine import stands_in
 from runs import ROOT, Run
 
 from launcher.strategies.ledger import CATEGORIES
-from launcher.util.orphans import for_children
+from launcher.util.processes import for_children
 
 BOUND = 0.0005  # of the planned peak; tests/nullgpu/test_ledger.py holds the same one
 LT_BYTES = 2 * 2**20 + 16 * 2**10  # for two handles of cuBLAS; tests/nullgpu/test_trains.py has it

@@ -24,8 +24,8 @@ from launcher.checkpoint.index import (
 )
 from launcher.checkpoint.overlap import mover
 from launcher.strategies.flat_shards import Shard
-from launcher.util.cores import usable_cores
 from launcher.util.files import sync
+from launcher.util.processes import usable_cores
 
 _DTYPE_NAMES = {
     **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},

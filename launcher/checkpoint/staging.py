@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from launcher.strategies.flat_shards import MASK, Shard
-from launcher.util.cuda_blocks import page_locked_bytes
+from launcher.util.sizes import page_locked_bytes
 
 BLOCK_ELEMENTS = 2**26
 """256 MiB of fp32. torch rounds page-locked memory up to a power of two, so that one buffer for

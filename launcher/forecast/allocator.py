@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from launcher.forecast.allocator_blocks import EMPTY_CACHE, Block, Pool, growth, lowest_with_room
-from launcher.util.cuda_blocks import (
+from launcher.util.sizes import (
     K_MIN_BLOCK_SIZE,
     K_SMALL_SIZE,
     rounded_bytes,

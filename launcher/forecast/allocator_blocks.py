@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from launcher.util.cuda_blocks import K_LARGE_BUFFER, K_SMALL_BUFFER
+from launcher.util.sizes import K_LARGE_BUFFER, K_SMALL_BUFFER
 
 _ADDRESS_BITS = 80
 """More than any address has: segments are 2**48 bytes apart."""

@@ -23,10 +23,9 @@ from launcher.forecast.predict import states_bytes
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
-from launcher.util.command import deaf_children
-from launcher.util.cores import usable_cores
 from launcher.util.errors import one_line
-from launcher.util.orphans import die_with
+from launcher.util.processes import die_with, usable_cores
+from launcher.util.startup import deaf_children
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized

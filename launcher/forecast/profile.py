@@ -30,12 +30,11 @@ from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.command import deaf_children
-from launcher.util.cores import usable_cores
 from launcher.util.errors import ExitCode, UserError, naming, refusing
 from launcher.util.files import check_new_file
 from launcher.util.flags import MOST_RANKS, OptionParser, require_range
-from launcher.util.orphans import die_with
+from launcher.util.processes import die_with, usable_cores
+from launcher.util.startup import deaf_children
 
 
 class RankFailed(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.forecast.allocator_blocks import EMPTY_CACHE
 from launcher.forecast.trace.stretches import Stretch
 from launcher.strategies.ledger import CATEGORIES, STATES, Ledger, LedgerLines, Where
-from launcher.util.cuda_blocks import K_MIN_BLOCK_SIZE, page_locked_bytes
+from launcher.util.sizes import K_MIN_BLOCK_SIZE, page_locked_bytes
 
 
 @dataclass(slots=True)

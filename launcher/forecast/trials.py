@@ -17,8 +17,8 @@ from typing import Final, Self
 from launcher.config.arguments import with_micro_batch
 from launcher.parallel.meeting import LOOPBACK, listening_store
 from launcher.util.errors import ExitCode, UserError
-from launcher.util.folder_lock import scratch_folder
-from launcher.util.orphans import for_children
+from launcher.util.files import scratch_folder
+from launcher.util.processes import for_children
 
 WORKER: Final = "launcher.probe"
 TICK_S: Final = 0.05

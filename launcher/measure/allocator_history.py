@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from launcher.measure.live_trace import PeakContent
-from launcher.util.cuda_blocks import K_MIN_BLOCK_SIZE
+from launcher.util.sizes import K_MIN_BLOCK_SIZE
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 SCHEMA_VERSION = 1
 WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not averaged

@@ -20,7 +20,7 @@ import torch
 from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.records import EventRecord, GpuRecord, SamplerSummary
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 MOST = ("memory_used_bytes", "host_rss_bytes")  # of all since the last record; the rest: the newest
 STOP_WAIT_S = 1.0  # an NVML call that hangs for longer is left behind

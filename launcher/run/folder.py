@@ -18,8 +18,7 @@ import yaml
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.run import launch
 from launcher.util.errors import ExitCode, Failure, UserError
-from launcher.util.files import replace_text
-from launcher.util.folder_lock import FolderLock
+from launcher.util.files import FolderLock, replace_text
 from launcher.util.packages import version_of
 
 

@@ -36,7 +36,7 @@ from launcher.run.figures import EndedStep, Figures, read_together
 from launcher.run.record_file import RecordFile
 from launcher.run.skips import SkippedSteps
 from launcher.util.errors import one_line
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 from launcher.util.sizes import GIB, duration, gib
 
 STRAGGLES_FROM = 1.5  # times the median of the other ranks

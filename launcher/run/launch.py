@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from launcher.parallel.world import number_of
-from launcher.util.orphans import BY_ANY_TORCHRUN
+from launcher.util.processes import BY_ANY_TORCHRUN
 
 KEY = "launch"
 """In `environment.json`."""

@@ -16,7 +16,7 @@ from launcher.parallel.world import number_of
 from launcher.run import launch
 from launcher.run.folder import RunFolder, in_use
 from launcher.util.errors import ExitCode, UserError
-from launcher.util.folder_lock import FolderLock
+from launcher.util.files import FolderLock
 
 AUTO = Path("auto")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.util.errors import Failure
 from launcher.util.files import sync
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 _FILE = re.compile(r"rank(\d+)\.jsonl")
 _WAITING_BYTES = 1 << 16  # between logged steps

@@ -16,8 +16,8 @@ import psutil
 
 from launcher.measure.records import Status
 from launcher.run.folder import RunFolder
-from launcher.util.command import hears
 from launcher.util.errors import ExitCode
+from launcher.util.startup import hears
 
 ASKS: tuple[signal.Signals, ...] = (
     *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 Where = Literal["device", "host", "disk"]
 """Places of bytes: the device, host memory, and a disk (NVMe)."""

@@ -11,8 +11,7 @@ from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 from launcher.strategies.parameters import Parameter, parameters_of
 from launcher.strategies.rank import FP32
-from launcher.util.cuda_blocks import page_locked_bytes
-from launcher.util.sizes import parse_bytes
+from launcher.util.sizes import page_locked_bytes, parse_bytes
 
 # A group of states being updated: master weights, two moments, gradients.
 OPTIMIZER_BUFFERS = 4

@@ -1,9 +1,11 @@
-"""JSON files that other programs and people have written, read more strictly than Python does."""
+"""JSON: files of other programs, read more strictly than Python does, and records as objects."""
 
+import dataclasses
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from launcher.util.errors import UserError
 from launcher.util.flags import read_small_file
@@ -93,3 +95,27 @@ def _check_number(key: str, value: Any) -> None:
 
 def _whole_number(digits: str) -> int | str:
     return _TooLong(digits) if len(digits) > MOST_DIGITS else int(digits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Base of all records; `kind` names the subclass in the file."""
+
+    kind: ClassVar[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
+        return {"kind": self.kind} | _plain(self)
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for known in dataclasses.fields(record):
+        value = getattr(record, known.name)
+        if dataclasses.is_dataclass(value):
+            value = _plain(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None
+        if value is not None or known.default is not None:
+            values[known.name] = value
+    return values

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
 
-from launcher.util.folder_lock import FolderLock
+from launcher.util.files import FolderLock
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only")
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.measure.sampler import Sampler
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 PATIENCE_S = 60.0  # only a broken sampler makes a run last that long
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.measure import nvml
 from launcher.measure.sampler import Sampler
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 PATIENCE_S = 20.0  # only a broken sampler makes a job last that long
 

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.config import old_names
 from launcher.measure import records
 from launcher.strategies.ledger import Ledger
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 KINDS: dict[str, type[Record]] = {
     kind.kind: kind for kind in (*vars(records).values(), Ledger) if hasattr(kind, "kind")

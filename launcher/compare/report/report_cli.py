@@ -22,14 +22,13 @@ from launcher.compare.report.output import (
     report_page,
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
-from launcher.util.command import deaf_children
-from launcher.util.cores import usable_cores
 from launcher.util.errors import ExitCode, UserError, naming, refusing
 from launcher.util.files import check_writable
 from launcher.util.flags import one_sentence
 from launcher.util.json_file import read_json
-from launcher.util.orphans import die_with
+from launcher.util.processes import die_with, usable_cores
 from launcher.util.sizes import parse_bytes
+from launcher.util.startup import deaf_children
 
 RUNS_PER_WORKER = 8  # reading fewer is faster than starting a process
 

@@ -22,7 +22,7 @@ from launcher.run.folder import RunFolder
 from launcher.run.lifecycle import Interrupted
 from launcher.run.stopping import ASKS, heard
 from launcher.util.errors import ExitCode
-from launcher.util.orphans import for_children
+from launcher.util.processes import for_children
 
 # States of a cell that neither completed nor failed; "running" if sweep and cell died together.
 STOPPED = ("running", "preempted", "interrupted", "timeout")

@@ -34,7 +34,7 @@ from launcher.forecast.trace.micro_batches import trace_of
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
-from launcher.util.cuda_blocks import page_locked_bytes
+from launcher.util.sizes import page_locked_bytes
 
 _NEIGHBOURS = 2
 """On each side of a block that its events may depend on: a gradient that is accumulated behind the

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.util.cuda_blocks import rounded_bytes
+from launcher.util.sizes import rounded_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ import torch
 
 from launcher.strategies.zero.nvme_folder import file_system
 from launcher.util.errors import UserError
-from launcher.util.orphans import for_children
 from launcher.util.packages import version_of
+from launcher.util.processes import for_children
 
 OPS = ("pin_memory", "async_io")
 STAMP = "shardscale-built"

@@ -20,8 +20,8 @@ from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.strategies.zero.nvme_folder import file_system
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.tools.doctor.gpu import device_files
-from launcher.util.cores import usable_cores
 from launcher.util.files import nearest_existing
+from launcher.util.processes import usable_cores
 from launcher.util.sizes import GIB, MIB, gib
 
 LITTLE_RAM_BYTES = 4 * GIB

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launcher.strategies.zero import nvme_build
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
-from launcher.util.orphans import for_children
 from launcher.util.packages import SOURCE, version_of
+from launcher.util.processes import for_children
 
 OURS = "launcher.torchrun"
 DEEPSPEED_S = 12.0

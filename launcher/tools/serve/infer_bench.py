@@ -27,8 +27,8 @@ from launcher.tools.serve.export import missing_packages
 from launcher.tools.serve.text import Bench, BenchRun, open_run, text_of
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
-from launcher.util.orphans import for_children
 from launcher.util.packages import version_of
+from launcher.util.processes import for_children
 from launcher.util.sizes import duration
 
 EngineName = Literal["pytorch", "compiled", "onnxruntime", "tensorrt"]

@@ -27,8 +27,8 @@ from launcher.tools.site.inside.stored import DATA
 from launcher.tools.site.recorded import SEQ_LEN, prime_model, record_template, shape_template
 from launcher.tools.site.runtime import zipped
 from launcher.tools.site.template import as_json, kind_of, structure_of
-from launcher.util.command import deaf_children, interruptible
-from launcher.util.cores import usable_cores
+from launcher.util.processes import usable_cores
+from launcher.util.startup import deaf_children, interruptible
 
 _WORLD_SIZES = (1, 4)
 _UNCUT = {"model", "context_parallel", "tensor_parallel"}

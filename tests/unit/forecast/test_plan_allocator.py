@@ -6,7 +6,7 @@ import pytest
 
 from launcher.forecast.allocator import AllocatorUse, CachingAllocator, replay
 from launcher.forecast.allocator_blocks import EMPTY_CACHE
-from launcher.util.cuda_blocks import rounded_bytes, segment_bytes
+from launcher.util.sizes import rounded_bytes, segment_bytes
 
 MIB = 2**20
 

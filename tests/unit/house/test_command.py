@@ -88,7 +88,7 @@ def test_ctrl_c_while_the_plan_is_searched_leaves_no_process(tmp_path: Path) -> 
 TIDIES_UP = """
 import sys; sys.argv = ["shardscale"]
 import launcher
-from launcher.util.command import interruptible
+from launcher.util.startup import interruptible
 import signal, subprocess, time
 with interruptible():
     try:

@@ -16,7 +16,7 @@ from launcher.measure.nvml import ERRORS
 from launcher.measure.records import GpuRecord, RankSummary
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
 from launcher.run.summary import _tokens_per_joule
-from launcher.util.record import Record
+from launcher.util.json_file import Record
 
 A = UUIDS[0]
 MS = 10**6

@@ -15,7 +15,7 @@ from launcher.strategies.zero.nvme_folder import file_system
 from launcher.tools.doctor import gpu, host, software
 from launcher.tools.doctor.doctor_cli import main
 from launcher.tools.doctor.finding import Finding, ok, run_checks
-from launcher.util.cores import usable_cores
+from launcher.util.processes import usable_cores
 
 DOCTOR = (
     "import sys; from launcher.tools.doctor.doctor_cli import main; sys.exit(main(sys.argv[1:]))"

@@ -24,8 +24,8 @@ from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export, import_
 from launcher.tools.generate import generate_cli as cli
 from launcher.tools.generate.decoding import Characters, StopStrings, complete
-from launcher.util.command import interruptible
 from launcher.util.errors import ExitCode, UserError
+from launcher.util.startup import interruptible
 
 CONTEXT = 48
 SHAPE: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""No process that we start outlives the one that started it, however that one ends.
+"""Processor cores of this process, and children that never outlive their parent (Linux only).
 
-Whoever starts one of our programs adds `for_children()` to its environment; the child arranges its
-end as the first thing it does (see __init__.py), before seconds of imports. Linux only.
+Whoever starts one of our programs adds `for_children()` to its environment. The child arranges its
+end first of all (see launcher/__init__.py), before seconds of imports.
 """
 
 import contextlib
@@ -11,6 +11,19 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """Cores by affinity and by the control group's quota, whichever is less; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota_us, period_us = _QUOTA.read_text(encoding="utf-8").split()
+    except OSError:
+        return allowed
+    return allowed if quota_us == "max" else min(allowed, max(1, int(quota_us) // int(period_us)))
+
 
 PARENT = "SHARDSCALE_PARENT"
 BY_ANY_TORCHRUN = "TORCHELASTIC_RUN_ID"
