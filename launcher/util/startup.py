@@ -24,7 +24,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import launcher
 from launcher.util.errors import ExitCode, UserError
 
 _PATIENCE_S = 5.0
@@ -136,8 +135,7 @@ def require_own_package() -> None:
     here = [] if os.environ.get("PYTHONSAFEPATH") else [""]
     places = [*here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     found = importlib.machinery.PathFinder.find_spec("launcher", places)
-    ours = launcher.__file__
-    assert ours is not None
+    ours = Path(__file__).parents[1] / "__init__.py"
     # A folder without __init__.py hides nothing, and has no origin.
     if found is not None and found.origin and not os.path.samefile(found.origin, ours):
         raise UserError(
