@@ -24,14 +24,14 @@ class Cache:
     """
 
     def __init__(self, model: GPT, capacity: int) -> None:
-        config, weight = model.config, model.wte.weight
+        config = model.config
         self._model = model
         self._blocks = cast("list[Block]", list(model.blocks))
         self._window = capacity if config.window is None else config.window
-        self._positions = torch.arange(capacity, device=weight.device)
+        self._positions = torch.arange(capacity, device=model.device)
         self._rotation = model.rotation(self._positions)
         shape = (config.layers, 2, 1, config.kv_head_count, capacity, config.head_size)
-        empty = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        empty = torch.empty(shape, dtype=model.dtype, device=model.device)
         self._of_blocks = [(keys, values) for keys, values in empty]
         self._length = 0
 
@@ -56,8 +56,7 @@ class Cache:
                 y = _attend(q, keys[:, :, first:end], values[:, :, first:end])
             x = x + block.attn.output(y).view_as(x)
             x = x + block.mlp(block.ln_2(x))
-        logits: Tensor = model.head(model.ln_f(x[:, -1:]))
-        return logits[0, 0]
+        return model.logits(x[:, -1:])[0, 0]
 
     def _turned_by(self, begin: int, end: int) -> Rotation | None:
         if self._rotation is None:
@@ -81,7 +80,7 @@ def continuation(
 
     The prompt is not empty, and with `most` tokens more it fits into the model's context.
     """
-    device = model.wte.weight.device
+    device = model.device
     cache = Cache(model, len(prompt) + most - 1)
     tokens = torch.tensor(prompt, device=device)
     for _ in range(most):

@@ -220,6 +220,21 @@ class GPT(nn.Module):
         x = self.drop(x)
         return x.to(compute_dtype(x))  # which the residual stream keeps through all blocks
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Output of the last block [..., d] -> logits [..., V]."""
+        logits: Tensor = self.head(self.ln_f(x))
+        return logits
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.wte.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of its parameters."""
+        return self.wte.weight.dtype
+
     def rotation(self, positions: Tensor) -> Rotation | None:
         """What turns queries and keys at positions [T]; None where positions are learned."""
         return rotation(self.config, positions) if self.wpe is None else None

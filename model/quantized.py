@@ -8,7 +8,6 @@ by rows or anywhere cuts these alike, and nothing has to know what the bytes mea
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from launcher.model.recompute import as_one
 
 PACKED: Final = ".packed"
 """How the name of a quantised weight ends."""
-_PROJECTION = re.compile(r"^blocks\.\d+\.(attn|mlp)\.(qkv|proj|fc|out)\.weight$")
 _RANGE_BYTES = 8
 # Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).
 _NF4 = (
@@ -48,11 +46,6 @@ def inner_of(row: int, kind: Quantization) -> int:
 def weight_of(name: str) -> str:
     """The name that a quantised weight has in a model that is not."""
     return name.removesuffix(PACKED) + ".weight"
-
-
-def is_projection(name: str) -> bool:
-    """Whether a parameter is a projection's matrix: what can be quantised, or pruned."""
-    return bool(_PROJECTION.search(name))
 
 
 def _code_bytes(inner: int, kind: Quantization) -> int:

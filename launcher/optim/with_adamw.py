@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from launcher.model.parts import block_of
 from launcher.optim.choice import OptimChoice
 
 
@@ -43,4 +44,4 @@ class WithAdamW(torch.optim.Optimizer):
 
 def is_hidden(name: str, shape: Sequence[int]) -> bool:
     """Whether a parameter is a matrix of a block."""
-    return name.startswith("blocks.") and len(shape) == 2
+    return block_of(name) is not None and len(shape) == 2

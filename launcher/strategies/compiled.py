@@ -11,13 +11,14 @@ from pathlib import Path
 
 from torch import nn
 
+from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """One graph that all blocks share: what happens between them stays where it is. One graph of
-    the whole model would unroll layers and the chunks of the loss, and take longer to compile."""
-    for block in model.get_submodule("blocks").children():
+    """Compile one graph that all blocks share. A graph of the whole model would unroll layers and
+    the chunks of the loss, and take longer to compile."""
+    for block in parts_of(model).blocks:
         block.compile()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.model.quantized import is_projection
+from launcher.model.parts import is_projection
 from launcher.optim.dtensor import local_part
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import (

@@ -6,6 +6,7 @@ from functools import cache, cached_property
 
 from launcher.model.config import ModelConfig
 from launcher.model.lora import is_adapter
+from launcher.model.parts import block_of, in_block
 from launcher.model.quantized import PACKED
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.parallel.tensor.shards import ParameterShard, shard_of
@@ -64,11 +65,11 @@ def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Only one block is built, whatever the depth."""
     found: list[Parameter] = []
     named = shapes_of_one_block(model)
-    block = [(name, shape) for name, shape in named if name.startswith("blocks.")]
-    first = next(number for number, (name, _) in enumerate(named) if name.startswith("blocks."))
+    block = [(name, shape) for name, shape in named if block_of(name) is not None]
+    first = next(number for number, (name, _) in enumerate(named) if block_of(name) is not None)
     found += [Parameter(name, shape) for name, shape in named[:first]]
     for layer in range(model.layers):
-        found += [Parameter(n.replace(".0.", f".{layer}.", 1), shape) for n, shape in block]
+        found += [Parameter(in_block(name, layer), shape) for name, shape in block]
     found += [Parameter(name, shape) for name, shape in named[first + len(block) :]]
     return tuple(found)
 

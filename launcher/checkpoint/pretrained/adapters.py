@@ -1,16 +1,14 @@
 """Which projections of a family's model our adapters are beside, and how they are named there."""
 
 import dataclasses
-import re
 from dataclasses import dataclass
-from typing import cast
 
 from launcher.config.families import Part, family_for
+from launcher.model import parts
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import LoraTarget
+from launcher.model.parts import is_projection, projection_of
 from launcher.strategies.parameters import parameter_shapes
-
-_PROJECTION = re.compile(r"blocks\.\d+\.(?:attn\.(?P<target>qkv|proj)|(?P<mlp>mlp)\.\w+)\.weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,29 +54,19 @@ def projections(config: ModelConfig) -> list[Projection]:
     family, theirs = family_for(dataclasses.replace(config, lora=None))
     found: list[Projection] = []
     for part in family.parts(theirs, parameter_shapes(theirs)):
-        match = _PROJECTION.fullmatch(part.ours)
-        if match is None:
+        name = projection_of(part.ours)
+        if name is None or not is_projection(part.ours):
             continue
         rows, inner = part.shape
-        sizes = sizes_of(part.ours, config)
+        target, sizes, _ = parts.projections(config)[name]
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
         whole = rows == sum(sizes)
         found.append(
             Projection(
                 part=part,
-                target=cast(LoraTarget, match["target"] or match["mlp"]),
+                target=target,
                 sizes=sizes if whole else (rows,),
                 number=starts.index(part.start // inner),
             )
         )
     return found
-
-
-def sizes_of(name: str, config: ModelConfig) -> tuple[int, ...]:
-    """Rows of the matrices that our projection, or its weight, is made of."""
-    name = name.removesuffix(".weight")
-    if name.endswith("attn.qkv"):
-        return config.qkv_sizes
-    if name.endswith("mlp.fc"):
-        return config.up_sizes
-    return (config.d_model,)

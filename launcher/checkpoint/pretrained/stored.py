@@ -15,14 +15,14 @@ from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.checkpoint.extra import Base
 from launcher.checkpoint.index import CHUNK_ELEMENTS
-from launcher.checkpoint.pretrained.adapters import sizes_of
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
 from launcher.checkpoint.pretrained.source import Source
 from launcher.checkpoint.weights import Weights, open_weights
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
-from launcher.model.quantized import dequantize, is_projection, quantize
+from launcher.model.parts import is_projection, projection_of, projections
+from launcher.model.quantized import dequantize, quantize
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.parameters import parameter_shapes
 from launcher.strategies.places import Places
@@ -268,5 +268,8 @@ class Merged:
         if not self._model.has(f"{module}.lora_a"):
             return weight
         a, b = (self._model.read(f"{module}.lora_{part}").float() for part in "ab")
-        blocks = torch.block_diag(*b.split(list(sizes_of(module, self.config))))
+        projection = projection_of(module)
+        assert projection is not None
+        sizes = projections(self.config)[projection].sizes
+        blocks = torch.block_diag(*b.split(list(sizes)))
         return torch.addmm(weight.float(), blocks, a, alpha=self._lora.scale)

@@ -10,7 +10,6 @@ whose input has no gradient, and so may those next to it. Nothing here depends o
 sharded.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,13 +32,13 @@ from launcher.forecast.trace.events import (
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
+from launcher.model.parts import block_of, in_block
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.util.sizes import page_locked_bytes
 
 _NEIGHBOURS = 2
 """On each side of a block that its events may depend on: a gradient that is accumulated behind the
 block's own begin is among the next one's, and numbered as that one's are."""
-_OF_BLOCK = re.compile(r"blocks\.(\d+)(?=\.|$)")
 
 
 @cache
@@ -169,12 +168,12 @@ def _deepened(trace: Trace, stand_ins: Sequence[int]) -> MicroBatch:
 
 def _renamed(name: str, template: Place, instance: Place, traced: int, layers: int) -> str:
     """A parameter or module, which may be of a neighbour, seen from an instance of `template`."""
-    found = _OF_BLOCK.match(name)
-    if found is None:
+    block = block_of(name)
+    if block is None:
         return name
-    other = Place("block", int(found[1]))
-    layer = _relative(other, template, instance, traced, layers).layer
-    return f"blocks.{layer}{name[found.end() :]}"
+    return in_block(
+        name, _relative(Place("block", block), template, instance, traced, layers).layer
+    )
 
 
 def _places(layers: int) -> list[Place]:

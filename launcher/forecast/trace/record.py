@@ -29,7 +29,7 @@ from launcher.forecast.trace.template import CHUNKS
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model import loss as head_loss
 from launcher.model.config import ModelConfig
-from launcher.model.gpt import GPT
+from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
 from launcher.strategies.recipe import materialize_whole
@@ -193,7 +193,7 @@ def record_trace(
             if compute.fp8:
                 around.enter_context(fp8_linears(torch.bfloat16))
             if compute.compiled:
-                around.enter_context(compiled(list(module.blocks), recorder.tuned))
+                around.enter_context(compiled(list(parts_of(module).blocks), recorder.tuned))
             if compute.device_type != "cpu":  # whose kernels nobody tunes
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
@@ -225,9 +225,10 @@ def _few_chunks() -> Iterator[None]:
         head_loss.row_chunks = whole
 
 
-def _follow(module: GPT, recorder: Recorder) -> None:
+def _follow(module: nn.Module, recorder: Recorder) -> None:
     """Tell the recorder which segment is running and when gradients are whole."""
-    blocks = list(module.blocks)
+    parts = parts_of(module)
+    blocks = list(parts.blocks)
 
     def enter(layer: int, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if recorder.place.part.endswith("backward"):
@@ -242,7 +243,8 @@ def _follow(module: GPT, recorder: Recorder) -> None:
 
     for layer, block in enumerate(blocks):
         block.register_forward_pre_hook(partial(enter, layer))
-    module.ln_f.register_forward_pre_hook(enter_head)
+    final_norm = next(iter(parts.head.values()))
+    final_norm.register_forward_pre_hook(enter_head)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, name))

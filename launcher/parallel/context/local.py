@@ -24,9 +24,7 @@ class LocalSequenceGPT(GPT):
         is_ring = context_group.rank.method == "ring"
         if not is_ring:
             self.prepare_mask = full_mask(self.prepare_mask, context_group)
-        for block in self.blocks:
-            attention = block.get_submodule("attn")
-            assert isinstance(attention, Attention)
+        for attention in (m for m in self.modules() if isinstance(m, Attention)):
             attention.attend = (
                 ring(context_group) if is_ring else ulysses(attention.attend, context_group)
             )

@@ -1,12 +1,13 @@
 """The decoder over tensor-parallel shards of its matrices."""
 
-from typing import Final, cast
+from typing import Final
 
 from torch import nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, LMHead
 from launcher.model.norms import LayerNorm, RMSNorm
+from launcher.model.parts import MLP, projection_of, projections
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.tensor.layers import (
     ColumnParallelLinear,
@@ -35,26 +36,33 @@ def shard_modules(model: GPT, config: ModelConfig, tensor_group: TensorGroup) ->
                 f"{name} is a {type(module).__qualname__}, which tensor parallelism cannot shard: "
                 "add it to launcher/parallel/tensor/decoder.py"
             )
-        if (sharded := _sharded(name, module, config, tensor_group)) is not None:
+        if (sharded := _sharded(model, name, config, tensor_group)) is not None:
             model.set_submodule(name, sharded)
 
 
 def _sharded(
-    name: str, module: nn.Module, config: ModelConfig, tensor_group: TensorGroup
+    model: GPT, name: str, config: ModelConfig, tensor_group: TensorGroup
 ) -> nn.Module | None:
-    """The sharded module with the parameters of `module`; None where nothing is sharded."""
-    first = bounds(config.vocab_size, tensor_group.rank)[0]
-    if isinstance(module, LayerNorm | RMSNorm):
-        return SequenceParallelNorm(module, tensor_group)
-    if isinstance(module, nn.Linear):
-        if name.endswith(("attn.qkv", "mlp.fc")):
+    """The sharded module with the parameters of the one called `name`; None where it stays."""
+    module = model.get_submodule(name)
+    first, _ = bounds(config.vocab_size, tensor_group.rank)
+    match module:
+        case LayerNorm() | RMSNorm():
+            return SequenceParallelNorm(module, tensor_group)
+        case nn.Linear():
+            projection = projection_of(name)
+            assert projection is not None
+            if projections(config)[projection].into_residual:
+                return RowParallelLinear(module, tensor_group, last=projection == MLP[-1])
             return ColumnParallelLinear(module, tensor_group)
-        return RowParallelLinear(module, tensor_group, last=name.endswith("mlp.out"))
-    if isinstance(module, LMHead):
-        return VocabParallelHead(module, tensor_group, vocab_size=config.vocab_size, first=first)
-    if name == "wte":
-        return VocabParallelEmbedding(cast(nn.Embedding, module).weight, first)
-    if name == "wpe":
-        begin, end = bounds(config.context, tensor_group.rank)
-        return VocabParallelEmbedding(nn.Embedding(end - begin, config.d_model).weight, begin)
-    return ScatteredDropout(cast(nn.Dropout, module), tensor_group) if name == "drop" else None
+        case LMHead():
+            vocab_size = config.vocab_size
+            return VocabParallelHead(module, tensor_group, vocab_size=vocab_size, first=first)
+        case nn.Embedding() if module is model.wte:
+            return VocabParallelEmbedding(module.weight, first)
+        case nn.Embedding():  # of positions; a local config has all of them
+            first, end = bounds(config.context, tensor_group.rank)
+            return VocabParallelEmbedding(nn.Embedding(end - first, config.d_model).weight, first)
+        case nn.Dropout() if module is model.drop:
+            return ScatteredDropout(module, tensor_group)
+    return None

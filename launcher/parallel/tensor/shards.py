@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from launcher.model.config import ModelConfig
+from launcher.model.parts import block_of, projection_of, projections
 from launcher.parallel.mesh import ModelParallelRank, TensorRank
 from launcher.util.sizes import even_part
 
@@ -96,16 +97,14 @@ def shard_of(
     whole = ParameterShard(tuple(full_shape))
     if rank.tensor is None:
         return whole
-    owner, _, kind = name.rpartition(".")
-    if owner in ("wte", "wpe", "head"):
+    if block_of(name) is None and len(full_shape) == 2:
         return replace(whole, rows=(bounds(full_shape[0], rank.tensor),))
-    if owner.endswith("attn.qkv"):
-        return replace(whole, rows=_sections(model.qkv_sizes, rank.tensor))
-    if owner.endswith("mlp.fc"):
-        return replace(whole, rows=_sections(model.up_sizes, rank.tensor))
-    if owner.endswith(("attn.proj", "mlp.out")) and kind == "weight":
-        return replace(whole, columns=bounds(full_shape[1], rank.tensor))
-    return whole
+    if (inner := projection_of(name)) is None:
+        return whole
+    projection = projections(model)[inner]
+    if not projection.into_residual:
+        return replace(whole, rows=_sections(projection.sizes, rank.tensor))
+    return replace(whole, columns=bounds(full_shape[1], rank.tensor)) if full_shape[1:] else whole
 
 
 def bounds(total: int, rank: TensorRank) -> Bounds:

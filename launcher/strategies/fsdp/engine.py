@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from launcher.model.parts import parts_of
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
-from launcher.strategies.fsdp.grouping import HEAD, ROOT, head_modules, reshards
+from launcher.strategies.fsdp.grouping import HEAD, ROOT, reshards
 from launcher.strategies.native import native_engine
 from launcher.strategies.recipe import InitialValue, Recipe
 
@@ -35,14 +36,16 @@ def build(recipe: Recipe) -> Engine:
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
     if recipe.config.loop.compile:
         compile_blocks(root)
-    for block in root.get_submodule("blocks").children():
+    parts = parts_of(root)
+    for block in parts.blocks:
         fully_shard(block, reshard_after_forward=reshard, **options)
-    if head := [root.get_submodule(name) for name in head_modules(tied=tied)]:
+    if not tied:
+        head = [*parts.head.values()]
         fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
     fsdp = fully_shard(root, reshard_after_forward=reshards_group(ROOT), **options)
     offloaded = sharding.offload_param == "cpu"
     home = torch.device("cpu") if offloaded else recipe.world.device
-    _materialize_shards(root, recipe.initial_value, device=home, tied=tied)
+    _materialize_shards(root, recipe.initial_value, device=home)
 
     def set_sync(last: bool) -> None:
         fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)
@@ -103,16 +106,22 @@ def _mesh(recipe: Recipe) -> DeviceMesh:
 
 
 def _materialize_shards(
-    module: nn.Module, initial_value: InitialValue, *, device: torch.device, tied: bool
+    module: nn.Module, initial_value: InitialValue, *, device: torch.device
 ) -> None:
     """Allocate the shards and copy each rank's slice of the full initial value into them.
 
     Initialising the shards themselves (`normal_` on a DTensor) would give every rank the same
     numbers, and other numbers than a single process has.
     """
+    first_names: dict[nn.Parameter, str] = {}
+    tied = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if (first := first_names.setdefault(parameter, name)) != name:
+            tied[name] = first
     module.to_empty(device=device)
-    if tied:  # to_empty makes a new parameter for each name
-        module.get_submodule("head").weight = module.get_submodule("wte").weight
+    for name, first in tied.items():  # of which to_empty has made parameters of their own
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
     for name, parameter in module.named_parameters():
         assert isinstance(parameter, DTensor)
         value = initial_value(name, parameter.shape)

@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from launcher.model.config import ModelConfig
-from launcher.model.quantized import is_projection
+from launcher.model.parts import ATTENTION, MLP, is_projection, projection_of
 from launcher.strategies.parameters import parameter_shapes
 from launcher.util.sizes import MIB
 from launcher.util.tables import Column
 
 FP32_BYTES, BF16_BYTES = 4, 2
-_NAMES = {
-    "attn.qkv": "queries, keys, values",
-    "attn.proj": "attention output",
-    "mlp.fc": "MLP in",
-    "mlp.out": "MLP out",
-}
+_TITLES = ("queries, keys, values", "attention output", "MLP in", "MLP out")
 REST = "everything else"
 SPARSE_CAPABILITY = (8, 0)  # sparse tensor cores came with Ampere
 COLUMNS = (
@@ -68,15 +63,15 @@ def kinds_of(before: ModelConfig, after: Mapping[str, Tensor], *, masked: bool) 
     """Count the kinds of weights in `after`, the parameters made from a model like `before`."""
     elements = {name: math.prod(shape) for name, shape in parameter_shapes(before).items()}
     found = []
-    for part, name in (*_NAMES.items(), ("", REST)):
-        names = [n for n in after if part in n and is_projection(n) == bool(part)]
+    for part, name in (*zip((*ATTENTION, *MLP), _TITLES, strict=True), (None, REST)):
+        names = [n for n in after if (projection_of(n) if is_projection(n) else None) == part]
         found.append(
             Kind(
                 name=name,
                 before=sum(elements[n] for n in names),
                 after=sum(after[n].numel() for n in names),
                 zeros=sum(after[n].numel() - int(after[n].count_nonzero()) for n in names),
-                masked=masked and bool(part),
+                masked=masked and part is not None,
             )
         )
     return found

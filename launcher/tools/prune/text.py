@@ -14,7 +14,7 @@ from launcher.config.sharding import ShardingChoice
 from launcher.data import Corpus, GlobalBatches, open_corpus
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.model.quantized import is_projection
+from launcher.model.parts import is_projection
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
 from launcher.run.evaluation import VALIDATION_SEQUENCES, evaluate

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.model.quantized import is_projection
+from launcher.model.parts import ATTENTION, MLP, is_projection, projection_name
 from launcher.strategies.recipe import materialize_whole
 from launcher.tools.prune.choice import GROUP, KEPT_OF_GROUP, PruneOptions
 
@@ -73,16 +73,15 @@ def narrower(config: ModelConfig, options: PruneOptions) -> ModelConfig:
 
 def prune_groups(model: GPT, norms: Mapping[str, Tensor] | None, options: PruneOptions) -> GPT:
     """Build the smaller model from the weights of the groups that stay, in their order."""
-    config, device = model.config, model.wte.weight.device
-    computes, reads = (
-        ("attn.qkv", "attn.proj") if options.pattern == "heads" else ("mlp.fc", "mlp.out")
-    )
+    config, device = model.config, model.device
+    computes, reads = ATTENTION if options.pattern == "heads" else MLP
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     rows, columns = (numbers.to(device) for numbers in _groups(config, options))
     smaller = narrower(config, options)
     staying = len(rows) - options.removed_of(len(rows))
     for layer in range(config.layers):
-        before, behind = f"blocks.{layer}.{computes}", f"blocks.{layer}.{reads}.weight"
+        before = projection_name(layer, computes)
+        behind = f"{projection_name(layer, reads)}.weight"
         scores = importance(tensors[behind], None if norms is None else norms[behind])
         sums = scores.sum(dim=0)[columns].sum(dim=1)
         if norms is None:

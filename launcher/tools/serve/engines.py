@@ -35,7 +35,7 @@ class Engine:
 
 def eager(model: GPT) -> Engine:
     """PyTorch, as `shardscale generate` runs it."""
-    device = model.wte.weight.device
+    device = model.device
 
     def begin(capacity: int) -> Callable[[Tensor], Tensor]:
         cache = Cache(model, capacity)
@@ -54,8 +54,7 @@ def compiled(model: GPT) -> Engine:
         logits, present = decoder(tokens, mask, positions, past)
         return [logits, *(part for layer in present for part in layer)]
 
-    weight = model.wte.weight
-    return _of_session(Session(run), model.config, weight.dtype, weight.device.type)
+    return _of_session(Session(run), model.config, model.dtype, model.device.type)
 
 
 def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> Engine:

@@ -12,6 +12,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,7 +81,7 @@ class CachedDecoder(nn.Module):
         before = 0 if past is None else past[0][0].size(2)
         hidden = _hidden(model.config, before, length, attention_mask)
         turned = None
-        if model.wpe is None:
+        if model.config.position == "rope":
             tables = rotation(model.config, position_ids.flatten())
             cos, sin = (table.view(batch, length, 1, -1) for table in tables)
             turned = (cos, sin)
@@ -97,7 +98,7 @@ class CachedDecoder(nn.Module):
             x = x + block.mlp(block.ln_2(x))
         # As a matrix: for more dimensions the exporter transposes the head's weight, and a tied
         # embedding would be stored twice.
-        logits: Tensor = model.head(model.ln_f(x).flatten(0, 1))
+        logits = model.logits(x.flatten(0, 1))
         return logits.view(batch, length, -1), present
 
 
@@ -150,8 +151,8 @@ def empty_past(model: GPT, batch: int, length: int = 0) -> list[LayerCache]:
     """
     config = model.config
     shape = (batch, config.kv_head_count, length, config.head_size)
-    new = model.wte.weight.new_zeros
-    return [(new(shape), new(shape)) for _ in range(config.layers)]
+    new = partial(torch.zeros, shape, dtype=model.dtype, device=model.device)
+    return [(new(), new()) for _ in range(config.layers)]
 
 
 def write_graph(

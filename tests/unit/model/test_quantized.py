@@ -13,12 +13,12 @@ from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig, Quantization
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import BLOCK, Lora
+from launcher.model.parts import is_projection
 from launcher.model.quantized import (
     _NF4,
     QuantizedLinear,
     dequantize,
     inner_of,
-    is_projection,
     quantize,
     row_bytes,
 )

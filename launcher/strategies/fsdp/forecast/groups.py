@@ -1,10 +1,10 @@
 """A group of parameters as FSDP's memory sees it: what of it is there at the moment."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.forecast.trace.stretches import EMPTY, Stretch, stretch
-from launcher.strategies.fsdp.grouping import group_of, reshards
+from launcher.strategies.fsdp.grouping import groups_of, reshards
 from launcher.strategies.parameters import Parameter
 
 
@@ -40,12 +40,11 @@ class Group:
 
 
 def grouped(
-    parameters: Iterable[Parameter], *, tied: bool, reshard_after_forward: bool
+    parameters: Sequence[Parameter], *, tied: bool, reshard_after_forward: bool
 ) -> dict[str, Group]:
     """By name, in the order of their first parameters."""
     groups: dict[str, Group] = {}
-    for p in parameters:
-        name = group_of(p.name, tied=tied)
+    for p, name in zip(parameters, groups_of((p.name for p in parameters), tied=tied), strict=True):
         if name not in groups:
             own = reshards(name, reshard_after_forward=reshard_after_forward, tied=tied)
             groups[name] = Group(name, [], own)

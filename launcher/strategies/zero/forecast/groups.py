@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from launcher.forecast.buffers import Buffers, Whole
 from launcher.forecast.timeline import Timeline
-from launcher.model.quantized import is_projection
+from launcher.model.parts import is_projection
 from launcher.strategies.ledger import Where
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import Rank
