@@ -25,7 +25,7 @@ sys.path.append(str(ROOT))
 from runs import refuse_existing, table  # noqa: E402
 
 from launcher.model.config import Quantization  # noqa: E402
-from launcher.model.quantized import dequantize, quantize  # noqa: E402
+from launcher.model.linears import dequantize, quantize  # noqa: E402
 
 OUTER, INNER = 4096, 2048
 ROUNDS = 15

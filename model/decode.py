@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from launcher.model.gpt import GPT, Block, Sequences
-from launcher.model.rope import Rotation
+from launcher.model.layers import Rotation
 
 
 class Cache:

@@ -11,16 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from launcher.model import fused_loss
-from launcher.model.activations import ACTIVATIONS
 from launcher.model.attention import kernel_for
 from launcher.model.config import ModelConfig
-from launcher.model.lora import freeze, is_adapter, linear
-from launcher.model.loss import automatic_chunk_rows, compute_dtype, linear_cross_entropy
-from launcher.model.norms import head_norm, norm
-from launcher.model.quantized import PACKED, inner_of, quantize, weight_of
+from launcher.model.layers import ACTIVATIONS, Rotation, head_norm, norm, rotate, rotation
+from launcher.model.linears import (
+    PACKED,
+    freeze,
+    inner_of,
+    is_adapter,
+    linear,
+    quantize,
+    weight_of,
+)
+from launcher.model.loss import compute_dtype, linear_cross_entropy
 from launcher.model.recompute import keeping, recomputing
-from launcher.model.rope import Rotation, rotate, rotation
 
 _INITIAL_STD = 0.02
 
@@ -157,12 +161,8 @@ class LMHead(nn.Module):
         """hidden [B, T, d], targets [B, T] -> scalar mean loss, or logits [B, T, V] without."""
         if targets is None:
             return F.linear(hidden, self.weight)
-        hidden = hidden.flatten(0, -2)
-        chunk_rows = self.loss_chunk
-        if chunk_rows is None:
-            fused = fused_loss.fuses(hidden.device.type)
-            chunk_rows = automatic_chunk_rows(hidden.size(0), *self.weight.shape, fused=fused)
-        return linear_cross_entropy(hidden, self.weight, targets.flatten(), chunk_rows=chunk_rows)
+        rows, targets = hidden.flatten(0, -2), targets.flatten()
+        return linear_cross_entropy(rows, self.weight, targets, chunk_rows=self.loss_chunk)
 
 
 class GPT(nn.Module):

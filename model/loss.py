@@ -1,8 +1,10 @@
-"""Cross-entropy of a linear head without the full logits."""
+"""Cross-entropy of a linear head without the full logits; on a GPU one kernel turns a chunk of them
+into their gradients, in their own memory."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -10,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from launcher.model import fused_loss
-
 IGNORE_INDEX = -100
 
 _CHUNK_BYTES = 64 * 2**20
 _MOST_FUSED_ROWS = 4096
+# What tensor cores read at a time is 16 bytes; rows of a multiple of 64 keep every kernel's tiles.
+_ALIGNED_BYTES = 16
+_MULTIPLE = 64
 
 
 def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: bool) -> int:
@@ -50,15 +53,19 @@ def row_chunks(rows: int, chunk_rows: int) -> list[slice]:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int | None
 ) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T` over the targets that are not -100.
 
     hidden [N, d], weight [V, d], targets [N] int64 -> fp32 scalar; 0 when every target is ignored.
     With chunk_rows > 0 at most [chunk_rows, V] logits exist at a time, and the gradients are
-    computed with them in forward, so nothing is recomputed; chunk_rows = 0 is the plain form.
+    computed with them in forward, so nothing is recomputed; chunk_rows = 0 is the plain form, and
+    None chooses by size.
     Under autocast the matmuls run in its dtype, the softmax always in fp32.
     """
+    if chunk_rows is None:
+        fused = fuses(hidden.device.type)
+        chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, fused=fused)
     if chunk_rows == 0:
         logits = F.linear(hidden, weight).float()
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -90,9 +97,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int, training: bool
     ) -> Tensor:
-        dtype, fused = compute_dtype(weight), fused_loss.fuses(weight.device.type)
+        dtype, fused = compute_dtype(weight), fuses(weight.device.type)
         vocab_size = weight.size(0)
-        width = fused_loss.padded_size(vocab_size, dtype) if fused else vocab_size
+        width = padded_size(vocab_size, dtype) if fused else vocab_size
         count = _valid_count(targets)
         wants_hidden, wants_weight = (training and wanted for wanted in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
@@ -101,7 +108,7 @@ class _ChunkedLoss(torch.autograd.Function):
             grad_weight = weight.new_zeros(width, weight.size(1), dtype=torch.float32)
         row_loss = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            cast_weight = fused_loss.padded(weight, dtype) if fused else weight.to(dtype)
+            cast_weight = padded(weight, dtype) if fused else weight.to(dtype)
             chunk = partial(_fused_chunk, vocab_size=vocab_size) if fused else _chunk
             for rows in row_chunks(hidden.size(0), chunk_rows):
                 row_loss[rows] = chunk(
@@ -177,11 +184,59 @@ def _fused_chunk(
     """As `_chunk`, of a padded weight; the logits turn into their gradients."""
     training = grad_hidden is not None or grad_weight is not None
     logits = F.linear(hidden, weight)
-    losses: Tensor = fused_loss.softmax_gradient_(
-        logits, targets, vocab_size, IGNORE_INDEX, training
-    )
+    losses: Tensor = softmax_gradient_(logits, targets, vocab_size, IGNORE_INDEX, training)
     if grad_hidden is not None:
         torch.mm(logits, weight, out=grad_hidden)
     if grad_weight is not None:
-        fused_loss.add_product_(grad_weight, logits.t(), hidden)
+        add_product_(grad_weight, logits.t(), hidden)
     return losses
+
+
+@cache
+def fuses(device_type: str) -> bool:
+    """Whether triton can build the fused kernel for a device."""
+    return device_type == "cuda" and find_spec("triton") is not None
+
+
+@torch.library.custom_op("shardscale::softmax_gradient_", mutates_args=("logits",))
+def softmax_gradient_(
+    logits: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, writes: bool
+) -> Tensor:
+    """Cross-entropy [r] in fp32 of logits [r, V + padding] and targets [r] int64.
+
+    With `writes` the logits become the gradients of the losses' sum, 0 in rows whose target is
+    `ignore_index` and in what pads them; without they stay.
+    """
+    from launcher.model.softmax_kernel import launch
+
+    return launch(logits, targets, vocab_size, ignore_index, writes)
+
+
+@softmax_gradient_.register_fake
+def _(logits: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, writes: bool) -> Tensor:
+    return logits.new_empty(targets.shape, dtype=torch.float32)
+
+
+def padded_size(rows: int, dtype: torch.dtype) -> int:
+    """Rows of a head's weight, so many that products with them are aligned."""
+    if dtype == torch.float32 or rows * dtype.itemsize % _ALIGNED_BYTES == 0:
+        return rows
+    return -(-rows // _MULTIPLE) * _MULTIPLE
+
+
+def padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight [V, d] in `dtype`, below it rows of zeros where V is not aligned."""
+    rows = padded_size(weight.size(0), dtype)
+    if rows == weight.size(0):
+        return weight.to(dtype)
+    larger = weight.new_zeros(rows, weight.size(1), dtype=dtype)
+    larger[: weight.size(0)].copy_(weight)
+    return larger
+
+
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, summed in the fp32 of total whatever the operands' type."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)

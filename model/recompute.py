@@ -24,9 +24,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from launcher.model.activations import KEEP_THEIR_INPUT
 from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
+from launcher.model.layers import KEEP_THEIR_INPUT
 from launcher.model.offload import offload_saved
 from launcher.model.products import linear_products
 

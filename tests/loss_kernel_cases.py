@@ -10,8 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from launcher.model.fused_loss import padded_size, softmax_gradient_
-from launcher.model.loss import IGNORE_INDEX
+from launcher.model.loss import IGNORE_INDEX, padded_size, softmax_gradient_
 
 ROWS = 7
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -52,7 +52,7 @@ def block_elements(
 
 def _rotated(element_bytes: float) -> int:
     """Of queries' or keys' width: 4 products, 2 sums and a copy (9), in fp32 whatever the type,
-    with a cast there and one back (launcher.model.rope.rotate)."""
+    with a cast there and one back (launcher.model.layers.rotate)."""
     return 9 if element_bytes == 4 else 2 * 9 + 2 * 3
 
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
-from launcher.model.quantized import row_bytes
+from launcher.model.linears import row_bytes
 from launcher.optim.dtypes import dtypes
 from launcher.strategies.parameters import parameters_of
 

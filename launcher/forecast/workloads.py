@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import Block
-from launcher.model.rope import rotate, rotation
+from launcher.model.layers import rotate, rotation
 
 
 def linears(

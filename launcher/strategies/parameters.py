@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from launcher.model.config import ModelConfig
-from launcher.model.lora import is_adapter
+from launcher.model.linears import PACKED, is_adapter
 from launcher.model.parts import block_of, in_block
-from launcher.model.quantized import PACKED
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.parallel.tensor.shards import ParameterShard, shard_of
 from launcher.strategies.shapes import shapes_of_one_block

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.model.gpt import initial_value
-from launcher.model.quantized import PACKED
+from launcher.model.linears import PACKED
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
 from launcher.parallel.model_parallel import DataParallelGroup, ModelParallel, ModelShards

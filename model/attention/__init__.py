@@ -1,8 +1,14 @@
 """Causal self-attention kernels behind one signature, and which of them runs."""
 
-from launcher.model.attention.choice import Choice, NotInstalled, choose, fuses_scores, kernel_for
+from launcher.model.attention.choice import (
+    KERNELS,
+    Choice,
+    NotInstalled,
+    choose,
+    fuses_scores,
+    kernel_for,
+)
 from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, Setting
-from launcher.model.attention.registry import KERNELS
 
 __all__ = [
     "KERNELS",

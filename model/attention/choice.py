@@ -1,4 +1,4 @@
-"""Which attention runs, and why: decided before anything starts, from the setting alone."""
+"""The attention kernels, and which one runs: decided from the setting alone, before any start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from functools import partial
 import torch
 
 from launcher.model.attention import flash
-from launcher.model.attention.dense import BACKENDS, sdpa, sdpa_backend, sdpa_mask
-from launcher.model.attention.kernel import AttentionKernel, Implementation, Setting
-from launcher.model.attention.registry import KERNELS
+from launcher.model.attention.dense import BACKENDS, EAGER, SDPA, sdpa, sdpa_backend
+from launcher.model.attention.flex import FLEX
+from launcher.model.attention.kernel import AttentionKernel, Setting
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 
+KERNELS: dict[AttentionKind, AttentionKernel] = {
+    "eager": EAGER,
+    "sdpa": SDPA,
+    "flash": flash.FLASH,
+    "flex": FLEX,
+}
+"""By the name that a user gives. A new kernel: its file, its line here, and its name in
+`model.config.AttentionKind`."""
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
 
 
@@ -99,16 +107,13 @@ def choose(
 
 
 def kernel_for(config: ModelConfig) -> AttentionKernel:
-    """The kernel of a model. `auto` that nobody has resolved with `choose` runs everywhere: sdpa.
+    """The kernel of a model; sdpa, which runs everywhere, for an `auto` without `choose`.
 
     Raises nothing: whether it can run is `choose`'s question.
     """
     if config.attention not in ("auto", "sdpa") or config.sdpa_backend == "auto":
         return KERNELS["sdpa" if config.attention == "auto" else config.attention]
-    with_backend = Implementation(
-        function=partial(sdpa, backend=BACKENDS[config.sdpa_backend]), prepare=sdpa_mask
-    )
-    return replace(KERNELS["sdpa"], load=lambda: with_backend)
+    return replace(SDPA, function=partial(sdpa, backend=BACKENDS[config.sdpa_backend]))
 
 
 def fuses_scores(config: ModelConfig) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launcher.model.attention.kernel import Setting, dense_mask
+from launcher.model.attention.kernel import AttentionKernel, Setting, dense_mask
 from launcher.model.config import SdpaBackend
 
 BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
@@ -141,3 +141,7 @@ def _ask(setting: Setting, device: torch.device, seq_len: int) -> int:
     mask = sdpa_mask(seq_len, setting.window, device, *documents)
     choice: int = torch._fused_sdp_choice(q, q, q, mask, setting.dropout, mask is None)
     return choice
+
+
+EAGER = AttentionKernel(function=eager, prepare=dense_mask, fused=False)
+SDPA = AttentionKernel(function=sdpa, prepare=sdpa_mask)

@@ -1,4 +1,4 @@
-"""What an attention kernel is."""
+"""The signature that attention kernels share, and what is known of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 FIX = "use attention sdpa or auto"
-"""What a kernel that cannot run somewhere says in the end: these run everywhere."""
+"""End of the sentence of a kernel that cannot run somewhere: these run everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What attention is asked to do. Names no device, so that it can be judged without one."""
+    """A task of attention. Names no device, so that it can be judged without one."""
 
     device_type: str
     dtype: torch.dtype
@@ -24,7 +24,7 @@ class Setting:
     window: int | None
     dropout: float
     documents: bool = False
-    """Whether sequences hold several documents that do not see each other."""
+    """Sequences hold several documents that do not see each other."""
     capability: tuple[int, int] | None = None
     """Compute capability of the GPU; None on a CPU, or when no GPU is visible from here."""
 
@@ -89,38 +89,20 @@ def dense_mask(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Implementation:
-    """An attention function and what it needs from the caller."""
+class AttentionKernel:
+    """An attention function, and where it can run."""
 
     function: AttentionFunction
     prepare: Prepare = no_mask
     """Makes its `mask`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionKernel:
-    """Where an attention function can run, known without loading what it runs with."""
-
-    load: Callable[[], Implementation]
-    """Imports what only a model needs that uses it (torch's compiler, in half a second)."""
     obstacle: Callable[[Setting], str | None] = lambda setting: None
     """Why it cannot run in a setting and what to do instead, or None when it can."""
     missing: Callable[[Setting], str | None] = lambda setting: None
     """What it needs in a setting and is not installed here, with the fix; None when all is."""
     fused: bool = True
-    """Whether it skips the scores that are masked, and its backward computes the others again."""
+    """It skips the scores that are masked, and its backward computes the others again."""
     skips_window: bool = False
-    """Whether a window is no mask to it, so that it skips what is outside."""
-
-    @property
-    def function(self) -> AttentionFunction:
-        """What computes it."""
-        return self.load().function
-
-    @property
-    def prepare(self) -> Prepare:
-        """What makes its mask."""
-        return self.load().prepare
+    """A window is no mask to it, so that it skips what is outside."""
 
     def runs(self, setting: Setting) -> bool:
         """Whether it can run in a setting, with what is installed here."""

@@ -5,8 +5,7 @@ import torch
 from loss_kernel_cases import CASES, assert_as_torch, compared, edges
 from torch import Tensor
 
-from launcher.model.fused_loss import fuses
-from launcher.model.loss import linear_cross_entropy
+from launcher.model.loss import fuses, linear_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,

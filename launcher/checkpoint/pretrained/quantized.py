@@ -5,7 +5,7 @@ import torch
 from launcher.checkpoint.checkpointer import Weights
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.model.config import ModelConfig
-from launcher.model.quantized import PACKED, inner_of, quantize, row_bytes, weight_of
+from launcher.model.linears import PACKED, inner_of, quantize, row_bytes, weight_of
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
 

@@ -21,8 +21,8 @@ from launcher.checkpoint.weights import Weights, open_weights
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
+from launcher.model.linears import dequantize, quantize
 from launcher.model.parts import is_projection, projection_of, projections
-from launcher.model.quantized import dequantize, quantize
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.parameters import parameter_shapes
 from launcher.strategies.places import Places

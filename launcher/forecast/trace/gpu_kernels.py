@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from launcher.model import fused_loss
+from launcher.model import loss as head_loss
 from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
 from launcher.model.config import ModelConfig
@@ -93,7 +93,7 @@ def gpu_kernels(model: ModelConfig) -> Iterator[ModelConfig]:
     """Have norms and attention allocate as on a GPU; gives the model to trace in the place of
     `model`."""
     # Functions of modules have no place to be assigned to, to a type checker.
-    functional, of_loss = cast(Any, F), cast(Any, fused_loss)
+    functional, of_loss = cast(Any, F), cast(Any, head_loss)
     attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
     composed_dropout = functional.dropout
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, Attention
-from launcher.model.rope import Rotation
+from launcher.model.layers import Rotation
 from launcher.parallel.context.ring import ring
 from launcher.parallel.context.ulysses import full_mask, ulysses
 from launcher.parallel.groups import ContextGroup

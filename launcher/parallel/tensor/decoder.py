@@ -6,7 +6,7 @@ from torch import nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, LMHead
-from launcher.model.norms import LayerNorm, RMSNorm
+from launcher.model.layers import LayerNorm, RMSNorm
 from launcher.model.parts import MLP, projection_of, projections
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.tensor.layers import (

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from launcher.model.layers import normalized
 from launcher.model.loss import compute_dtype
-from launcher.model.norms import normalized
 from launcher.model.recompute import as_one
 from launcher.parallel.groups import TensorGroup
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, Block, Sequences
-from launcher.model.rope import rotation
+from launcher.model.layers import rotation
 
 OPSET = 18
 MOST_FILE_BYTES = 2_000_000_000

@@ -24,7 +24,7 @@ from launcher.model.config import ModelConfig
 ALIGNED_VOCAB: Final = 8
 PADDED_VOCAB: Final = 64
 """Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
-`padded_size` in launcher/model/fused_loss.py."""
+`padded_size` in launcher/model/loss.py."""
 
 PARTS: Final[tuple[Part, ...]] = (
     *("embed", "block", "head"),

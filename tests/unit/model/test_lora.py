@@ -21,7 +21,7 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
-from launcher.model.lora import LoRALinear, is_adapter
+from launcher.model.linears import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
 from launcher.run.enough_room import _state_bytes
 from launcher.strategies.parameters import parameters_of, trained_shapes

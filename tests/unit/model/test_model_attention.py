@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from launcher.model.attention import KERNELS, AttentionKernel, flash_kernel, flex_kernel, kernel_for
+from launcher.model.attention import KERNELS, AttentionKernel, flash, flex, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 from launcher.model.gpt import GPT
 
@@ -52,7 +52,7 @@ def test_flex_agrees_with_eager_in_torchs_reference_implementation(
     seq_len: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our block mask in the implementation that needs no compiler; its kernels need a GPU."""
-    monkeypatch.setattr(flex_kernel, "_compiled", lambda: torch_flex.flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda q, k, v: None)
     torch.manual_seed(0)
     qkv = [torch.randn(1, 2, seq_len, 16) for _ in range(3)]
@@ -71,7 +71,7 @@ def test_blocks_of_the_flex_mask_are_those_torch_finds_pair_by_pair(
         near = query - key <= (seq_len if window is None else window)
         return (query >= key) & near
 
-    ours = flex_kernel.block_mask(seq_len, window, torch.device("cpu"))
+    ours = flex.block_mask(seq_len, window, torch.device("cpu"))
     theirs = create_block_mask(visible, None, None, seq_len, seq_len, device="cpu")
     assert ours.seq_lengths == theirs.seq_lengths
     for name in ("kv", "full_kv", "q", "full_q"):
@@ -85,10 +85,10 @@ def test_blocks_of_the_flex_mask_are_those_torch_finds_pair_by_pair(
 def test_no_tensor_of_flash_or_flex_is_t_by_t() -> None:
     seq_len = 4096
     assert KERNELS["flash"].prepare(seq_len, 64, torch.device("cpu")) is None
-    mask = flex_kernel.block_mask(seq_len, 64, torch.device("cpu"))
+    mask = flex.block_mask(seq_len, 64, torch.device("cpu"))
     tensors = [value for value in vars(mask).values() if isinstance(value, Tensor)]
     assert tensors
-    assert max(tensor.numel() for tensor in tensors) == (seq_len // flex_kernel.BLOCK) ** 2
+    assert max(tensor.numel() for tensor in tensors) == (seq_len // flex.BLOCK) ** 2
 
 
 def _seen_by_flash(q: Tensor, left: int, right: int, causal: bool) -> Tensor:
@@ -122,7 +122,7 @@ def test_flash_passes_layout_and_window_as_the_operator_wants_them(window: int |
         library.impl("_flash_attention_forward", evaluate, "CPU")
         q, k, v = (part.transpose(1, 2) for part in qkv)
         with torch.no_grad():
-            got = flash_kernel.through_torch(q, k, v, window=window, dropout=0.0).transpose(1, 2)
+            got = flash.through_torch(q, k, v, window=window, dropout=0.0).transpose(1, 2)
     finally:
         library._destroy()
     torch.testing.assert_close(got, _attend(KERNELS["eager"], qkv, window), rtol=1e-5, atol=1e-6)
@@ -133,7 +133,7 @@ def test_torchs_flash_operator_can_be_differentiated() -> None:
         torch.empty(2, 37, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for _ in range(3)
     ]
-    out = flash_kernel.through_torch(*parts, window=5, dropout=0.0)
+    out = flash.through_torch(*parts, window=5, dropout=0.0)
     assert out.shape == parts[0].shape
     for part, gradient in zip(parts, torch.autograd.grad(out.sum(), parts), strict=True):
         assert gradient.shape == part.shape

@@ -12,7 +12,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.model.attention import Choice, choose, flash, flex_kernel, kernel_for
+from launcher.model.attention import Choice, choose, flash, flex, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 from launcher.util.errors import UserError
 
@@ -208,17 +208,17 @@ def test_a_flash_attn_4_that_cannot_be_used_is_named(
 def test_flex_never_goes_on_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """dynamo compiles a function so many times, then calls it as it is."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(flex_kernel, "MOST_KERNELS", 2)
-    flex_kernel._compiled.cache_clear()
+    monkeypatch.setattr(flex, "MOST_KERNELS", 2)
+    flex._compiled.cache_clear()
 
     def attend(dtype: torch.dtype) -> None:
         q = torch.zeros(1, 1, 16, 16, dtype=dtype)
-        mask = flex_kernel.block_mask(16, None, q.device)
-        flex_kernel.flex(q, q, q, mask=mask, window=None, dropout=0.0)
+        mask = flex.block_mask(16, None, q.device)
+        flex.flex(q, q, q, mask=mask, window=None, dropout=0.0)
 
     attend(torch.float32)
     attend(torch.bfloat16)
     with pytest.raises(FailOnRecompileLimitHit):
         attend(torch.float16)
-    flex_kernel._compiled.cache_clear()
+    flex._compiled.cache_clear()
     torch._dynamo.reset()

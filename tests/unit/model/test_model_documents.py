@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from launcher.model.attention import KERNELS, choose, flex_kernel
+from launcher.model.attention import KERNELS, choose, flex
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT, initial_value
 
@@ -99,7 +99,7 @@ def test_blocks_of_the_flex_mask_are_those_torch_finds_pair_by_pair(
         return (query >= key) & near & (starts[batch, query] <= key)
 
     device = torch.device("cpu")
-    ours = flex_kernel.block_mask(seq_len, window, device, starts)
+    ours = flex.block_mask(seq_len, window, device, starts)
     theirs = create_block_mask(visible, len(starts), None, seq_len, seq_len, device="cpu")
     for name in ("kv", "full_kv", "q", "full_q"):
         counts = [getattr(mask, f"{name}_num_blocks") for mask in (ours, theirs)]
@@ -118,7 +118,7 @@ def test_blocks_of_the_flex_mask_are_those_torch_finds_pair_by_pair(
 def test_flex_agrees_with_eager_in_torchs_reference_implementation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flex_kernel, "_compiled", lambda: torch_flex.flex_attention)
+    monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda q, k, v: None)
     torch.manual_seed(0)
     starts = _starts(*DOCUMENTS)

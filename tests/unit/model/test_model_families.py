@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT, MLP, initial_value
-from launcher.model.rope import rotate, rotation
+from launcher.model.layers import rotate, rotation
 
 LLAMA: dict[str, Any] = {
     **{"vocab_size": 97, "context": 16, "layers": 3, "d_model": 24},

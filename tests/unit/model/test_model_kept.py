@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import Activation, ModelConfig
 from launcher.model.gpt import GPT, MLP
-from launcher.model.norms import LayerNorm, RMSNorm
+from launcher.model.layers import LayerNorm, RMSNorm
 
 ROWS = 2 * 16
 CONFIG: dict[str, Any] = {

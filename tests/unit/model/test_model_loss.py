@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.model.fused_loss import padded, padded_size
-from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy
+from launcher.model.loss import automatic_chunk_rows, linear_cross_entropy, padded, padded_size
 
 
 def _inputs(rows: int, vocab_size: int, d_model: int) -> tuple[Tensor, Tensor, Tensor]:

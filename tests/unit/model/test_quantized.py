@@ -12,9 +12,7 @@ from launcher.checkpoint.pretrained.quantized import Quantized
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig, Quantization
 from launcher.model.gpt import GPT
-from launcher.model.lora_config import BLOCK, Lora
-from launcher.model.parts import is_projection
-from launcher.model.quantized import (
+from launcher.model.linears import (
     _NF4,
     QuantizedLinear,
     dequantize,
@@ -22,6 +20,8 @@ from launcher.model.quantized import (
     quantize,
     row_bytes,
 )
+from launcher.model.lora_config import BLOCK, Lora
+from launcher.model.parts import is_projection
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.config.model import part_of
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
-from launcher.model.norms import RMSNorm
+from launcher.model.layers import RMSNorm
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.mesh import ModelParallelRank, TensorRank
 from launcher.parallel.model_parallel import ModelParallel

@@ -1,0 +1,135 @@
+"""Norms, activations and rotary embedding, each in the form that keeps and moves least memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from launcher.model.config import Activation, ModelConfig, RopeScaling
+
+# Norms. Autocast runs them in fp32: a copy of the input, which backward keeps, a copy of the output
+# for the matmul behind it, and twice the bytes moved. The kernels sum in fp32 whatever the type.
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` without autocast's casts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] -> [..., d]."""
+        return normalized(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` without autocast's casts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., d] -> [..., d]."""
+        assert self.eps is not None  # `norm` and `head_norm` give one
+        return normalized(x, self.normalized_shape, self.weight, None, self.eps)
+
+
+def normalized(
+    x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """x [..., *shape] in its own type, whatever that of weight and bias: a LayerNorm where there is
+    a bias, an RMSNorm without."""
+    with torch.autocast(x.device.type, enabled=False):
+        if bias is None:
+            return F.rms_norm(x, list(shape), weight.to(x.dtype), eps)
+        return F.layer_norm(x, list(shape), weight.to(x.dtype), bias.to(x.dtype), eps)
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """Of rows of the residual stream, [..., d]."""
+    kind = LayerNorm if config.norm == "layer" else RMSNorm
+    return kind(config.d_model, eps=config.norm_eps)
+
+
+def head_norm(config: ModelConfig) -> nn.Module:
+    """Of queries or keys, [..., head_dim]; the identity where a family has none."""
+    if not config.qk_norm:
+        return nn.Identity()
+    return RMSNorm(config.head_size, eps=config.norm_eps)
+
+
+# Activations, between the two projections of an MLP.
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * value (arXiv:2002.05202), whose silu autograd would keep as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate, value = x.chunk(2, dim=-1)
+        grad_x = torch.empty_like(x)
+        grad_gate, grad_value = grad_x.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_value)
+        torch.ops.aten.silu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
+        return grad_x
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """x [..., 2 f], the gate before what it multiplies -> [..., f]."""
+    if torch.compiler.is_compiling():  # a compiler fuses the formula, and keeps what it wants
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+    y: Tensor = _SwiGLU.apply(x)
+    return y
+
+
+ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "swiglu": swiglu,
+}
+
+KEEP_THEIR_INPUT: Final[frozenset[Activation]] = frozenset({"gelu", "swiglu"})
+"""ReLU keeps its output instead, which the projection behind it needs, too."""
+
+
+# Rotary position embedding (RoFormer, arXiv:2104.09864), and its scaled form of Llama 3.
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin [T, 1, head_dim / 2] of the angle that each position turns each pair by, in fp32."""
+
+
+def rotation(config: ModelConfig, positions: Tensor) -> Rotation:
+    """One table for all blocks; positions [T] int64, on the device of the model."""
+    even = torch.arange(0, config.head_size, 2, device=positions.device, dtype=torch.float32)
+    frequency = 1.0 / config.rope_theta ** (even / config.head_size)
+    if config.rope_scaling is not None:
+        frequency = _stretched(frequency, config.rope_scaling)
+    angle = positions.float()[:, None, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """x [B, T, H, head_dim] with each pair (i, i + head_dim / 2) turned, computed in fp32."""
+    cos, sin = rotation
+    left, right = x.float().chunk(2, dim=-1)
+    turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """Wavelengths that the original context holds few of are lengthened by the factor, short ones
+    kept, those between blended (`rope_type` llama3 of transformers' modeling_rope_utils)."""
+    factor, low, high, original = scaling
+    turns = original * frequency / (2 * math.pi)  # in the original context
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return kept * frequency + (1.0 - kept) * frequency / factor
