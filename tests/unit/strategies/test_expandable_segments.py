@@ -110,7 +110,7 @@ def test_a_plan_follows_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     growing = capsys.readouterr().out
     assert main([*flags.split(), OFF]) == 0
     fixed = capsys.readouterr().out
-    assert "what CUDA's allocator keeps beside them" in growing
+    assert "blocks that CUDA's allocator keeps" in growing
     assert "without expandable segments" not in growing
     assert "(without expandable segments)" in " ".join(fixed.split())
     assert f" {OFF}" in fixed
