@@ -80,7 +80,7 @@ def measured(
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Train all candidates in turn, round by round."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "candidate": a.choice.label,
             "precision": a.choice.precision,
@@ -135,8 +135,8 @@ def page(results: dict[str, Any]) -> str:
                 ("differs", "differ"),
             )
         )
-        head = ("planned", "candidate", "precision", "recompute", "micro-batch")
-        head += ("predicted", "measured", "measured as")
+        head = ["planned", "candidate", "precision", "recompute", "micro-batch"]
+        head += ["predicted", "measured", "measured as"]
         lines += ["", f"## {name}", "", f"{len(pairs)} pairs: {counts}.", ""]
         lines += ["| " + " | ".join(head) + " |", "|---:|---|---|---|---:|---:|---:|---:|"]
         for number, row in enumerate(rows):

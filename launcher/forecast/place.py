@@ -1,9 +1,12 @@
 """The machine to plan for: GPUs of a data sheet, or one that was measured."""
 
 import argparse
+from collections.abc import Set
 from dataclasses import dataclass
 
+from launcher.config.schema import RunConfig
 from launcher.forecast.calibration import Calibration
+from launcher.forecast.candidates import PRECISIONS, Choice, choices
 from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS, Gpu
@@ -81,6 +84,22 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
             "tensors: give more"
         )
     return place, notes
+
+
+def choices_on(place: Place, config: RunConfig, fixed: Set[str]) -> list[Choice]:
+    """Return all candidates for a machine that keep the fields in `fixed`; see `choices`."""
+    rated = place.machine.matmul_flops_per_s
+    precisions = [precision for precision in PRECISIONS if precision in rated]
+    if "fp16" in rated and "bf16" not in rated:  # fp16 only here: loss scaling may skip steps
+        precisions.insert(0, "fp16")
+    return choices(
+        config,
+        fixed,
+        world_size=place.world_size,
+        ranks_per_node=place.ranks_per_node,
+        device_type=place.machine.device,
+        precisions=precisions,
+    )
 
 
 def _assumed(gpu: Gpu) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment
-from launcher.forecast.candidates import PRECISIONS, Choice, choices
+from launcher.forecast.candidates import Choice
 from launcher.forecast.evaluation import (
     LARGEST_BATCH,
     LARGEST_MODEL,
@@ -19,9 +19,8 @@ from launcher.forecast.evaluation import (
     most_recomputed,
     states_fit,
 )
-from launcher.forecast.machine import Machine
 from launcher.forecast.order import VERDICTS, best_first
-from launcher.forecast.place import Place
+from launcher.forecast.place import Place, choices_on
 from launcher.model.sizes import NAMED
 from launcher.util.errors import Failure, UserError
 
@@ -59,7 +58,7 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
         models = [config.replace(model=name) for name in names]
     for model in models:
-        candidates = _candidates(model, fixed | {"model"}, search.place)
+        candidates = choices_on(search.place, model, fixed | {"model"})
         last = model is models[-1]
         if not last and not _any_fits(_evaluate_leanest(candidates, search, progress), search):
             continue
@@ -91,7 +90,7 @@ def _with_adapters(
     for quantized in ("none", "nf4"):
         changed = config.replace(lora_rank=ADAPTER_RANK, quantize_base=quantized)
         with contextlib.suppress(UserError):  # adapters do not go with another flag
-            candidates = _candidates(changed, fixed | {"model", "quantize_base"}, search.place)
+            candidates = choices_on(search.place, changed, fixed | {"model", "quantize_base"})
             results = _evaluate_leanest(candidates, search, progress)
             assessed = [result for result in results if isinstance(result, Assessment)]
             best = ranked(assessed, search)[:1]
@@ -106,24 +105,6 @@ def _evaluate_leanest(
     """Evaluate what may show that anything fits at all."""
     least = [choice for choice in _lowest_memory(candidates) if states_fit(choice, search.place)]
     return evaluate(least, dataclasses.replace(search, best_only=True), progress) if least else []
-
-
-def _candidates(config: RunConfig, fixed: set[str], place: Place) -> list[Choice]:
-    return choices(
-        config,
-        fixed,
-        world_size=place.world_size,
-        ranks_per_node=place.ranks_per_node,
-        device_type=place.machine.device,
-        precisions=_precisions(place.machine),
-    )
-
-
-def _precisions(machine: Machine) -> list[str]:
-    """Precisions to try: fp16 only on GPUs without bf16, since its loss scaling may skip steps."""
-    rated = machine.matmul_flops_per_s
-    known = [precision for precision in PRECISIONS if precision in rated]
-    return ["fp16", *known] if "fp16" in rated and "bf16" not in rated else known
 
 
 def _lowest_memory(candidates: Sequence[Choice]) -> list[Choice]:

@@ -1,1 +1,1 @@
-"""A page that answers as the planner does, in a browser: the planner itself, without torch."""
+"""The calculator: a page that runs the planner itself in a browser, without torch."""

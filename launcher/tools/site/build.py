@@ -1,17 +1,34 @@
-"""Puts the page together: one file, with Python, the planner and its traces inside."""
+"""Compose the page: one file that holds Python, the planner's modules and stored traces."""
 
 import base64
 import dataclasses
 import gzip
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
+import launcher
 from launcher.forecast.candidates import CHECKPOINTING, PRECISIONS
 from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
-from launcher.tools.site.bundle import planner_files
+from launcher.strategies import STRATEGIES
+from launcher.tools.site.inside.stored import DATA
 from launcher.tools.site.runtime import Runtime, zipped
 from launcher.util.page import asset, page_html
 
+_ROOT: Final = Path(launcher.__file__).parent
+_SUBSTITUTES: Final = {
+    "launcher/forecast/trace/micro_batches.py": "launcher/tools/site/inside/micro_batches.py",
+    "launcher/strategies/shapes.py": "launcher/tools/site/inside/shapes.py",
+}
+"""Module that needs torch -> its substitute without."""
+_LEFT_OUT: Final = (
+    *("checkpoint", "compare", "forecast/trace/record", "run", "util/page/assets"),
+    *("tools/completion", "tools/doctor", "tools/exchange", "tools/generate", "tools/prune"),
+    *("tools/serve", "tools/submit"),
+    *(f"tools/site/{name}" for name in ("assets", "build", "generate", "runtime", "site_cli")),
+)
 _SCRIPTS: Final = ("site-pythons.js", "site-form.js", "site.js")
 _DIMENSIONS: Final = (
     *("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab_size", "context"),
@@ -19,7 +36,7 @@ _DIMENSIONS: Final = (
 
 
 def site_html(runtime: Runtime) -> str:
-    """The text of index.html."""
+    """Return the text of index.html."""
     worker = "\n".join([runtime.glue, runtime.loader, asset("site-worker.js")])
     blocks = {
         "worker": _packed(gzip.compress(worker.encode(), mtime=0)),
@@ -34,9 +51,36 @@ def site_html(runtime: Runtime) -> str:
         _choices(),
         styles=("site.css",),
         blocks=blocks,
-        # WebAssembly, and a worker that is made of text: it inherits this policy.
+        # WebAssembly, and a worker made of text, which inherits this policy.
         policy="'wasm-unsafe-eval' blob:; worker-src blob:",
     )
+
+
+def planner_files() -> dict[str, bytes]:
+    """Return name -> content of the planner's modules without torch, for a folder on Python's path.
+
+    With the stored traces, and metadata of the libraries whose versions predictions check.
+    """
+    found = {f"launcher/{name}": _ROOT / name for name in sorted(_sources(_ROOT))}
+    found |= {name: _ROOT.parent / other for name, other in _SUBSTITUTES.items()}
+    files = {name: path.read_bytes() for name, path in found.items()}
+    files[f"launcher/{DATA.relative_to(_ROOT)}"] = DATA.read_bytes()
+    for library in sorted({name for each in STRATEGIES.values() for name in each.follows}):
+        version = metadata.version(library)
+        text = f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\n"
+        files[f"{library}-{version}.dist-info/METADATA"] = text.encode()
+    return files
+
+
+def _sources(folder: Path) -> Iterator[str]:
+    for path in folder.iterdir():  # a link among them, which rglob would not follow
+        name = str(path.relative_to(_ROOT))
+        if name.startswith(_LEFT_OUT) or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            yield from _sources(path)
+        elif path.suffix == ".py":
+            yield name
 
 
 def _packed(content: bytes) -> str:
@@ -44,7 +88,7 @@ def _packed(content: bytes) -> str:
 
 
 def _choices() -> dict[str, Any]:
-    """What the page's fields offer."""
+    """Return the options of the page's fields."""
     models = {}
     for name, model in NAMED.items():
         values = dataclasses.asdict(model)

@@ -1,7 +1,8 @@
-"""Writes the templates of every structure that the page can be asked about: minutes, on all cores.
+"""Record the templates of every structure that the page can be asked about.
 
-`python -m launcher.tools.site.generate` does it anew, after a change of the model, of a trace or of
-what is planned; `tests/unit/tools/test_site.py` says when that is due.
+`python -m launcher.tools.site.generate` takes minutes on all cores. Run it after a change of the
+model, of tracing or of the candidates; `tests/unit/tools/test_site.py` says when. Recorded with
+dimensions that are distinct primes, a size tells by its factors what it is a product of.
 """
 
 import contextlib
@@ -10,7 +11,8 @@ import multiprocessing
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 from unittest import mock
 
 import torch
@@ -21,26 +23,47 @@ from launcher.forecast.candidates import choices
 from launcher.forecast.predict import traced
 from launcher.forecast.trace import blocks as trace
 from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.template import Size, Template, template_of
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import NAMED
+from launcher.parallel.mesh import WHOLE_MODEL
+from launcher.strategies.shapes import shapes_of_one_block
 from launcher.tools.site.inside.stored import DATA
-from launcher.tools.site.recorded import SEQ_LEN, prime_model, record_template, shape_template
 from launcher.tools.site.runtime import zipped
-from launcher.tools.site.template import as_json, kind_of, structure_of
+from launcher.tools.site.template import as_json, dimensions_of, kind_of, structure_of
 from launcher.util.processes import usable_cores
 from launcher.util.startup import deaf_children, interruptible
 
-_WORLD_SIZES = (1, 4)
-_UNCUT = {"model", "context_parallel", "tensor_parallel"}
-_LORA_RANK = 8
+_WORLD_SIZES: Final = (1, 4)
+_UNCUT: Final = {"model", "context_parallel", "tensor_parallel"}
+_LORA_RANK: Final = 8
+_MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53 and 37
+_PRIMES: Final = {
+    "micro_batch": 11,
+    "seq_len": 13,
+    "d_model": 29,
+    "kv_heads": 7,
+    "heads_per_kv": 17,
+    "qkv_per_kv": 19,
+    "head_size": 23,
+    "d_ff": 31,
+    "context": 149,
+    "rank": 43,
+}
+_VOCAB: Final = 8 * 67
+_PADDED_VOCAB: Final = 5003
+"""A prime; padded to a multiple of 64 it is 64 x 79."""
+_LARGEST_FACTOR: Final = 5
+"""Largest prime of constant factors: bytes per element, number of fused matrices."""
 
 
 class _Collected(Exception):
-    """What would be traced is known; nothing need be."""
+    """Ends a prediction where it would trace."""
 
 
 def main() -> int:
-    """Write the data, and say how much it is."""
+    """Write the data; prints its size."""
     found = structures()
     kinds: dict[str, dict[str, Any]] = {}
     print(f"{len(found)} structures", file=sys.stderr)
@@ -64,8 +87,10 @@ def main() -> int:
 
 
 def structures() -> dict[str, tuple[ModelConfig, Compute]]:
-    """Structure -> what to record for it: everything that the planner's choices come to, of every
-    kind of named model, with shared key heads and without, trained whole and with adapters."""
+    """Return structure -> what to record for it, of all candidates of every kind of named model.
+
+    With and without shared key heads, trained in full and with adapters.
+    """
     found: dict[str, tuple[ModelConfig, Compute]] = {}
     for config in _configs():
         for run, world_size in _runs(config):
@@ -128,6 +153,77 @@ def _shapes(model: ModelConfig) -> list[tuple[str, list[tuple[Any, ...]]]]:
         (name, [(size.factor, *size.names) for size in shape])
         for name, shape in shape_template(model)
     ]
+
+
+def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelConfig:
+    """Return a shallow model of the same structure whose dimensions are coprime."""
+    p, grouped = _PRIMES, model.kv_head_count < model.heads
+    lora = model.lora
+    return replace(
+        model,
+        d_model=p["d_model"],
+        kv_heads=p["kv_heads"],
+        heads=p["kv_heads"] * (p["heads_per_kv"] if grouped else 1),
+        head_dim=2 * p["head_size"],
+        d_ff=p["d_ff"],
+        context=p["context"],
+        window=2 if windowed else None,
+        vocab_size=_PADDED_VOCAB if padded else _VOCAB,
+        loss_chunk=_CHUNK_ROWS,
+        rope_scaling=None,
+        lora=None if lora is None else replace(lora, rank=p["rank"]),
+    )
+
+
+def record_template(model: ModelConfig, compute: Compute) -> Template:
+    """Record the template of a structure, given a `prime_model`."""
+    record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, WHOLE_MODEL)
+    return template_of(record, partial(_product, primes=_primes_of(model)))
+
+
+def shape_template(model: ModelConfig) -> list[tuple[str, tuple[Size, ...]]]:
+    """Return (name, dimensions) of every parameter of a `prime_model` with one block."""
+    product = partial(_product, primes=_primes_of(model))
+    return [
+        (name, tuple(product(size) for size in shape)) for name, shape in shapes_of_one_block(model)
+    ]
+
+
+def _primes_of(model: ModelConfig) -> dict[int, tuple[str, int]]:
+    """Return prime -> (dimension, its other factor)."""
+    found: dict[int, tuple[str, int]] = {}
+    for name, value in dimensions_of(model, micro_batch=_MICRO_BATCH, seq_len=SEQ_LEN).items():
+        prime = max(_factors(value), default=1)
+        if prime > _LARGEST_FACTOR:
+            assert prime not in found, f"{name} and {found[prime][0]} are both {prime}"
+            found[prime] = (name, value // prime)
+    return found
+
+
+def _factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _product(number: int, primes: dict[int, tuple[str, int]]) -> Size:
+    factor, names = 1, []
+    for prime in _factors(number):
+        factor *= prime
+        if prime in primes:
+            names.append(primes[prime][0])
+    for prime in _factors(number):
+        if prime in primes:
+            factor, rest = divmod(factor, prime * primes[prime][1])
+            assert rest == 0, (number, prime)
+    assert max(_factors(factor), default=1) <= _LARGEST_FACTOR, (
+        f"{number} bytes are no product of dimensions"
+    )
+    return Size(factor, tuple(sorted(names)))
 
 
 if __name__ == "__main__":

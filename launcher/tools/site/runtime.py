@@ -86,7 +86,7 @@ def _read(archive: Path) -> bytes:
 
 
 def _fetched() -> bytes:
-    """By npm, which knows the user's mirror and proxy; kept for the next time."""
+    """Fetch with npm, which knows the user's mirror and proxy, and cache the package."""
     kept = default_cache_dir() / f"pyodide-{VERSION}.tgz"
     if kept.exists() and _digest(kept.read_bytes()) == SHA256:
         return kept.read_bytes()
@@ -129,7 +129,7 @@ def _slimmed(library: bytes) -> bytes:
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:
-    """A zip file of them that is the same whenever it is made."""
+    """Zip files reproducibly."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""`shardscale site`: a page that answers as `shardscale plan` does, without a server."""
+"""`shardscale site`: write a page that plans as `shardscale plan` does, without a server."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from launcher.util.sizes import gib
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Returns an exit code of `ExitCode`."""
+    """Write the page; returns an exit code of `ExitCode`."""
     options = _parser().parse_args(argv)
     out = options.out
     _check_folder(out)
@@ -34,20 +34,20 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> OptionParser:
     parser = OptionParser(
         prog="shardscale site",
-        description="Write a page with the planner in it: one file that needs no server and no "
-        "network, and answers as shardscale plan does.",
+        description="Write a page that holds the planner: one file, no server, no network, and "
+        "the results of shardscale plan.",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write index.html into")
-    package = "Pyodide's package of npm (default: fetched once, then kept)"
+    package = "Pyodide's npm package (default: fetched once, then cached)"
     parser.add_argument("--pyodide", type=Path, metavar="FILE.tgz", help=package)
     return parser
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder that cannot be written, or holds what would be overwritten.
+    """Refuse a folder that cannot be written or is not empty.
 
     Raises:
-        UserError: nothing can be made there, or something is in it.
+        UserError: either of both.
     """
     with naming("OUT"):
         check_writable(out)

@@ -17,9 +17,9 @@ from launcher.forecast.trace.template import Template
 from launcher.model.sizes import NAMED
 from launcher.tools.site import generate
 from launcher.tools.site import site_cli as cli
-from launcher.tools.site.bundle import planner_files
+from launcher.tools.site.build import planner_files
+from launcher.tools.site.generate import record_template
 from launcher.tools.site.inside.stored import DATA
-from launcher.tools.site.recorded import record_template
 from launcher.tools.site.template import from_json, kind_of
 
 FRESH = 6

@@ -1,1 +1,1 @@
-"""What stands in a browser in the place of modules that need torch."""
+"""Modules that replace, in a browser, those that need torch."""

@@ -1,7 +1,7 @@
-"""Stands for packages that a browser does not have, so that modules which name them can be loaded.
+"""Placeholders for packages that a browser lacks, so that modules which import them load.
 
-The planner's modules stand beside those that train, and import what these need. Nothing of it is
-called while a run is planned; of torch only the sizes of its types are asked for.
+The planner's modules import some that train. Planning calls nothing of these packages; of torch it
+only reads the sizes of data types.
 """
 
 import importlib.abc
@@ -19,8 +19,8 @@ _ITEM_BYTES: Final = {
 
 
 class Absent(type):
-    """A class whose attributes, and what a call of it gives, are such classes, too: it can be a
-    base class, a decorator and an annotation."""
+    """A class whose attributes and call results are such classes again: usable as a base class,
+    decorator and annotation."""
 
     def __getattr__(cls, name: str) -> "Absent":
         if name.startswith("__"):
@@ -41,7 +41,7 @@ class Absent(type):
 
 
 class DType:
-    """One of torch's types of numbers."""
+    """A torch data type."""
 
     def __init__(self, name: str, itemsize: int) -> None:
         self.name, self.itemsize = name, itemsize
@@ -76,9 +76,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """It has nothing to run."""
+        """Do nothing: a placeholder has no code."""
 
 
 def stand_in(packages: Iterable[str]) -> None:
-    """From now on these can be imported, before any that are really there."""
+    """Make these packages importable, ahead of installed ones."""
     sys.meta_path.insert(0, _Finder(packages))

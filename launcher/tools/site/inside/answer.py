@@ -1,30 +1,33 @@
-"""What the page asks: arguments of `shardscale plan` in, its answers out, a choice at a time."""
+"""Functions that the page calls: arguments of `shardscale plan` as JSON in, JSON out.
 
+The page asks for one candidate after the other, so that it can show results as they come.
+"""
+
+import json
 from functools import lru_cache
-from typing import Any
 
 from launcher.config.arguments import parse_run_config
-from launcher.forecast.assess import Assessment, assess, tokens_per_s
-from launcher.forecast.candidates import PRECISIONS, Choice, choices, given_fields
-from launcher.forecast.place import Place, find_place
+from launcher.forecast.assess import assess, tokens_per_s
+from launcher.forecast.candidates import Choice, given_fields
+from launcher.forecast.place import Place, choices_on, find_place
 from launcher.forecast.plan_cli import command_of, parse_options, with_weights
 from launcher.forecast.plan_records import page_row
 from launcher.util.errors import UserError
 
 UNCUT = frozenset({"context_parallel", "tensor_parallel"})
-"""Left at 1: traces of parts of sequences and matrices are not stored."""
-KEPT = 8
-"""Questions whose choices are remembered."""
+"""Stay at 1: traces under context and tensor parallelism are not stored."""
+CACHED = 8
+"""Questions whose candidates are kept."""
 
 
-def choices_of(argv: tuple[str, ...]) -> dict[str, Any]:
-    """The place and every choice that the planner would assess; or why it refuses."""
+def choices_of(argv: str) -> str:
+    """Return the machine and all candidates, or the reason of a refusal."""
     try:
-        place, found, _ = _asked(argv)
+        place, candidates, _ = _asked(argv)
     except UserError as error:
-        return {"refused": str(error)}
-    run = found[0].runs[0]
-    return {
+        return json.dumps({"refused": str(error)})
+    run = candidates[0].runs[0]
+    answer = {
         "parameters": run.model.parameter_count,
         "trained": run.model.trained_parameter_count,
         "seq_len": run.seq_len,
@@ -36,35 +39,27 @@ def choices_of(argv: tuple[str, ...]) -> dict[str, Any]:
                 "activation_checkpointing": choice.checkpointing,
                 "most_tokens_per_s": max(tokens_per_s(run, place) for run in choice.runs),
             }
-            for choice in found
+            for choice in candidates
         ],
     }
+    return json.dumps(answer)
 
 
-def assessed(argv: tuple[str, ...], number: int) -> dict[str, Any]:
-    """One of the choices as `plan --page` shows it, with its command."""
-    place, found, training = _asked(argv)
+def assessed(argv: str, number: int) -> str:
+    """Return one candidate as `plan --page` shows it, with its command."""
+    place, candidates, training = _asked(argv)
     try:
-        best: Assessment = assess(found[number], place)
-        return page_row(best, place) | {
-            "global_batch": best.run.global_batch,
-            "command": command_of(best, training, place),
-        }
+        best = assess(candidates[number], place)
     except UserError as error:
-        return {"refused": str(error)}
+        return json.dumps({"refused": str(error)})
+    more = {"global_batch": best.run.global_batch, "command": command_of(best, training, place)}
+    return json.dumps(page_row(best, place) | more)
 
 
-@lru_cache(KEPT)
-def _asked(argv: tuple[str, ...]) -> tuple[Place, list[Choice], list[str]]:
-    options, training = parse_options([*argv, "--no-calibration"])
+@lru_cache(CACHED)
+def _asked(argv: str) -> tuple[Place, list[Choice], list[str]]:
+    options, training = parse_options([*json.loads(argv), "--no-calibration"])
     place, _ = find_place(options)
     config = with_weights(parse_run_config(training, place.world_size), options)
-    found = choices(
-        config,
-        given_fields(training, config) | {"model"} | UNCUT,
-        world_size=place.world_size,
-        ranks_per_node=place.ranks_per_node,
-        device_type=place.machine.device,
-        precisions=[name for name in PRECISIONS if name in place.machine.matmul_flops_per_s],
-    )
-    return place, found, training
+    fixed = given_fields(training, config) | {"model"} | UNCUT
+    return place, choices_on(place, config, fixed), training
