@@ -93,6 +93,29 @@ class Textbook(torch.optim.Optimizer):
                 parameter.sub_(self._update(parameter.grad, state), alpha=group["lr"])
 
 
+class Rounded(torch.optim.Optimizer):
+    """AdamW over fp32 weights, of which the model has the nearest bf16, with moments in bf16."""
+
+    def __init__(self, params: Sequence[dict[str, Any]]) -> None:
+        super().__init__(params, {"lr": 0.0})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["whole"] = parameter.detach().float()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                update = moments(
+                    parameter.grad.float(), state, lambda _, value: value.bfloat16().float()
+                )
+                state["whole"].mul_(1 - group["lr"] * group["weight_decay"])
+                state["whole"].sub_(update, alpha=group["lr"])
+                parameter.copy_(state["whole"])
+
+
 def moments(
     gradient: Tensor, state: dict[str, Any], keep: Callable[[str, Tensor], Tensor]
 ) -> Tensor:
@@ -112,6 +135,11 @@ def in_bf16(named: Named, decay: float) -> list[torch.optim.Optimizer]:
         return moments(gradient, state, lambda _, value: value.bfloat16().float())
 
     return [Textbook(groups(named, decay), update)]
+
+
+def in_compensated_bf16(named: Named, decay: float) -> list[torch.optim.Optimizer]:
+    """Moments in bf16, and weights that are rounded from fp32."""
+    return [Rounded(groups(named, decay))]
 
 
 def in_8_bits(named: Named, decay: float) -> list[torch.optim.Optimizer]:

@@ -24,7 +24,7 @@ from launcher.model.gpt import GPT, initial_value
 from launcher.optim.registry import checkpointed
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World
-from launcher.strategies.engine import Engine, train_step
+from launcher.strategies.engine import Engine, LossScale, train_step
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.native import NativeEngine
 from launcher.strategies.parameters import trained_shapes
@@ -32,6 +32,7 @@ from launcher.train import build_engine
 
 STEPS, HALF = 20, 10
 CLIP, LR, WARM_UP = 0.5, 3e-3, 3
+FIRST_SCALE = 2.0**26  # of fp16's losses: too large, so that the first steps are skipped
 MODEL: dict[str, Any] = {
     **{"vocab_size": 64, "context": 16, "layers": 1, "heads": 2, "d_model": 64, "tied": False}
 }
@@ -56,6 +57,29 @@ CASES = [
     Case(name="adamw", reference=theirs.adamw),
     # Adapters are beside weights that are frozen in bf16, which autocast in a plain loop leaves.
     Case(name="bf16", reference=theirs.fused_adamw, flags={"precision": "bf16"}, adapters=False),
+    Case(
+        name="fp16",
+        reference=theirs.fused_adamw,
+        flags={"precision": "fp16"},
+        decays=(0.1,),
+        adapters=False,
+    ),
+    Case(
+        name="bf16-pure",
+        reference=theirs.fused_adamw,
+        flags={"precision": "bf16-pure", "compensation": False},
+        decays=(0.1,),
+        adapters=False,
+    ),
+    # Held against fp32 weights, of which a compensated bf16 weight keeps 16 of 24 bits.
+    Case(
+        name="bf16-pure-compensated",
+        reference=theirs.in_compensated_bf16,
+        flags={"precision": "bf16-pure"},
+        decays=(0.1,),
+        adapters=False,
+        tolerance=2e-3,
+    ),
     Case(name="adam", reference=theirs.adam, flags={"optimizer": "adam"}),
     Case(name="sgd", reference=theirs.sgd(0.9), flags={"optimizer": "sgd"}, lr=0.1),
     Case(
@@ -158,8 +182,13 @@ def in_a_plain_loop(case: Case, resolved: Resolved, given: Path, decay: float) -
             else:
                 shape = tuple(parameter.shape)
                 parameter.copy_(initial_value(name, shape, resolved.model, seed=0, device="cpu"))
+    precision = case.flags.get("precision", "fp32")
+    if precision == "bf16-pure":
+        model = model.bfloat16()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizers = case.reference(trained, decay)
+    scaler = torch.amp.GradScaler("cpu", FIRST_SCALE, enabled=precision == "fp16")
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     losses = []
     for step, micro_batches in enumerate(batches(), start=1):
         done = (step - WARM_UP) / (STEPS - WARM_UP)
@@ -167,16 +196,20 @@ def in_a_plain_loop(case: Case, resolved: Resolved, given: Path, decay: float) -
         lr = case.lr * step / WARM_UP if step <= WARM_UP else lr
         losses.append(0.0)
         for tokens, targets in micro_batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled="precision" in case.flags):
+            with torch.autocast("cpu", low, enabled=low is not None):
                 loss = model(tokens, targets) / len(micro_batches)
-            loss.backward()
+            scaler.scale(loss).backward()
             losses[-1] += loss.item()
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(trained.values(), CLIP)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            optimizer.step()
+            scaler.step(optimizer)
             optimizer.zero_grad()
+        scaler.update()
+    assert precision != "fp16" or scaler.get_scale() < FIRST_SCALE, "no step was skipped"
     return losses
 
 
@@ -191,6 +224,7 @@ def trained_on(engine: Engine, resolved: Resolved, first: int, last: int) -> lis
 
 def begun(resolved: Resolved, given: Path, folder: Path, *, trained: bool = True) -> Engine:
     engine = build_engine(resolved, ALONE)
+    engine.set_loss_scale(LossScale(scale=FIRST_SCALE, good_steps=0))
     with open_stored(given) as weights:
         Checkpointer(folder).begin_with(weights, engine, trained=trained)
     return engine
@@ -217,7 +251,10 @@ def test_trains_as_in_a_plain_loop(
     losses = trained_on(engine, resolved, 1, HALF)
     Checkpointer(tmp_path).save(HALF, engine, {"model": resolved.model})
 
+    scale = engine.loss_scale()
     engine = begun(resolved, given, tmp_path, trained=False)
+    if scale is not None:
+        engine.set_loss_scale(scale)
     loaded = Checkpointer(tmp_path).load(tmp_path, engine)
     assert loaded is not None
     losses += trained_on(engine, resolved, HALF + 1, STEPS)
