@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from runs import Run, refuse_existing, sweep, table, train, write_stdlib
 
-from launcher.data.sources import Stdlib
+from launcher.config.schema import DataChoice
+from launcher.data.sources import find_source
 
 MIB = 2**20
 SHAPE = ("--layers=4", "--d-model=128", "--heads=4", "--kv-heads=2", "--context=192", "--d-ff=384")
@@ -79,7 +80,7 @@ def write_examples(path: Path) -> Path:
     """Signatures and what they are said to do, of everything in the standard library that has a
     docstring."""
     with path.open("w", encoding="utf-8") as file:
-        for text in Stdlib().texts():
+        for text in find_source(DataChoice()).texts():
             for question, answer in pairs(text):
                 file.write(json.dumps({"prompt": question, "completion": answer}) + "\n")
     return path

@@ -15,7 +15,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # a script of bench/ has only its own folder, where nothing is installed
 
-from launcher.data.sources import Stdlib  # noqa: E402
+from launcher.config.schema import DataChoice  # noqa: E402
+from launcher.data.sources import find_source  # noqa: E402
 
 PHASES = ("forward", "backward", "step")
 WARMUP_STEPS = 2
@@ -112,7 +113,7 @@ def sweep(
 def write_stdlib(path: Path, size_bytes: int) -> Path:
     """The beginning of the default corpus, for runs that shall not read all of its test split."""
     texts, total = [], 0
-    for text in Stdlib().texts():
+    for text in find_source(DataChoice()).texts():
         texts.append(text)
         total += len(text)
         if total >= size_bytes:

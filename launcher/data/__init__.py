@@ -1,8 +1,13 @@
 """Text -> documents -> tokens -> deterministic global batches."""
 
-from launcher.data.batches import EvaluationBatches, GlobalBatches
-from launcher.data.corpus import Corpus, open_corpus
-from launcher.data.split import IGNORED_TARGET, Sequences, Split
+from launcher.data.batches import (
+    IGNORED_TARGET,
+    EvaluationBatches,
+    GlobalBatches,
+    Sequences,
+    Split,
+)
+from launcher.data.corpus import Corpus, open_corpus, saved_data_choice
 
 __all__ = [
     "IGNORED_TARGET",
@@ -12,4 +17,5 @@ __all__ = [
     "Sequences",
     "Split",
     "open_corpus",
+    "saved_data_choice",
 ]

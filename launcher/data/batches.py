@@ -1,4 +1,4 @@
-"""Which sequences belong to which step: the same on any number of ranks."""
+"""Splits of tokens, and the sequences of each step: the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,127 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from launcher.data.split import IGNORED_TARGET, Sequences, Split
+IGNORED_TARGET = -100  # ignored by torch's cross_entropy
+
+
+class Sequences(NamedTuple):
+    """Windows of a split."""
+
+    tokens: np.ndarray
+    """int64 [n, T + 1]: inputs [:, :-1], and the targets that follow them [:, 1:]."""
+    targets: np.ndarray | None = None
+    """int64 [n, T], -100 where one does not count; None where all do."""
+    starts: np.ndarray | None = None
+    """int64 [n, T]: index in the window of the first token of each input's document, 0 for one that
+    began before; None unless attention stays inside documents."""
+
+    def all_targets(self) -> np.ndarray:
+        """Return the targets, int64 [n, T]."""
+        return self.tokens[:, 1:] if self.targets is None else self.targets
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return (tokens, targets) or (tokens, targets, starts) at `positions`, int64 [n, t]."""
+        found = [self.tokens[:, :-1], self.all_targets()]
+        found += [] if self.starts is None else [self.starts]
+        return tuple(array[:, positions] for array in found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Split:
+    """Documents joined to one row of tokens, each closed by the end-of-text token (messages: as
+    their chat template ends them).
+
+    All arrays are read-only and mapped from disk.
+    """
+
+    tokens: np.ndarray
+    """uint16, or uint32 for vocabularies above 65,536."""
+    learned: np.ndarray | None = None
+    """uint8 per token: whether it counts as a target; None where all do."""
+    documents: np.ndarray | None = None
+    """int64: indices of the tokens that begin a document, which nothing predicts; None unless
+    attention stays inside documents."""
+
+    def window_count(self, seq_len: int) -> int:
+        """Count windows of seq_len + 1 tokens, seq_len apart: the last target is the next input."""
+        return max(0, (len(self.tokens) - 1) // seq_len)
+
+    def sequence_count(self, seq_len: int) -> int:
+        """Count the windows to train on: those in which a target counts."""
+        numbers = self.sequence_numbers(seq_len)
+        return self.window_count(seq_len) if numbers is None else len(numbers)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019  # needed in every step; a process has few splits
+    def sequence_numbers(self, seq_len: int) -> np.ndarray | None:
+        """Return the indices of the windows to train on, int64; None for all."""
+        counts = self.target_counts(seq_len)
+        return None if counts is None else np.flatnonzero(counts[: self.window_count(seq_len)])
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def target_counts(self, seq_len: int) -> np.ndarray | None:
+        """Return the number of counted targets per window, int64, a shorter last one included; None
+        where all count."""
+        if self.learned is None and self.documents is None:
+            return None
+        targets = len(self.tokens) - 1
+        whole, rest = divmod(targets, seq_len)
+        if self.learned is None:
+            parts = np.full(whole, seq_len), np.array([rest])
+        else:
+            end = 1 + whole * seq_len
+            # Not reduceat, which first converts every flag to 8 bytes.
+            in_whole = self.learned[1:end].reshape(whole, seq_len).sum(axis=1, dtype=np.int64)
+            parts = in_whole, self.learned[end:].sum(keepdims=True, dtype=np.int64)
+        counts: np.ndarray = np.concatenate(parts)[: math.ceil(targets / seq_len)]
+        if self.documents is not None:
+            firsts = self.documents[self.documents > 0]
+            if self.learned is not None:
+                firsts = firsts[self.learned[firsts] != 0]
+            counts = counts - np.bincount((firsts - 1) // seq_len, minlength=len(counts))
+        return counts
+
+    def all_target_count(self, seq_len: int) -> int:
+        """Count the targets of all windows."""
+        counts = self.target_counts(seq_len)
+        return len(self.tokens) - 1 if counts is None else int(counts.sum())
+
+    def sequences(self, numbers: np.ndarray, seq_len: int) -> Sequences:
+        """Return the windows with these indices."""
+        return self.read(numbers * seq_len, seq_len)
+
+    def read(self, firsts: np.ndarray, seq_len: int) -> Sequences:
+        """Return the windows that begin at these tokens."""
+        places = firsts[:, None] + np.arange(seq_len + 1)
+        tokens = self.tokens[places].astype(np.int64)
+        targets, starts = None, None
+        if self.documents is not None:
+            number = np.searchsorted(self.documents, places[:, :-1], side="right") - 1
+            starts = np.maximum(self.documents[number] - places[:, :1], 0)
+        if self.learned is not None or self.documents is not None:
+            targets = np.where(self._counts(places[:, 1:]), tokens[:, 1:], IGNORED_TARGET)
+        return Sequences(tokens, targets, starts)
+
+    def _counts(self, places: np.ndarray) -> np.ndarray:
+        counted = np.ones(places.shape, bool)
+        if self.learned is not None:
+            counted &= self.learned[places] != 0
+        if self.documents is not None:
+            following = np.searchsorted(self.documents, places)
+            is_first = self.documents[np.minimum(following, len(self.documents) - 1)] == places
+            counted &= ~is_first
+        return counted
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatches:
-    """Global batch `step` is a pure function of (seed, step); a rank takes a slice of it.
+    """Global batches of a split, each a pure function of (seed, step); a rank takes a slice.
 
-    Each epoch visits its sequences in a fresh random order. What does not fill a last batch is
-    left to the next epoch's order. A split smaller than one batch is repeated within the batch.
+    Each epoch visits the sequences in a new random order and drops the last partial batch. A split
+    smaller than one batch is repeated within the batch.
     """
 
     split: Split
@@ -28,11 +137,11 @@ class GlobalBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full global batches in the split, at least 1."""
+        """Number of full global batches in the split, at least 1."""
         return max(1, self.split.sequence_count(self.seq_len) // self.global_batch)
 
     def indices(self, step: int) -> np.ndarray:
-        """Sequence numbers of global batch `step` (from 0): int64 [global_batch]."""
+        """Return the sequences of global batch `step` (from 0): indices, int64 [global_batch]."""
         epoch, position = divmod(step, self.steps_per_epoch)
         order = _permutation(self.split.sequence_count(self.seq_len), self.seed, epoch)
         numbers = self.split.sequence_numbers(self.seq_len)
@@ -42,9 +151,9 @@ class GlobalBatches:
         return batch.astype(np.int64) if numbers is None else numbers[batch]
 
     def rank_slice(self, step: int, *, rank: int, world_size: int) -> Sequences:
-        """Rank `rank`'s part of global batch `step`: global_batch / world_size sequences.
+        """Return the global_batch / world_size sequences of a rank in global batch `step`.
 
-        The ranks' parts in rank order are the global batch.
+        Those of all ranks, in rank order, are the global batch.
 
         Raises:
             ValueError: world_size does not divide the global batch.
@@ -63,17 +172,16 @@ class GlobalBatches:
         micro_batch: int,
         positions: np.ndarray | None = None,
     ) -> tuple[float, ...]:
-        """What the mean loss of each of a rank's micro-batches counts for in step `step`, so that
-        the mean over all micro-batches of all ranks is that over the targets that count; () where
-        all of them do.
+        """Return a weight for the mean loss of each of a rank's micro-batches, such that the mean
+        over all micro-batches and ranks is the mean over counted targets; () where all count.
 
-        Every rank knows the whole global batch, so nobody has to be asked.
+        Every rank can compute the whole global batch, so no communication is needed.
 
         Args:
             step: from 0.
-            mine: what the rank reads in it.
-            micro_batch: sequences at a time.
-            positions: of these, as of others by as many other ranks; None for all.
+            mine: the rank's sequences of that step.
+            micro_batch: sequences per micro-batch.
+            positions: the inputs that this rank reads of each sequence; None for all.
         """
         counts = self.split.target_counts(self.seq_len)
         if counts is None:
@@ -87,15 +195,13 @@ class GlobalBatches:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationBatches:
-    """A split, or its first `sequences` sequences; each target that counts exactly once over all
-    ranks.
+    """Batches of a split, or of its first `sequences` sequences, for evaluation: each counted
+    target occurs exactly once over all ranks, whatever the batch and the number of ranks.
 
-    What is read does not depend on the batch or the ranks; `len()` is the same on every rank.
-
-    Yields int64 (tokens, targets), each [batch, seq_len], and where attention stays inside
-    documents their starts too. Padding has target -100; a rank's last batches may hold nothing
-    else, so weigh losses by the number of targets that count. With `positions`, a rank reads only
-    these of each sequence.
+    Yields int64 (tokens, targets), each [batch, seq_len], plus starts if attention stays inside
+    documents. `len()` is the same on every rank. Padding has target -100, and a rank's last batches
+    may hold nothing else, so weight losses by the number of counted targets. With `positions`, a
+    rank reads only these inputs of each sequence.
     """
 
     split: Split
@@ -132,7 +238,6 @@ class EvaluationBatches:
             yield tuple(arrays)
 
     def _windows(self) -> Sequence[int]:
-        """Those in which a target counts."""
         counts = self.split.target_counts(self.seq_len)
         if counts is not None:
             windows: Sequence[int] = np.flatnonzero(counts).tolist()
@@ -141,10 +246,10 @@ class EvaluationBatches:
         return windows[: self.sequences]
 
 
-@functools.lru_cache(maxsize=1)  # all steps of an epoch ask for it
+@functools.lru_cache(maxsize=1)  # the same for all steps of an epoch
 def _permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    # Raw bits and a stable sort, not Generator.permutation: NumPy keeps the bits of PCG64 the same
-    # in all versions but not what Generator makes of them, and a resumed run may have another one.
+    # Raw bits and a stable sort instead of Generator.permutation: NumPy guarantees the bits of
+    # PCG64 in all versions, but not the Generator's results, and a resumed run may have another.
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(count)
     dtype = np.uint32 if count < 1 << 32 else np.uint64
     return np.argsort(bits, kind="stable").astype(dtype)

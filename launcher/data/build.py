@@ -1,58 +1,33 @@
-"""Builds one corpus folder: split the documents, train the tokenizer, write the tokens.
-
-Beside a split's tokens stand the places where its documents begin and, where there are prompts, a
-byte for each token: whether it is to be learned.
-"""
+"""Build a corpus folder: split the documents, train the tokenizer, write the tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from launcher.data.cache import Progress, Report
-from launcher.data.chat import ChatTemplate
-from launcher.data.examples import Document, encode, with_prompt
-from launcher.data.formats import documents
-from launcher.data.sources import Files, Source, form_of_source
+from launcher.data.corpus import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
+from launcher.data.formats import documents, with_prompt
+from launcher.data.sources import Document, Files, Source, form_of_source
+from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, train_bpe
 from launcher.util.errors import UserError
 
-if TYPE_CHECKING:
-    from launcher.data.tokenizer import Encoder
-
-SPLITS = ("train", "validation", "test")
 BPE_SAMPLE_BYTES = 64_000_000
-TOKENIZER_FILE = "tokenizer.json"
 
-_META_FILE = "meta.json"
 _SPLIT_SEED = 80_10_10
 _BATCH_BYTES = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meta:
-    """What a corpus folder holds, beside its token files."""
-
-    documents: int
-    text_bytes: int
-    sample_bytes: int  # text the BPE tokenizer saw; 0 for other tokenizers
-    vocab_size: int
-    dtype: str
-    tokens: dict[str, int]
-    split_documents: dict[str, int]
-    learned: dict[str, int] | None  # tokens; None where all are
-    fingerprint: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """What the first reading of a source found; `sample` is the training text for BPE."""
+    """Result of the first reading of a source; `sample` is the training text for BPE."""
 
     documents: int
     text_bytes: int
@@ -61,7 +36,7 @@ class Survey:
 
 
 def split_of(document: int) -> str:
-    """The split of document number `document`: one of each ten is validation, another is test.
+    """Return the split of a document by its number: one of each ten is validation, another test.
 
     A pure function of the number, so that a stream needs no count in advance. The first ten draw
     from their first three, so that three documents are enough for three splits.
@@ -77,9 +52,7 @@ def split_of(document: int) -> str:
 def build_corpus(
     directory: Path, report: Report, *, source: Source, tokenizer: str, vocab_size: int
 ) -> None:
-    """Fills the empty `directory` with tokens, tokenizer and meta data; reads the source twice."""
-    from launcher.data.tokenizer import check_vocabulary, load_encoder, train_bpe
-
+    """Fill the empty `directory` with tokens, tokenizer and description; reads the source twice."""
     # torchrun sets OMP_NUM_THREADS=1 and the other ranks wait: the builder may use every core.
     # Left set, because the library warns at each later fork when the choice is not explicit.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -88,8 +61,11 @@ def build_corpus(
     if encoder is not None:
         check_vocabulary(tokenizer, encoder.vocab_size, vocab_size)
     form = form_of_source(source)
-    chats = form == "messages"
-    read_example = ChatTemplate.of(tokenizer, source.label).document if chats else with_prompt
+    read_example = with_prompt
+    if form == "messages":
+        from launcher.data.chat import ChatTemplate
+
+        read_example = ChatTemplate.of(tokenizer, source.label).document
 
     def read() -> Iterator[Document]:
         if isinstance(source, Files) and form != "text":
@@ -124,50 +100,16 @@ def build_corpus(
         learned=None if form == "text" else learned,
         fingerprint=fingerprint,
     )
-    (directory / _META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
-
-
-def read_meta(directory: Path) -> Meta | None:
-    """The meta data of a complete corpus folder; None when it is missing or damaged."""
-    try:
-        meta = Meta(**json.loads((directory / _META_FILE).read_text(encoding="utf-8")))
-        width = np.dtype(meta.dtype).itemsize
-        whole = all(
-            token_file(directory, split).stat().st_size == meta.tokens[split] * width
-            and documents_file(directory, split).stat().st_size == 8 * meta.split_documents[split]
-            and (
-                meta.learned is None
-                or learned_file(directory, split).stat().st_size == meta.tokens[split]
-            )
-            for split in SPLITS
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return meta if whole else None
-
-
-def token_file(directory: Path, split: str) -> Path:
-    """The tokens of `split` inside a corpus folder."""
-    return directory / f"{split}.bin"
-
-
-def documents_file(directory: Path, split: str) -> Path:
-    """Which of the tokens begin a document: int64."""
-    return directory / f"{split}.documents.bin"
-
-
-def learned_file(directory: Path, split: str) -> Path:
-    """Whether a token is to be learned: uint8, one for each."""
-    return directory / f"{split}.learned.bin"
+    (directory / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
 
 
 def take_survey(
     label: str, documents: Iterable[Document], sample_limit_bytes: int, report: Report
 ) -> Survey:
-    """Counts the documents and picks training text for BPE, evenly over the train split.
+    """Count the documents and pick training text for BPE, evenly over the train split.
 
-    A document is in the sample when its random number is below `rate`; the rate is halved when the
-    sample overflows. So any length of text is sampled in one pass and bounded memory.
+    A document is sampled when its random number is below `rate`, which is halved whenever the
+    sample overflows. So a text of any length is sampled in one pass and bounded memory.
     """
     count = text_bytes = sample_bytes = 0
     rate = 1.0
@@ -203,18 +145,20 @@ def _draw(document: int) -> float:
 
 
 class _SplitWriter:
-    """Writes the files of one split; `learned_file` only where not all is to be learned."""
+    """Writes the files of one split; that of the learned tokens only if not all are."""
 
     def __init__(self, directory: Path, split: str, *, all_learned: bool) -> None:
         self.tokens = self.documents = self.learned = 0
         self._files = [
-            file(directory, split).open("wb")
-            for file in (token_file, documents_file, learned_file)[: 2 if all_learned else 3]
+            split_file(directory, split, "tokens").open("wb"),
+            split_file(directory, split, "documents").open("wb"),
         ]
+        if not all_learned:
+            self._files.append(split_file(directory, split, "learned").open("wb"))
         self._digests = [hashlib.sha256() for _ in self._files]
 
     def add(self, ids: np.ndarray, learned: np.ndarray | None) -> None:
-        """One more document."""
+        """Append a document."""
         parts = [ids, np.array(self.tokens, np.int64)]
         if learned is not None:
             parts.append(learned.astype(np.uint8))
@@ -226,7 +170,7 @@ class _SplitWriter:
         self.documents += 1
 
     def close(self) -> list[str]:
-        """Hashes of the tokens and of what of them is to be learned."""
+        """Return the hashes of the tokens and of the flags of the learned ones."""
         for file in self._files:
             file.close()
         return [digest.hexdigest() for digest in self._digests[::2]]
@@ -254,8 +198,46 @@ def _write_tokens(
     return writers, hashlib.sha256(summary.encode()).hexdigest()
 
 
+def encode(
+    encoder: Encoder, documents: Sequence[Document]
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yield each document's token ids, and which of them are learned (bool; None: all).
+
+    Prefixes of the text locate its spans: the first learned token is the first one that encoding
+    the prompt alone does not give.
+    """
+    prefixes = [
+        [document.text[:place] for span in document.learned or () for place in span]
+        for document in documents
+    ]
+    texts = [
+        text
+        for document, rest in zip(documents, prefixes, strict=True)
+        for text in (document.text, *rest)
+    ]
+    encoded = map(np.asarray, encoder.encode(texts))
+    for document, rest in zip(documents, prefixes, strict=True):
+        ids = next(encoded).astype(np.int64)
+        places = [_common_length(ids, next(encoded)) for _ in rest]
+        learned = None if document.learned is None else np.zeros(len(ids), bool)
+        if learned is not None:
+            for begin, end in zip(places[::2], places[1::2], strict=True):
+                learned[begin:end] = True
+        if not document.ends_itself:
+            ids = np.append(ids, encoder.end_of_text)
+            learned = None if learned is None else np.append(learned, True)
+        yield ids, learned
+
+
+def _common_length(ids: np.ndarray, others: np.ndarray) -> int:
+    """Count the leading tokens that two rows have in common."""
+    most = min(len(ids), len(others))
+    differ = np.flatnonzero(ids[:most] != others[:most])
+    return int(differ[0]) if len(differ) else most
+
+
 def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
-    """Groups of documents of about 2 MB, large enough to keep every core busy."""
+    """Group documents by about 2 MB, enough to keep every core busy; yields also the bytes."""
     group: list[Document] = []
     size = 0
     for document in documents:

@@ -1,4 +1,4 @@
-"""Messages to text by the chat template of a tokenizer, and where in it the assistant speaks."""
+"""Chat messages as text, by a tokenizer's chat template, with the assistant's spans to learn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.data.examples import Document
 from launcher.data.formats import string_of
-from launcher.data.hub import HUB_PREFIX
-from launcher.data.tokenizer import load_from_transformers
+from launcher.data.hub import load_from_transformers
+from launcher.data.sources import HUB_PREFIX, Document, template_files
 from launcher.util.errors import UserError
 
-_TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
@@ -24,11 +22,11 @@ class ChatTemplate:
     name: str
     tokenizer: Any
     end_of_turn: re.Pattern[str]
-    """What may follow an assistant's words and is learned with them: one special token."""
+    """The special token after an assistant's words, which is learned with them."""
 
     @classmethod
     def of(cls, tokenizer: str, data: str) -> Self:
-        """That of `--tokenizer`, for the messages of `--data`.
+        """Load the template of `--tokenizer`, for the messages of `--data`.
 
         Raises:
             UserError: it has none, or cannot be loaded.
@@ -54,15 +52,15 @@ class ChatTemplate:
         return cls(name=tokenizer, tokenizer=loaded, end_of_turn=pattern)
 
     def document(self, record: dict[str, Any], where: str) -> Document:
-        """A record's `messages` (and `tools`) as transformers would write them; what is learned is
-        each assistant's content, up to the token that ends the turn.
+        """Render a record's `messages` (and `tools`) as transformers does; each assistant's content
+        is learned, up to the token that ends the turn.
 
         Raises:
-            UserError: no messages, none of an assistant, or the template refuses them.
+            UserError: no messages, none of an assistant, or the template rejects them.
         """
         messages = _messages_of(record, where)
         tools = record.get("tools")
-        text = self._written(messages, tools, where)
+        text = self._render(messages, tools, where)
         mark = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in text)
         learned = []
         for number, message in enumerate(messages):
@@ -70,7 +68,7 @@ class ChatTemplate:
             if not spoken and message["role"] in _KNOWN_ROLES:
                 continue
             marked = [*messages[:number], {**message, "content": mark}, *messages[number + 1 :]]
-            span = _place(text, self._written(marked, tools, where), mark)
+            span = _place(text, self._render(marked, tools, where), mark)
             if span is None:
                 raise UserError(
                     f"{where}: the chat template of {self.name} leaves out or changes message "
@@ -82,7 +80,7 @@ class ChatTemplate:
                 learned.append((begin, end if following is None else following.end()))
         return Document(text, tuple(learned), ends_itself=True)
 
-    def _written(self, messages: list[dict[str, Any]], tools: Any, where: str) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: Any, where: str) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
         except Exception as error:  # a template can raise anything, on purpose or not
@@ -92,13 +90,6 @@ class ChatTemplate:
                 "correct or remove the line"
             ) from error
         return text
-
-
-def template_files(tokenizer: str) -> list[Path]:
-    """The files beside a tokenizer.json that transformers has its chat template in, if any."""
-    path = Path(tokenizer).expanduser()
-    beside = (path.with_name(name) for name in _TEMPLATE_FILES)
-    return [file for file in beside if file.is_file()] if path.is_file() else []
 
 
 def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
@@ -127,9 +118,9 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _place(text: str, marked: str, mark: str) -> tuple[int, int] | None:
-    """Where `text` has what stands in `marked` as the mark; None where that cannot be told.
+    """Return the span of `text` that replaces the mark in `marked`; None where it is ambiguous.
 
-    A template may write more for some contents, as reasoning before an answer: that belongs to it.
+    A template may add to some contents, such as reasoning before an answer: that is included.
     """
     before, found, after = marked.partition(mark)
     if not found or mark in after or not text.endswith(after):

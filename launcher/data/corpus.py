@@ -1,33 +1,42 @@
-"""A corpus of three splits of tokens, opened from the cache or built."""
+"""Open a corpus of three splits of tokens, from the cache or after building it."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from launcher.data.build import (
-    SPLITS,
-    TOKENIZER_FILE,
-    Meta,
-    build_corpus,
-    documents_file,
-    learned_file,
-    read_meta,
-    token_file,
+from launcher.config.schema import DataChoice
+from launcher.data.batches import Split
+from launcher.data.sources import (
+    HUB_PREFIX,
+    Source,
+    find_source,
+    form_of_source,
+    hash_files,
+    hub_files,
+    stamps,
+    template_files,
 )
-from launcher.data.cache import Report, build_once, default_cache_dir
-from launcher.data.chat import template_files
-from launcher.data.formats import TEXT_FIELD, hash_files, hub_files, stamps
-from launcher.data.hub import HUB_PREFIX
-from launcher.data.sources import Source, form_of_source, resolve
-from launcher.data.split import Split
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.util.errors import UserError
+from launcher.util.files import default_cache_dir
 
+if TYPE_CHECKING:
+    from launcher.data.cache import Report
+
+SPLITS = ("train", "validation", "test")
+TOKENIZER_FILE = "tokenizer.json"
+META_FILE = "meta.json"
+
+_Kind = Literal["tokens", "documents", "learned"]
 _FORMAT = "2"  # part of every cache key: change it when the files or the split rule change
+_BATCH_SIZES = {"micro_batch", "global_batch"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,48 +47,61 @@ class Corpus:
     validation: Split
     test: Split
     vocab_size: int
-    """Of the tokenizer in use: every id is below it. The model's may be larger."""
+    """Of the tokenizer: every id is below it. The model's may be larger."""
     fingerprint: str
-    """Hash of the tokens: the same text and tokenizer give the same string on every machine."""
+    """Hash of the tokens, equal on every machine for the same text and tokenizer."""
     description: str
     """One line for the log."""
     tokenizer_path: Path | None
     """tokenizer.json; None for a transformers tokenizer that has no such form."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meta:
+    """Description of a corpus folder (`meta.json`), written last."""
+
+    documents: int
+    text_bytes: int
+    sample_bytes: int  # text the BPE tokenizer saw; 0 for other tokenizers
+    vocab_size: int
+    dtype: str
+    tokens: dict[str, int]
+    split_documents: dict[str, int]
+    learned: dict[str, int] | None  # tokens to learn; None where all are
+    fingerprint: str
+
+
+def saved_data_choice(saved: Mapping[str, Any]) -> DataChoice:
+    """Return the data settings in the flat settings of a saved run, without its batch sizes."""
+    known = {field.name for field in fields(DataChoice)} & saved.keys()
+    return DataChoice(**{name: saved[name] for name in known - _BATCH_SIZES})
+
+
 def open_corpus(
+    choice: DataChoice,
     *,
-    data: str,
-    tokenizer: str,
     vocab_size: int,
     seq_len: int,
-    field: str = TEXT_FIELD,
-    stream_bytes: int | None = None,
-    mask_prompt: bool | None = None,
-    document_attention: bool = False,
     cache_dir: Path | None = None,
     show_progress: bool = True,
 ) -> Corpus:
-    """Opens a corpus, after building it where it is not in the cache. Every rank may call it.
+    """Open the corpus of a run's data settings, after building it unless it is in the cache.
+
+    Every rank may call it.
 
     Args:
-        data: `stdlib`, a .txt, .jsonl or .parquet file, a folder of them, or
-            hf:NAME[:CONFIG][@SPLIT].
-        tokenizer: `bpe` (trained here on the train split), `byte`, hf:NAME (a name or a local
-            folder), or the path of a tokenizer.json.
+        choice: the settings; `saved_data_choice` returns those of a saved run.
         vocab_size: rows of the model's embedding; the size of a `bpe` tokenizer.
         seq_len: each split must hold at least one sequence of seq_len + 1 tokens.
-        field: where the text is in .jsonl and .parquet files and in datasets.
-        mask_prompt: whether prompts are no targets; None: where there are any.
-        document_attention: whether attention stays inside documents.
-        stream_bytes: read only so much of a dataset's text, from its beginning, as a stream.
         cache_dir: $SHARDSCALE_CACHE or the user's cache folder when None.
+        show_progress: report a build on stderr.
 
     Raises:
-        UserError: for everything a user can repair: missing or damaged input, too little text, a
-            tokenizer that does not fit the model, a missing extra or network.
+        UserError: missing or damaged input, too little text, a tokenizer that does not fit the
+            model, a missing package or network.
     """
-    source = resolve(data, field, stream_bytes)
+    data, tokenizer, mask_prompt = choice.data, choice.tokenizer, choice.mask_prompt
+    source = find_source(choice)
     if mask_prompt:
         _require_prompts(source)
     directory = _built(
@@ -92,9 +114,10 @@ def open_corpus(
     meta = read_meta(directory)
     assert meta is not None
     check_vocabulary(tokenizer, meta.vocab_size, vocab_size)
-    masked = meta.learned is not None and mask_prompt is not False
+    masked, in_documents = meta.learned is not None, choice.document_attention
+    masked &= mask_prompt is not False
     splits = {
-        name: _open_split(directory, name, meta, masked=masked, in_documents=document_attention)
+        name: _open_split(directory, name, meta, masked=masked, in_documents=in_documents)
         for name in SPLITS
     }
     for name, split in splits.items():
@@ -120,7 +143,7 @@ def _require_prompts(source: Source) -> None:
 def _built(
     source: Source, tokenizer: str, vocab_size: int, *, cache_dir: Path, show_progress: bool
 ) -> Path:
-    """The corpus folder in the cache, built where it is not there."""
+    """Return the corpus folder in the cache, built if necessary."""
 
     def key_now() -> str:
         parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
@@ -131,16 +154,21 @@ def _built(
 
     files = [*source.local_files(), *_tokenizer_files(tokenizer)]
 
-    def build(path: Path, report: Report) -> None:
-        build_corpus(path, report, source=source, tokenizer=tokenizer, vocab_size=vocab_size)
-        # Other tokens would be found under this key for ever. The key alone would miss a file that
-        # was replaced and then restored; stamps alone, a clock that is too coarse.
-        if stamps(files) != before or key_now() != key:
-            raise UserError(f"--data {source.label} has changed while it was read: start again")
-
     before = stamps(files)
     key = key_now()
     directory = cache_dir / "corpora" / key
+    if read_meta(directory) is not None:
+        return directory
+    from launcher.data.build import build_corpus
+    from launcher.data.cache import build_once
+
+    def build(path: Path, report: Report) -> None:
+        build_corpus(path, report, source=source, tokenizer=tokenizer, vocab_size=vocab_size)
+        # Otherwise this key would keep the tokens of another text. The key alone would miss a file
+        # that was replaced and restored; stamps alone, a change within the clock's resolution.
+        if stamps(files) != before or key_now() != key:
+            raise UserError(f"--data {source.label} has changed while it was read: start again")
+
     build_once(
         directory,
         is_complete=lambda path: read_meta(path) is not None,
@@ -160,14 +188,15 @@ def _tokenizer_files(tokenizer: str) -> list[Path]:
 def _open_split(
     directory: Path, name: str, meta: Meta, *, masked: bool, in_documents: bool
 ) -> Split:
-    def mapped(path: Path, dtype: str) -> np.ndarray:
+    def mapped(kind: _Kind, dtype: str) -> np.ndarray:
+        path = split_file(directory, name, kind)
         # Slices of a memmap are slower than those of a view.
         return np.memmap(path, dtype=np.dtype(dtype), mode="r").view(np.ndarray)
 
     return Split(
-        tokens=mapped(token_file(directory, name), meta.dtype),
-        learned=mapped(learned_file(directory, name), "uint8") if masked else None,
-        documents=mapped(documents_file(directory, name), "int64") if in_documents else None,
+        tokens=mapped("tokens", meta.dtype),
+        learned=mapped("learned", "uint8") if masked else None,
+        documents=mapped("documents", "int64") if in_documents else None,
     )
 
 
@@ -182,6 +211,32 @@ def _require_a_sequence(split: Split, name: str, data: str, seq_len: int) -> Non
             f"the {name} split of --data {data} has no token to learn in its sequences of "
             f"--seq-len {seq_len}: give more examples, or --no-mask-prompt to learn prompts too"
         )
+
+
+def read_meta(directory: Path) -> Meta | None:
+    """Return the description of a complete corpus folder; None if it is missing or damaged."""
+    try:
+        meta = Meta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
+        width = np.dtype(meta.dtype).itemsize
+        whole = all(
+            _size(directory, split, "tokens") == meta.tokens[split] * width
+            and _size(directory, split, "documents") == 8 * meta.split_documents[split]
+            and (meta.learned is None or _size(directory, split, "learned") == meta.tokens[split])
+            for split in SPLITS
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return meta if whole else None
+
+
+def split_file(directory: Path, split: str, kind: _Kind) -> Path:
+    """Return the path of a split's file: its tokens; int64 indices of the tokens that begin a
+    document; or, where not all tokens are learned, a uint8 flag per token."""
+    return directory / (f"{split}.bin" if kind == "tokens" else f"{split}.{kind}.bin")
+
+
+def _size(directory: Path, split: str, kind: _Kind) -> int:
+    return split_file(directory, split, kind).stat().st_size
 
 
 def _describe(data: str, tokenizer: str, meta: Meta, *, masked: bool) -> str:

@@ -1,22 +1,23 @@
-"""Files: which there are, the hash that names what they hold, their text, and documents of it."""
+"""Readers of text files, .jsonl lines and parquet rows, and the documents that they become."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from launcher.data.sources import TEXT_FIELD, Document, Form, ReadExample
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
-TEXT_FIELD = "text"
-
+_FIELDS: Final[dict[Form, str]] = {
+    "text": "a text",
+    "completions": "prompt and completion",
+    "messages": "messages",
+}
 _READ_CHARACTERS = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 28
 _MOST_LISTED = 5
@@ -24,82 +25,17 @@ _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
 
 
-def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """Files below `root` without hidden ones, sorted by relative path."""
-    found: list[Path] = []
-    for folder, folders, files in os.walk(root):
-        # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
-    return sorted(found)
-
-
-def hash_files(paths: Sequence[Path]) -> str:
-    """SHA-256 over the content of the files, in order, and their suffixes (not their names)."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe waits for its other end
-                raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
-        except OSError as error:
-            raise unreadable(path, error) from error
-        digest.update(path.suffix.lower().encode() + content)
-    return digest.hexdigest()
-
-
-def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
-    """Path, size, times of change and inode of each file.
-
-    Equal stamps before and after a reading mean that the same bytes were there throughout: ctime
-    cannot be set back, so a file that was replaced and restored has another one.
-    """
-    try:
-        found = [(path, path.stat()) for path in paths]
-    except OSError as error:
-        raise unreadable(Path(error.filename), error) from error
-    return [
-        (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-        for path, info in found
-    ]
-
-
-def hub_files(name: str) -> list[Path]:
-    """Files of a dataset or tokenizer that is a local folder; none of one on the Hub."""
-    folder = Path(name).expanduser()
-    return walk(folder) if folder.is_dir() else []
-
-
-def hub_key(name: str) -> str:
-    """Names a dataset or tokenizer: a local folder by its content, one on the Hub by its name.
-
-    A warm start must not ask the network, so a change on the Hub is not seen.
-    """
-    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
-
-
-def field_key(field: str) -> str:
-    """What a field adds to a content key: the usual one nothing."""
-    return "" if field == TEXT_FIELD else f" {field}"
-
-
-def unreadable(path: Path, error: OSError) -> UserError:
-    """For a file that the system does not let us read."""
-    return UserError(
-        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
-    )
-
-
 def read_text(path: Path) -> Iterator[str]:
-    """Yields a UTF-8 file whole, or in pieces of at most about a million characters.
+    """Yield a UTF-8 file whole, or in pieces of about a million characters.
 
     Raises:
         UserError: the file is not UTF-8.
     """
     rest = ""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        # A foreign file among the standard library's modules is not worth a failed run.
+        errors = "replace" if path.suffix == ".py" else "strict"
+        with path.open(encoding="utf-8-sig", errors=errors) as file:
             while block := file.read(_READ_CHARACTERS):
                 *pieces, rest = cut(rest + block, _READ_CHARACTERS)
                 yield from pieces
@@ -112,7 +48,7 @@ def read_text(path: Path) -> Iterator[str]:
 
 
 def read_jsonl(path: Path, field: str) -> Iterator[str]:
-    """Yields `field` of each line.
+    """Yield `field` of each line.
 
     Raises:
         UserError: a line is not UTF-8, not JSON, or has no such string field.
@@ -126,7 +62,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields where each line stands, for messages, and what it holds.
+    """Yield (place for error messages, decoded JSON) of each line that is not blank.
 
     Raises:
         UserError: a line is not UTF-8 or not JSON.
@@ -159,8 +95,54 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path} line {number}", record
 
 
+def form_of(record: Any) -> Form:
+    """Return the form of a line; a line without the fields of any form counts as text."""
+    fields = record.keys() if isinstance(record, dict) else ()
+    if TEXT_FIELD in fields:
+        return "text"
+    if "messages" in fields:
+        return "messages"
+    return "completions" if "prompt" in fields or "completion" in fields else "text"
+
+
+def form_of_file(path: Path) -> Form:
+    """Return the form of a file's first line."""
+    return next((form_of(record) for _, record in read_records(path)), "text")
+
+
+def read_examples(path: Path, form: Form, read: ReadExample) -> Iterator[Document]:
+    """Yield a document per line, each made by `read`.
+
+    Raises:
+        UserError: a line has another form, or `read` rejects it.
+    """
+    for where, record in read_records(path):
+        if form_of(record) != form:
+            raise UserError(
+                f"{where} holds {_FIELDS[form_of(record)]}, and the data begins with "
+                f"{_FIELDS[form]}: write all lines in one form"
+            )
+        yield read(record, where)
+
+
+def with_prompt(record: dict[str, Any], where: str) -> Document:
+    """Return a record's prompt, which may be empty, and completion; only the latter is learned.
+
+    Raises:
+        UserError: one of them is missing or no string, or the completion is empty.
+    """
+    prompt, completion = (string_of(record, field, where) for field in ("prompt", "completion"))
+    if not completion or completion.isspace():
+        raise UserError(
+            f"{where}: its completion is empty, so there is nothing to learn: write one, or remove "
+            "the line"
+        )
+    text = prompt + completion
+    return Document(text, ((len(prompt), len(text)),))
+
+
 def read_parquet(path: Path, field: str) -> Iterator[str]:
-    """Yields the column `field`, row by row, without nulls.
+    """Yield the column `field`, row by row, without nulls.
 
     Raises:
         UserError: pyarrow is missing, the file is damaged, or there is no such string column.
@@ -189,8 +171,11 @@ def read_parquet(path: Path, field: str) -> Iterator[str]:
 
 
 def check_fields(names: Collection[str], field: str, where: str, what: str = "column") -> None:
-    """Refuses a table or record without `field`, and says the first of those it has: they can be
-    thousands."""
+    """Reject a table or record without `field`, naming the first fields it has (of thousands).
+
+    Raises:
+        UserError: it has no such field.
+    """
     if field not in names:
         first = [f"{name!s:.24}" for name in islice(names, _MOST_LISTED + 1)]
         if len(first) > _MOST_LISTED:
@@ -202,11 +187,11 @@ def check_fields(names: Collection[str], field: str, where: str, what: str = "co
 
 
 def documents(texts: Iterator[str]) -> Iterator[str]:
-    """Drops blank texts, and cuts a handful of long ones into pieces.
+    """Drop blank texts, and cut a handful of long ones into pieces.
 
-    One large text file is what most people have, and one document cannot fill three splits. So
-    fewer than 100 texts are cut into about 100 documents (of 512 to 16,384 characters) at
-    paragraph or line ends; 100 texts or more stay whole.
+    Most people have one large text file, and one document cannot fill three splits. So fewer than
+    100 texts are cut into about 100 documents (of 512 to 16,384 characters) at paragraph or line
+    ends; 100 texts or more stay whole.
     """
     filled = (text for text in texts if text and not text.isspace())
     head = list(islice(filled, _FEWEST_WHOLE_DOCUMENTS))
@@ -220,12 +205,12 @@ def documents(texts: Iterator[str]) -> Iterator[str]:
 
 
 def cut(text: str, size: int) -> Iterator[str]:
-    """Cuts `text` into pieces of at most `size` characters, after a blank line where there is one,
-    else after a line, else after a space. The pieces joined are the text."""
+    """Cut `text` into pieces of at most `size` characters, after a blank line where possible, else
+    after a line, else after a space. The pieces joined are the text."""
     start = 0
     while len(text) - start > size:
         for boundary in ("\n\n", "\n", " "):
-            # Not in the first half: a boundary there would give crumbs.
+            # A boundary in the first half would leave tiny pieces.
             found = text.rfind(boundary, start + size // 2, start + size)
             if found >= 0:
                 end = found + len(boundary)
@@ -238,20 +223,16 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 
 def string_of(record: dict[str, Any], field: str, where: str) -> str:
-    """A field of a JSON object.
+    """Return a field of a JSON object, without lone surrogates.
 
     Raises:
-        UserError: it is not there, or no string.
+        UserError: it is missing, or no string.
     """
     if field not in record:
         raise UserError(f"{where} has no {field!r}: write it, or remove the line")
     text = record[field]
     if not isinstance(text, str):
         raise UserError(f"{where}: {field!r} is {text!r:.40}, it must be a string")
-    return _without_lone_surrogates(text)
-
-
-def _without_lone_surrogates(text: str) -> str:
     # JSON can spell half of a surrogate pair ("\ud83d"), which no tokenizer can encode.
     try:
         text.encode()

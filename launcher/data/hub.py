@@ -1,26 +1,26 @@
-"""Datasets of the Hugging Face `datasets` library, loaded whole or read as a stream."""
+"""Datasets and tokenizers of the Hugging Face libraries `datasets` and `transformers`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.data.formats import check_fields, field_key, hub_files, hub_key
+from launcher.data.formats import check_fields
+from launcher.data.sources import HUB_PREFIX, field_key, hub_files, hub_key
+from launcher.data.tokenizer import Encoder, fast_encoder
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
-
-HUB_PREFIX = "hf:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubDataset:
-    """A dataset of the `datasets` library: the split that is named, else `train`, else its first.
+    """A dataset of the `datasets` library: the given split, else `train`, else the first.
 
-    `stream_bytes`: so much of the text is read, from its beginning, and the rest is not downloaded.
+    With `stream_bytes`, only that much text is read from the start, and no more is downloaded.
     """
 
     label: str
@@ -32,7 +32,7 @@ class HubDataset:
 
     @classmethod
     def named(cls, data: str, field: str, stream_bytes: int | None) -> Self:
-        """The dataset of `hf:NAME[:CONFIG][@SPLIT]`.
+        """Parse `hf:NAME[:CONFIG][@SPLIT]`.
 
         Raises:
             UserError: no name.
@@ -55,17 +55,17 @@ class HubDataset:
         )
 
     def local_files(self) -> list[Path]:
-        """Those of a local folder."""
+        """List the files of a local folder; [] for a dataset on the Hub."""
         return hub_files(self.name)
 
     def content_key(self, memo_dir: Path) -> str:
-        """The name, or the content of a local folder, and what is read of it."""
+        """Return the name, or a local folder's hash, with the part of it that is read."""
         part = f" @{self.split}" if self.split else ""
         part += f" first {self.stream_bytes}" if self.stream_bytes else ""
         return f"{hub_key(self.name)} {self.config}{part}{field_key(self.field)}"
 
     def texts(self) -> Iterator[str]:
-        """One per row."""
+        """Yield the text of each row."""
         return self._whole() if self.stream_bytes is None else self._streamed(self.stream_bytes)
 
     def _whole(self) -> Iterator[str]:
@@ -78,7 +78,7 @@ class HubDataset:
             yield from (text or "" for text in batch.column(self.field).to_pylist())
 
     def _streamed(self, left_bytes: int) -> Iterator[str]:
-        with _said(self, "read on"):
+        with _one_sentence(self, "read on"):
             for row in _load(self):
                 check_fields(row, self.field, self.label)
                 text = "" if row[self.field] is None else row[self.field]
@@ -102,7 +102,7 @@ def _load(source: HubDataset) -> Any:
             f"--data {source.label} needs the library datasets: {how_to_install('hf')}"
         ) from error
     streaming = source.stream_bytes is not None
-    with _said(source, "loaded"):
+    with _one_sentence(source, "loaded"):
         try:
             found = datasets.load_dataset(
                 source.name, source.config, split=source.split, streaming=streaming
@@ -118,8 +118,8 @@ def _load(source: HubDataset) -> Any:
 
 
 @contextlib.contextmanager
-def _said(source: HubDataset, what: str) -> Iterator[None]:
-    """Make one sentence of what the library raises; a stream's failures come while it is read."""
+def _one_sentence(source: HubDataset, what: str) -> Iterator[None]:
+    """Turn the library's exceptions into one sentence; a stream fails while it is read."""
     try:
         yield
     except UserError:
@@ -130,7 +130,77 @@ def _said(source: HubDataset, what: str) -> Iterator[None]:
             "not in its local cache: connect to the network, or give a local file or folder"
         ) from error
     except Exception as error:
-        # Of many kinds: an unknown configuration or split, a loading script, files that cannot be
-        # parsed.
+        # Many kinds: unknown configuration or split, a loading script, unreadable files.
         reason = " ".join(str(error).split())
         raise UserError(f"--data {source.label} cannot be {what}: {reason}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PythonEncoder:
+    """A tokenizer of transformers that has no fast form, so no tokenizer.json either."""
+
+    tokenizer: Any
+    vocab_size: int
+    end_of_text: int
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        found = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        ids: list[list[int]] = found["input_ids"]
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def save(self, path: Path) -> None:
+        """Do nothing: this tokenizer has no such form."""
+
+
+def load_from_transformers(tokenizer: str) -> Any:
+    """Load the tokenizer of `hf:NAME`.
+
+    Raises:
+        UserError: transformers is missing, or cannot load it.
+    """
+    name = tokenizer.removeprefix(HUB_PREFIX)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UserError(
+            f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
+        ) from error
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(
+            str(Path(name).expanduser()),
+            trust_remote_code=False,  # not asked on the terminal either
+        )
+    except Exception as error:
+        # Many kinds, and the same one for a wrong name and for no network.
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "
+            f"or give a local folder ({reason})"
+        ) from error
+    return loaded
+
+
+def encoder_of_transformers(tokenizer: str) -> Encoder:
+    """Return the encoder of `hf:NAME`.
+
+    Raises:
+        UserError: it cannot be loaded, or has no token that ends a text.
+    """
+    loaded = load_from_transformers(tokenizer)
+    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id
+    if loaded.is_fast:
+        return fast_encoder(loaded.backend_tokenizer, end, tokenizer)
+    if end is None:
+        raise UserError(f"tokenizer {tokenizer} has no token that ends a text: choose another")
+    size = max(loaded.get_vocab().values()) + 1
+    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end)

@@ -1,116 +1,167 @@
-"""Where the text comes from: the standard library, files and folders, or a Hugging Face dataset."""
+"""Where the text comes from: the standard library, files and folders, or a Hugging Face dataset.
+
+A source also names its content by a key, so that a corpus in the cache is found without reading
+the text again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from launcher.data.examples import Document, Form, ReadExample, form_of_file, read_examples
-from launcher.data.formats import (
-    TEXT_FIELD,
-    field_key,
-    hash_files,
-    read_jsonl,
-    read_parquet,
-    read_text,
-    stamps,
-    unreadable,
-    walk,
-)
-from launcher.data.hub import HUB_PREFIX, HubDataset
+from launcher.config.schema import DataChoice
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
 
-_MEMO_BYTES = 256 << 20
+if TYPE_CHECKING:
+    from launcher.data.hub import HubDataset
 
+HUB_PREFIX = "hf:"
+TEXT_FIELD = "text"
+
+_MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
-_WITH_FIELDS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    ".jsonl": read_jsonl,
-    ".parquet": read_parquet,
-}
+_WITH_FIELDS = (".jsonl", ".parquet")
 _EXAMPLES = ".jsonl"
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
 _READ = ", ".join(_SUFFIXES)
+_TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _NOT_STDLIB_TEXT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "lib2to3"}
 )
 
+Form = Literal["text", "completions", "messages"]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stdlib:
-    """Source text of the running interpreter's standard library, without tests."""
 
-    label: str = "stdlib"
+class Document(NamedTuple):
+    """A text, and the spans of it to learn where that is not all of it."""
 
-    def content_key(self, memo_dir: Path) -> str:
-        """Hash of the module files; reading 11 MB takes some 20 ms, so nothing is kept."""
-        return hash_files(self.local_files())
+    text: str
+    learned: tuple[tuple[int, int], ...] | None = None
+    """(first character, end) of each span; None for all of a plain text."""
+    ends_itself: bool = False
+    """Whether the text contains its own end: no end-of-text token is added."""
 
-    def texts(self) -> Iterator[str]:
-        """One per module."""
-        for path in self.local_files():
-            try:
-                yield path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue  # not the user's file and not worth a failed run
 
-    def local_files(self) -> list[Path]:
-        """One per module."""
-        root = Path(sysconfig.get_path("stdlib"))
-        # _sysconfigdata holds the paths of one machine's build: without it, machines with the same
-        # Python have the same corpus.
-        return [
-            path
-            for path in walk(root, skip=_NOT_STDLIB_TEXT)
-            if path.suffix == ".py"
-            and not path.name.startswith("_sysconfigdata")
-            and os.access(path, os.R_OK)
-        ]
+ReadExample = Callable[[dict[str, Any], str], Document]
+"""(record, its place for error messages) -> document."""
+
+
+def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
+    """List the files below `root`, without hidden ones, sorted by relative path."""
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def hash_files(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of the files' contents and suffixes, in order; names do not count."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
+                raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        digest.update(path.suffix.lower().encode() + content)
+    return digest.hexdigest()
+
+
+def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
+    """Return path, size, times of change and inode of each file.
+
+    Equal stamps before and after reading prove that the bytes stayed the same: ctime cannot be set
+    back, so a file that was replaced and restored has another one.
+    """
+    try:
+        found = [(path, path.stat()) for path in paths]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from error
+    return [
+        (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        for path, info in found
+    ]
+
+
+def hub_files(name: str) -> list[Path]:
+    """List the files of a dataset or tokenizer that is a local folder; [] for one on the Hub."""
+    folder = Path(name).expanduser()
+    return walk(folder) if folder.is_dir() else []
+
+
+def hub_key(name: str) -> str:
+    """Return the key of a dataset or tokenizer: a local folder's content, or the name on the Hub.
+
+    A warm start must not ask the network, so a change on the Hub goes unnoticed.
+    """
+    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
+
+
+def field_key(field: str) -> str:
+    """Return the suffix of a content key for another field than the usual one."""
+    return "" if field == TEXT_FIELD else f" {field}"
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """Return the error for a file that the system refuses to read."""
+    return UserError(
+        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Files:
-    """Local .txt, .jsonl and .parquet files in the order of their relative paths."""
+    """Local files in the order of their relative paths: .txt, .jsonl and .parquet, or the .py files
+    of the standard library."""
 
     label: str
     files: tuple[Path, ...]
     field: str = TEXT_FIELD
 
     def local_files(self) -> tuple[Path, ...]:
-        """All that is read."""
+        """List the files."""
         return self.files
 
     def content_key(self, memo_dir: Path) -> str:
-        """Names the files' bytes, and what is read of them."""
+        """Hash the files, and add the field that is read."""
         return self._hash(memo_dir) + field_key(self.field)
 
     def _hash(self, memo_dir: Path) -> str:
-        """Hash of the files; that of a long text is kept until a file's size or time changes."""
         found = stamps(self.files)
         if sum(size for _, size, *_ in found) < _MEMO_BYTES:
             return hash_files(self.files)
-        # Every rank of every run would read it all, only to find it unchanged.
+        # Keep the hash of a large text until a file's stamp changes: otherwise every rank of every
+        # run would read all of it, only to find it unchanged.
         memo = memo_dir / hashlib.sha256(repr(found).encode()).hexdigest()
         if memo.exists() and (key := memo.read_text()):
             return key
         key = hash_files(self.files)
-        # A file written this very moment could change again under the same time stamp.
+        # A file written just now could change again within the same time stamp.
         if max(mtime_ns for _, _, mtime_ns, *_ in found) < (time.time() - 60) * 1e9:
             memo_dir.mkdir(parents=True, exist_ok=True)
             replace_text(memo, key)
         return key
 
     def form(self) -> Form:
-        """What the lines of .jsonl files hold, by the first one; texts, where the field is named.
+        """Return the form of the .jsonl lines, by the first one; "text" where the field is named.
 
         Raises:
             UserError: examples beside files of another kind.
         """
+        from launcher.data.formats import form_of_file
+
         lines = [path for path in self.files if path.suffix.lower() == _EXAMPLES]
         form = form_of_file(lines[0]) if lines and self.field == TEXT_FIELD else "text"
         others = [path for path in self.files if path not in lines]
@@ -122,7 +173,9 @@ class Files:
         return form
 
     def examples(self, form: Form, read: ReadExample) -> Iterator[Document]:
-        """One per JSON line, of a form that is not plain text."""
+        """Yield a document per JSON line, of a form other than plain text."""
+        from launcher.data.formats import read_examples
+
         for path in self.files:
             try:
                 yield from read_examples(path, form, read)
@@ -130,23 +183,28 @@ class Files:
                 raise unreadable(path, error) from error
 
     def texts(self) -> Iterator[str]:
-        """One per .txt file, JSON line or parquet row."""
+        """Yield one text per JSON line or parquet row, and one or more per plain file."""
+        from launcher.data import formats
+
         for path in self.files:
             try:
-                reader = _WITH_FIELDS.get(path.suffix.lower())
-                yield from read_text(path) if reader is None else reader(path, self.field)
+                if path.suffix.lower() == ".jsonl":
+                    yield from formats.read_jsonl(path, self.field)
+                elif path.suffix.lower() == ".parquet":
+                    yield from formats.read_parquet(path, self.field)
+                else:
+                    yield from formats.read_text(path)
             except OSError as error:
                 raise unreadable(path, error) from error
 
 
-Source = Stdlib | Files | HubDataset
-"""A text that can be read from the start as often as needed. `label` is how the user named it, and
-`texts` come in a stable order. The same text gives the same `content_key`,
-whose `memo_dir` keeps slow answers."""
+Source: TypeAlias = "Files | HubDataset"
+"""A text that can be read repeatedly, in a stable order. `label` is how the user named it.
+`content_key(memo_dir)` is the same for the same text; `memo_dir` caches slow hashes."""
 
 
 def form_of_source(source: Source) -> Form:
-    """What a source holds; only files can hold something else than texts.
+    """Return the form of a source; only files hold anything but texts.
 
     Raises:
         UserError: as `Files.form`, or a first line that cannot be read.
@@ -154,25 +212,47 @@ def form_of_source(source: Source) -> Form:
     return source.form() if isinstance(source, Files) else "text"
 
 
-def resolve(data: str, field: str = TEXT_FIELD, stream_bytes: int | None = None) -> Source:
-    """Turns the values of `--data`, `--data-field` and `--data-stream` into a source; reads no text
-    yet.
+def find_source(choice: DataChoice) -> Source:
+    """Return the source of a run's data settings; reads no text yet.
 
     Raises:
-        UserError: no such file or folder, a suffix that is not read, a folder without a text file,
-            a flag that the data has no use for.
+        UserError: no such file or folder, an unknown suffix, a folder without a text file, or a
+            flag that does not apply to the data.
     """
+    data, field = choice.data, choice.data_field
     if data.startswith(HUB_PREFIX):
-        return HubDataset.named(data, field, stream_bytes)
-    if stream_bytes is not None:
+        from launcher.data.hub import HubDataset
+
+        return HubDataset.named(data, field, choice.stream_bytes)
+    if choice.stream_bytes is not None:
         raise UserError(f"--data-stream is for --data hf:NAME, not {data}: leave it out")
-    files = () if data == "stdlib" else _text_files(data)
+    files = _stdlib_files() if data == "stdlib" else _text_files(data)
     if field != TEXT_FIELD and not any(path.suffix.lower() in _WITH_FIELDS for path in files):
         raise UserError(
             f"--data-field {field}: --data {data} holds no .jsonl or .parquet file, whose fields "
             "have names: leave it out"
         )
-    return Files(label=data, files=files, field=field) if files else Stdlib()
+    return Files(label=data, files=files, field=field)
+
+
+def template_files(tokenizer: str) -> list[Path]:
+    """List the files beside a tokenizer.json that hold its chat template, if any."""
+    path = Path(tokenizer).expanduser()
+    beside = (path.with_name(name) for name in _TEMPLATE_FILES)
+    return [file for file in beside if file.is_file()] if path.is_file() else []
+
+
+def _stdlib_files() -> tuple[Path, ...]:
+    root = Path(sysconfig.get_path("stdlib"))
+    # _sysconfigdata holds paths of the machine that built Python: without it, the same Python
+    # gives the same corpus everywhere.
+    return tuple(
+        path
+        for path in walk(root, skip=_NOT_STDLIB_TEXT)
+        if path.suffix == ".py"
+        and not path.name.startswith("_sysconfigdata")
+        and os.access(path, os.R_OK)
+    )
 
 
 def _text_files(data: str) -> tuple[Path, ...]:

@@ -7,27 +7,26 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from launcher.data.formats import hash_files, hub_key
-from launcher.data.hub import HUB_PREFIX
-from launcher.data.token_ids import check_added, id_count
+from launcher.data.sources import HUB_PREFIX, hash_files, hub_key
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
-from launcher.util.packages import how_to_install
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from launcher.data.hub import PythonEncoder
+
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCABULARY = 257  # 256 bytes and the end-of-text token
 
-_HEARD_WITHIN_S = 0.2
+_SIGNAL_WITHIN_S = 0.2
 _MOST_FILE_BYTES = 2**27  # Gemma 3, with 262,000 tokens, has 33 MB
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
@@ -74,7 +73,7 @@ class ByteEncoder:
         return bytes(n for n in ids if n < self.end_of_text).decode(errors="replace")
 
     def save(self, path: Path) -> None:
-        """Writes the same mapping as a BPE without merges."""
+        """Write the same mapping as a BPE without merges."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
         # Printable bytes stand for themselves, the others for 256 and on (GPT-2's encoder.py).
@@ -88,43 +87,15 @@ class ByteEncoder:
         tokenizer.save(str(path))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PythonEncoder:
-    """A tokenizer of transformers that has no fast form, so no tokenizer.json either."""
-
-    tokenizer: Any
-    vocab_size: int
-    end_of_text: int
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        found = self.tokenizer(texts, add_special_tokens=False, verbose=False)
-        ids: list[list[int]] = found["input_ids"]
-        return ids
-
-    def encode_prompt(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    def save(self, path: Path) -> None:
-        """Writes nothing: there is no such form."""
-
-
-Encoder = FastEncoder | ByteEncoder | PythonEncoder
-"""Turns texts into token ids: `encode` gives those of each text, without special tokens, and
-`encode_prompt` those of one that a model goes on from, with what the tokenizer begins a text with.
-`end_of_text` is the one that ends a document. `decode` gives the text of ids, without special
-tokens; a character that is not whole is U+FFFD. `vocab_size` is one more than the largest, and
-`save` writes a tokenizer.json, where the tokenizer has that form."""
+Encoder: TypeAlias = "FastEncoder | ByteEncoder | PythonEncoder"
+"""Converts texts to token ids. `encode` adds no special tokens; `encode_prompt` adds those that the
+tokenizer begins a text with. `end_of_text` is the id that ends a document. `decode` leaves special
+tokens out, and gives U+FFFD for an incomplete character. `vocab_size` is the largest id plus one.
+`save` writes a tokenizer.json if the tokenizer has that form."""
 
 
 def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
-    """Names the tokenizer for the cache without loading it; refuses what cannot be one.
+    """Return the tokenizer's part of a cache key, without loading it.
 
     Raises:
         UserError: no such choice or file, or a vocabulary too small for bytes.
@@ -150,11 +121,13 @@ def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
 
 
 def load_encoder(tokenizer: str) -> Encoder:
-    """The encoder of any choice but `bpe`, which is trained (train_bpe)."""
+    """Load the encoder of any choice but `bpe`, which is trained (train_bpe)."""
     if tokenizer == "byte":
         return ByteEncoder()
     if tokenizer.startswith(HUB_PREFIX):
-        return _encoder_of_transformers(tokenizer)
+        from launcher.data.hub import encoder_of_transformers
+
+        return encoder_of_transformers(tokenizer)
     from tokenizers import Tokenizer
 
     path = Path(tokenizer).expanduser()
@@ -166,13 +139,13 @@ def load_encoder(tokenizer: str) -> Encoder:
             f"{tokenizer} cannot be read as a tokenizer.json ({error}): save it again with the "
             "tokenizers library, or give bpe"
         ) from error
-    check_added(document, loaded, tokenizer)
+    _check_added(document, loaded, tokenizer)
     ends = (loaded.token_to_id(token) for token in _KNOWN_END_TOKENS)
-    return _fast(loaded, next((end for end in ends if end is not None), None), tokenizer)
+    return fast_encoder(loaded, next((end for end in ends if end is not None), None), tokenizer)
 
 
 def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
-    """Trains byte-level BPE as in GPT-2 (Radford et al. 2019); fewer merges where text is short."""
+    """Train byte-level BPE as in GPT-2 (Radford et al. 2019); a short text gives fewer merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -184,8 +157,8 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _heard(lambda: tokenizer.train_from_iterator(texts, trainer))
-    return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
+    _interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
+    return fast_encoder(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
 
 
 @contextlib.contextmanager
@@ -200,7 +173,7 @@ def _encoding() -> Iterator[None]:
 
 @functools.cache
 def tokenizer_fingerprint(path: Path) -> str:
-    """Hash of which text gets which ids by a tokenizer.json, however the file spells it."""
+    """Hash the mapping from text to ids of a tokenizer.json, however the file is written."""
     from tokenizers import Tokenizer
 
     document = json.loads(Tokenizer.from_file(str(path)).to_str())
@@ -211,7 +184,7 @@ def tokenizer_fingerprint(path: Path) -> str:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Versions of the library differ in what they spell out of what is off."""
+    # Versions of the library differ in which disabled options they write.
     if not isinstance(value, dict):
         return value
     return {
@@ -221,8 +194,8 @@ def _without_defaults(value: Any) -> Any:
     }
 
 
-def _heard(train: Callable[[], None]) -> None:
-    """Run what takes minutes outside of Python, in a thread, so that this one hears signals."""
+def _interruptible(train: Callable[[], None]) -> None:
+    """Run minutes of native code in a thread, so that this one can handle signals."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -234,13 +207,17 @@ def _heard(train: Callable[[], None]) -> None:
     thread = threading.Thread(target=run, daemon=True)  # must not keep an ending process alive
     thread.start()
     while thread.is_alive():
-        thread.join(timeout=_HEARD_WITHIN_S)
+        thread.join(timeout=_SIGNAL_WITHIN_S)
     if failed:
         raise failed[0]
 
 
 def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> None:
-    """Refuses a tokenizer whose ids the model cannot embed."""
+    """Reject a tokenizer whose ids the model cannot embed.
+
+    Raises:
+        UserError: it has more ids than the model.
+    """
     if tokenizer_size > vocab_size:
         raise UserError(
             f"tokenizer {tokenizer}: token id {tokenizer_size - 1} is beyond the vocabulary of "
@@ -248,53 +225,47 @@ def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> No
         )
 
 
-def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncoder:
+def fast_encoder(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncoder:
+    """Return the encoder of a tokenizer of the `tokenizers` library.
+
+    Raises:
+        UserError: it has no token that ends a text, or two tokens with one id.
+    """
     if end_of_text is None:
         raise UserError(
             f"tokenizer {name} has no token that ends a text: add one of "
             f"{', '.join(_KNOWN_END_TOKENS)} to it"
         )
-    # Files that were saved for inference may cut texts to the length of a context, or pad them.
+    # Files saved for inference may truncate or pad texts to the length of a context.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    size = id_count(tokenizer, name)
+    size = _id_count(tokenizer, name)
     return FastEncoder(tokenizer=tokenizer, vocab_size=size, end_of_text=end_of_text)
 
 
-def load_from_transformers(tokenizer: str) -> Any:
-    """The tokenizer of `hf:NAME`.
+def _id_count(tokenizer: Tokenizer, name: str) -> int:
+    """Return the largest id plus one: vocabularies can have holes.
 
     Raises:
-        UserError: transformers is missing, or cannot load it.
+        UserError: two tokens have one id.
     """
-    name = tokenizer.removeprefix(HUB_PREFIX)
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UserError(
-            f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
-        ) from error
-    try:
-        loaded: Any = AutoTokenizer.from_pretrained(
-            str(Path(name).expanduser()),
-            trust_remote_code=False,  # not asked on the terminal either
-        )
-    except Exception as error:
-        # Of many kinds, by what is wrong in which file; the same for a wrong name and no network.
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "
-            f"or give a local folder ({reason})"
-        ) from error
-    return loaded
+    tokens: dict[int, str] = {}
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number in tokens:
+            raise UserError(
+                f"tokenizer {name}: {tokens[number]!r} and {token!r} both have id {number}: save "
+                "it again with the tokenizers library"
+            )
+        tokens[number] = token
+    return max(tokens) + 1
 
 
-def _encoder_of_transformers(tokenizer: str) -> Encoder:
-    loaded = load_from_transformers(tokenizer)
-    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id
-    if loaded.is_fast:
-        return _fast(loaded.backend_tokenizer, end, tokenizer)
-    if end is None:
-        raise UserError(f"tokenizer {tokenizer} has no token that ends a text: choose another")
-    size = max(loaded.get_vocab().values()) + 1
-    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end)
+def _check_added(document: Mapping[str, Any], loaded: Tokenizer, name: str) -> None:
+    # The library gives added tokens the next free ids, whatever ids the file has.
+    for token in document.get("added_tokens") or ():
+        given = loaded.token_to_id(token["content"])
+        if given != token["id"]:
+            raise UserError(
+                f"tokenizer {name}: added token {token['content']!r} has id {token['id']}, and "
+                f"would get {given}: correct the id"
+            )

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launcher.data.cache import default_cache_dir
 from launcher.measure.hardware import find_gpu
-from launcher.util.files import replace_text
+from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.sizes import gib
 
 SCHEMA_VERSION: Final = 1

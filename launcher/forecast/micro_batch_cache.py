@@ -13,9 +13,8 @@ import psutil
 import torch
 
 from launcher.config.schema import RunConfig
-from launcher.data.cache import default_cache_dir
 from launcher.util.errors import UserError
-from launcher.util.files import replace_text
+from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.packages import version_of
 from launcher.util.startup import allocator_variable
 

@@ -19,13 +19,12 @@ from typing import Any, Final
 import torch
 
 from launcher.config.resolve import Resolved
-from launcher.data.cache import default_cache_dir
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.place import Place
 from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.strategies.ledger import Ledger, LedgerLines
-from launcher.util.files import replace_text
+from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.packages import version_of
 
 FOLDER: Final = "plan"

@@ -111,17 +111,11 @@ def prepare(
 
 
 def _corpus_of(resolved: Resolved) -> Corpus:
-    data = resolved.config.data
     return open_corpus(
-        data=data.data,
-        field=data.data_field,
-        stream_bytes=data.stream_bytes,
-        mask_prompt=data.mask_prompt,
-        document_attention=data.document_attention,
-        show_progress=resolved.config.loop.log_level in ("debug", "info"),
-        tokenizer=data.tokenizer,
+        resolved.config.data,
         vocab_size=resolved.model.vocab_size,
         seq_len=resolved.seq_len,
+        show_progress=resolved.config.loop.log_level in ("debug", "info"),
     )
 
 

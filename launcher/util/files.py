@@ -12,6 +12,16 @@ from typing import TextIO
 
 from launcher.util.errors import UserError
 
+CACHE_VARIABLE = "SHARDSCALE_CACHE"
+
+
+def default_cache_dir() -> Path:
+    """Return $SHARDSCALE_CACHE, else shardscale/ in the user's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shardscale"
+
 
 def replace_text(path: Path, text: str) -> None:
     """Write `path` as a whole: its readers see what was there before, or all of `text`.

@@ -59,11 +59,7 @@ def train_case(case: Case, text: str, folder: str, world: World) -> dict[str, An
     counters.clear()
     config = case.config(text, folder)
     corpus = open_corpus(
-        data=text,
-        tokenizer="byte",
-        vocab_size=261,
-        seq_len=16,
-        document_attention=config.data.document_attention,
+        replace(config.data, data=text, tokenizer="byte"), vocab_size=261, seq_len=16
     )
     resolved = resolve(config, world_size=world.size, device_type="cpu")
     resolved = within_budget(resolved, world_size=world.size)

@@ -18,6 +18,7 @@ from harness import python, torchrun
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches, open_corpus
 from launcher.data.build import split_of
 
@@ -201,11 +202,11 @@ def test_a_fine_tune_goes_on_as_a_plain_loop_of_transformers(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
 
     corpus = open_corpus(
-        data=str(folder / "chats.jsonl"),
-        tokenizer=f"hf:{folder}",
+        DataChoice(
+            data=str(folder / "chats.jsonl"), tokenizer=f"hf:{folder}", document_attention=True
+        ),
         vocab_size=400,
         seq_len=SEQ_LEN,
-        document_attention=True,
     )
     order = GlobalBatches(corpus.train, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, seed=0)
     losses, norms, test_loss = plain_loop(folder, order)

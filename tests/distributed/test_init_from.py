@@ -8,6 +8,7 @@ import pytest
 import torch
 from harness import python, torchrun, write_text
 
+from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches, open_corpus
 from launcher.data.tokenizer import ByteEncoder
 from launcher.run.preflight import prepare
@@ -77,11 +78,9 @@ def test_the_first_loss_is_that_of_transformers(text: Path, llama: Path, single:
     from transformers import LlamaForCausalLM
 
     corpus = open_corpus(
-        data=str(text),
-        tokenizer=str(llama / "tokenizer.json"),
+        DataChoice(data=str(text), tokenizer=str(llama / "tokenizer.json")),
         vocab_size=260,
         seq_len=SEQ_LEN,
-        show_progress=False,
     )
     batches = GlobalBatches(corpus.train, seq_len=SEQ_LEN, global_batch=BATCH, seed=0)
     rows = torch.from_numpy(batches.rank_slice(0, rank=0, world_size=1).tokens)

@@ -23,7 +23,7 @@ from launcher.compare.sweep.folder import SweepFolder, merge_earlier
 from launcher.compare.sweep.grid import cells_of, flags_given, open_corpora
 from launcher.compare.sweep.grid_source import flags_of, grid_of, parse_options
 from launcher.config.arguments import parse_run_config
-from launcher.data import sources
+from launcher.data.sources import find_source
 from launcher.measure.records import Sweep, SweepRow
 from launcher.run.lifecycle import Interrupted
 from launcher.run.stopping import stopped_code
@@ -80,7 +80,7 @@ def _check_source(row: SweepRow) -> None:
     """Refuse the cell if its data, which its job will read, is missing."""
     try:
         data = parse_run_config(flags_of(row.flags)).data
-        sources.resolve(data.data, data.data_field, data.stream_bytes)
+        find_source(data)
     except UserError as error:
         row.state, row.reason = "refused", str(error)
 

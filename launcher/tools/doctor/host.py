@@ -15,12 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from launcher.data.cache import default_cache_dir
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.strategies.zero.nvme_folder import file_system
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.tools.doctor.gpu import device_files
-from launcher.util.files import nearest_existing
+from launcher.util.files import default_cache_dir, nearest_existing
 from launcher.util.processes import usable_cores
 from launcher.util.sizes import GIB, MIB, gib
 

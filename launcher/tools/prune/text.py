@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import DataChoice
 from launcher.config.sharding import ShardingChoice
-from launcher.data import Corpus, GlobalBatches, open_corpus
+from launcher.data import Corpus, GlobalBatches, open_corpus, saved_data_choice
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.parts import is_projection
@@ -42,12 +42,7 @@ class Text:
         """
         seq_len = min(choice.seq_len or default_seq_len(model), model.context)
         corpus = open_corpus(
-            data=choice.data,
-            field=choice.data_field,
-            stream_bytes=choice.stream_bytes,
-            mask_prompt=choice.mask_prompt,
-            document_attention=choice.document_attention,
-            tokenizer=tokenizer,
+            dataclasses.replace(choice, tokenizer=tokenizer),
             vocab_size=model.vocab_size,
             seq_len=seq_len,
         )
@@ -129,7 +124,6 @@ def choice_of(saved: Mapping[str, Any], given: str | None) -> DataChoice | None:
     data = saved.get("data") if given is None else given
     if data is None or data == "none":
         return None
-    own = given is None or given == saved.get("data")
-    names = {*TEXT_FIELDS, "seq_len"} if own else {"seq_len"}
-    kept = {name: saved[name] for name in names & saved.keys()}
-    return DataChoice(**{**kept, "data": str(data)})
+    if given is None or given == saved.get("data"):
+        return saved_data_choice(saved)
+    return DataChoice(data=given, seq_len=saved.get("seq_len"))

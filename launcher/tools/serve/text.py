@@ -1,7 +1,7 @@
 """Prompts and evaluation sequences for `infer-bench`, from the runs' validation text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from launcher.checkpoint.pretrained.companions import choose_tokenizer
 from launcher.checkpoint.store import candidates
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import DataChoice
-from launcher.data import EvaluationBatches, open_corpus
+from launcher.data import EvaluationBatches, open_corpus, saved_data_choice
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError, naming
 
@@ -66,8 +66,7 @@ def open_run(run: Path) -> BenchRun:
             f"{run} does not record its training text, whose validation split is needed: give a "
             "run of launcher.train"
         )
-    known = {field.name for field in fields(DataChoice)} & saved.keys()
-    choice = DataChoice(**{name: saved[name] for name in known - {"micro_batch", "global_batch"}})
+    choice = saved_data_choice(saved)
     return BenchRun(path=run, model=model, choice=choice, tokenizer=tokenizer)
 
 
@@ -84,11 +83,7 @@ def text_of(
     for run in runs:
         with naming(f"{run.path}:"):
             corpus = open_corpus(
-                data=run.choice.data,
-                field=run.choice.data_field,
-                stream_bytes=run.choice.stream_bytes,
-                mask_prompt=run.choice.mask_prompt,
-                tokenizer=run.tokenizer,
+                replace(run.choice, tokenizer=run.tokenizer, document_attention=False),
                 vocab_size=run.model.vocab_size,
                 seq_len=seq_len,
             )

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from launcher.data.cache import default_cache_dir
 from launcher.util.errors import UserError
+from launcher.util.files import default_cache_dir
 
 VERSION: Final = "0.29.3"
 SHA256: Final = "924f3167d6bf5e553bda392615eaa82edd82a9cffc32a1cc49853a926b148c5c"

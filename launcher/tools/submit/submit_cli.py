@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import check_run_folder, resolve
-from launcher.data import sources
+from launcher.data.sources import find_source
 from launcher.run.base import check_beginning
 from launcher.run.origin import find_origin
 from launcher.run.provenance import with_recipe
@@ -169,7 +169,7 @@ def _check_training(job: Job) -> Path | None:
     resolved = resolve(config, world_size=job.world_size, device_type=device_type)
     if origin.source is None:
         check_beginning(resolved)
-    sources.resolve(config.data.data, config.data.data_field, config.data.stream_bytes)
+    find_source(config.data)
     assert config.loop.out is not None
     if not origin.reopens:
         check_run_folder(config.loop.out)

@@ -9,19 +9,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from launcher.data import open_corpus
+from corpora import open_text
 
 ROOT = Path(__file__).parents[3]
 
 OPEN = """
 import sys
 from pathlib import Path
+from launcher.config.schema import DataChoice
 from launcher.data import open_corpus
 print("ready", flush=True)
 sys.stdin.readline()
-corpus = open_corpus(data=sys.argv[1], tokenizer="bpe", vocab_size=int(sys.argv[3]), seq_len=16,
+choice = DataChoice(data=sys.argv[1])
+corpus = open_corpus(choice, vocab_size=int(sys.argv[3]), seq_len=16,
                      cache_dir=Path(sys.argv[2]), show_progress=len(sys.argv) > 4)
 print(corpus.fingerprint, "tokenizers" in sys.modules, int(corpus.train.tokens.sum()), flush=True)
 """
@@ -67,13 +68,12 @@ def book(folder: Path, paragraphs: int = 20_000) -> Path:
 def test_the_cache_obeys_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
-        open_corpus(
-            data=str(book(tmp_path, 1000)),
+        open_text(
+            book(tmp_path, 1000),
             tokenizer="byte",
             vocab_size=257,
             seq_len=16,
             cache_dir=tmp_path / "cache",
-            show_progress=False,
         )
     finally:
         os.umask(before)
@@ -136,13 +136,12 @@ def test_a_killed_builder_does_not_block_the_next(tmp_path: Path) -> None:
     builder.communicate()
     assert builder.returncode == -signal.SIGKILL
     assert len(list(cache.glob("corpora/*.tmp-*"))) == 1
-    corpus = open_corpus(
-        data="stdlib",
+    corpus = open_text(
+        "stdlib",
         tokenizer="bpe",
         vocab_size=2000,
         seq_len=16,
         cache_dir=cache,
-        show_progress=False,
     )
     assert len(corpus.train.tokens) > 1_000_000
     assert list(cache.glob("corpora/*.tmp-*")) == [] == list(cache.glob("corpora/*.progress"))
@@ -152,13 +151,12 @@ def test_a_waiting_process_shows_progress_and_takes_over_from_a_killed_builder(
     tmp_path: Path,
 ) -> None:
     path = book(tmp_path, 3000)
-    known = open_corpus(
-        data=str(path),
+    known = open_text(
+        path,
         tokenizer="bpe",
         vocab_size=300,
         seq_len=16,
         cache_dir=tmp_path / "first",
-        show_progress=False,
     )
     assert known.tokenizer_path is not None
     key = known.tokenizer_path.parent.name
@@ -204,12 +202,10 @@ def test_progress_on_a_terminal_is_live(tmp_path: Path) -> None:
 
 def test_a_read_only_cache_can_be_opened(tmp_path: Path) -> None:
     path, cache = book(tmp_path, 3000), tmp_path / "cache"
-    settings: dict[str, Any] = {"data": str(path), "tokenizer": "byte", "vocab_size": 257}
-    settings["seq_len"] = 16
-    first = open_corpus(**settings, cache_dir=cache, show_progress=False)
+    first = open_text(path, cache_dir=cache)
     assert first.tokenizer_path is not None
     stamps = {p: p.stat().st_mtime_ns for p in [cache, *cache.rglob("*")]}
-    open_corpus(**settings, cache_dir=cache, show_progress=False)
+    open_text(path, cache_dir=cache)
     assert {p: p.stat().st_mtime_ns for p in [cache, *cache.rglob("*")]} == stamps
     meta = json.loads((first.tokenizer_path.parent / "meta.json").read_text())
     assert meta["fingerprint"] == first.fingerprint

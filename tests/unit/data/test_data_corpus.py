@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpora import open_text
 from tokenizers import Tokenizer
 
-from launcher.data import Corpus, build, open_corpus, sources
+from launcher.config.schema import DataChoice
+from launcher.data import Corpus, build, sources
 from launcher.data.build import split_of, take_survey
-from launcher.data.examples import Document
 from launcher.data.formats import cut
 from launcher.data.formats import documents as cut_documents
-from launcher.data.sources import resolve
+from launcher.data.sources import Document, find_source
 from launcher.util.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -50,10 +51,8 @@ def story(words: int, seed: int = 0) -> str:
 
 
 def open_small(data: Path | str, cache: Path, tokenizer: str = "byte", **other: int) -> Corpus:
-    settings: dict[str, Any] = {"vocab_size": 300, "seq_len": 16} | other
-    return open_corpus(
-        data=str(data), tokenizer=tokenizer, cache_dir=cache, show_progress=False, **settings
-    )
+    settings: dict[str, Any] = {"vocab_size": 300} | other
+    return open_text(data, tokenizer=tokenizer, cache_dir=cache, **settings)
 
 
 def texts_of(corpus: Corpus) -> dict[str, list[str]]:
@@ -78,8 +77,8 @@ def records(tmp_path: Path) -> list[str]:
 def test_the_default_corpus_is_cold_then_warm_without_the_heavy_libraries(tmp_path: Path) -> None:
     program = (
         "import sys, json; from pathlib import Path; from launcher.data import open_corpus; "
-        "c = open_corpus(data='stdlib', tokenizer='bpe', vocab_size=4096, seq_len=256, "
-        "cache_dir=Path(sys.argv[1])); "
+        "from launcher.config.schema import DataChoice; "
+        "c = open_corpus(DataChoice(), vocab_size=4096, seq_len=256, cache_dir=Path(sys.argv[1])); "
         "heavy = {'tokenizers', 'pyarrow', 'transformers', 'datasets', 'rich', 'torch'}; "
         "print(json.dumps([c.description, c.fingerprint, c.vocab_size, len(c.train.tokens), "
         "str(c.train.tokens.dtype), c.train.tokens.flags.writeable, "
@@ -114,7 +113,8 @@ def test_bpe_is_deterministic_across_processes_and_caches(tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_text(story(20_000), encoding="utf-8")
     program = (
         "import sys; from pathlib import Path; from launcher.data import open_corpus; "
-        "print(open_corpus(data=sys.argv[1], tokenizer='bpe', vocab_size=400, seq_len=16, "
+        "from launcher.config.schema import DataChoice; "
+        "print(open_corpus(DataChoice(data=sys.argv[1]), vocab_size=400, seq_len=16, "
         "cache_dir=Path(sys.argv[2]), show_progress=False).fingerprint)"
     )
     prints = set()
@@ -206,13 +206,13 @@ def test_a_large_text_file_is_read_in_blocks(tmp_path: Path) -> None:
     assert len(text) > 2 << 20
     path = tmp_path / "large.txt"
     path.write_text(text, encoding="utf-8")
-    assert "".join(cut_documents(resolve(str(path)).texts())) == text
+    assert "".join(cut_documents(find_source(DataChoice(data=str(path))).texts())) == text
 
 
 def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     path.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(5000)))
-    documents = map(Document, cut_documents(resolve(str(path)).texts()))
+    documents = map(Document, cut_documents(find_source(DataChoice(data=str(path))).texts()))
     survey = take_survey(str(path), documents, 7000, lambda progress: None)
     assert survey.documents == 5000
     assert survey.text_bytes == 5000 * 14
@@ -296,14 +296,12 @@ def test_the_cache_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text(story(4000))
-    settings: dict[str, Any] = {"data": str(tmp_path / "a.txt"), "tokenizer": "byte"}
-    settings["vocab_size"] = 257
     monkeypatch.delenv("SHARDSCALE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    open_corpus(**settings, seq_len=16)
+    open_text(tmp_path / "a.txt")
     assert (tmp_path / "xdg/shardscale/corpora").is_dir()
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "own"))
-    open_corpus(**settings, seq_len=16)
+    open_text(tmp_path / "a.txt")
     assert (tmp_path / "own/corpora").is_dir()
 
 
@@ -317,22 +315,20 @@ def test_the_text_is_in_the_field_that_is_named(tmp_path: Path, suffix: str) -> 
             path.write_text("".join(json.dumps(row) + "\n" for row in renamed))
         else:
             pq.write_table(pa.Table.from_pylist(renamed), path)
-    settings: Any = {"tokenizer": "byte", "vocab_size": 257, "seq_len": 16}
-    settings |= {"cache_dir": tmp_path / "cache", "show_progress": False}
-    named = tmp_path / f"named.{suffix}"
-    found = open_corpus(data=str(named), field="body", **settings)
-    usual = open_corpus(data=f"{tmp_path}/usual.{suffix}", **settings)
+    cache, named = tmp_path / "cache", tmp_path / f"named.{suffix}"
+    found = open_text(named, data_field="body", cache_dir=cache)
+    usual = open_text(f"{tmp_path}/usual.{suffix}", cache_dir=cache)
     assert found.fingerprint == usual.fingerprint
     # The same file under its usual field is another corpus, not the cached one.
-    assert open_corpus(data=str(named), **settings).fingerprint != found.fingerprint
+    assert open_text(named, cache_dir=cache).fingerprint != found.fingerprint
 
 
 @pytest.mark.parametrize(
     ("data", "flags", "says"),
     [
-        ("stdlib", {"field": "body"}, "--data-field body: --data stdlib holds no .jsonl"),
-        ("a.txt", {"field": "body"}, "--data-field body: --data "),
-        ("a.txt", {"stream_bytes": 5}, "--data-stream is for --data hf:NAME"),
+        ("stdlib", {"data_field": "body"}, "--data-field body: --data stdlib holds no .jsonl"),
+        ("a.txt", {"data_field": "body"}, "--data-field body: --data "),
+        ("a.txt", {"data_stream": "5"}, "--data-stream is for --data hf:NAME"),
     ],
 )
 def test_flags_that_the_data_has_no_use_for(
@@ -340,4 +336,4 @@ def test_flags_that_the_data_has_no_use_for(
 ) -> None:
     (tmp_path / "a.txt").write_text("words")
     with pytest.raises(UserError, match=says):
-        resolve(data if data == "stdlib" else str(tmp_path / data), **flags)
+        find_source(DataChoice(data=data if data == "stdlib" else str(tmp_path / data), **flags))

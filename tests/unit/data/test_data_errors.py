@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpora import open_text
 from tokenizers import Tokenizer, models
 
-from launcher.data import build, open_corpus
+from launcher.data import build
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
@@ -24,13 +25,7 @@ def refusal(
 ) -> str:
     """The message that opening this corpus is refused with."""
     with pytest.raises(UserError) as caught:
-        open_corpus(
-            data=str(data),
-            tokenizer=tokenizer,
-            vocab_size=vocab_size,
-            seq_len=seq_len,
-            show_progress=False,
-        )
+        open_text(data, tokenizer=tokenizer, vocab_size=vocab_size, seq_len=seq_len)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -146,7 +141,7 @@ def test_byte_tokenizer_beyond_the_vocabulary(book: Path) -> None:
 
 
 def test_warm_corpus_beyond_the_vocabulary(book: Path) -> None:
-    open_corpus(data=str(book), tokenizer="byte", vocab_size=257, seq_len=16, show_progress=False)
+    open_text(book)
     assert "token id 256 is beyond the vocabulary of 100" in refusal(book, vocab_size=100)
 
 
@@ -220,13 +215,7 @@ def test_a_hostile_line_is_named_in_one_short_sentence(tmp_path: Path, kind: str
 def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"\ud83d half a pair, number {n}"}) for n in range(200)]
     (tmp_path / "half.jsonl").write_text("\n".join(lines))
-    corpus = open_corpus(
-        data=str(tmp_path / "half.jsonl"),
-        tokenizer="byte",
-        vocab_size=257,
-        seq_len=16,
-        show_progress=False,
-    )
+    corpus = open_text(tmp_path / "half.jsonl")
     assert len(corpus.train.tokens) > 1000
 
 
@@ -266,13 +255,7 @@ def test_folders_in_a_loop_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "again").symlink_to(tmp_path / "texts")
     (tmp_path / "texts" / "book.txt").write_text(TEXT)
-    corpus = open_corpus(
-        data=str(tmp_path / "texts"),
-        tokenizer="byte",
-        vocab_size=257,
-        seq_len=16,
-        show_progress=False,
-    )
+    corpus = open_text(tmp_path / "texts")
     tokens = sum(len(s.tokens) for s in (corpus.train, corpus.validation, corpus.test))
     assert len(TEXT) < tokens < 1.2 * len(TEXT)
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpora import open_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches, open_corpus
+from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches
+from launcher.data.build import encode
 from launcher.data.chat import ChatTemplate
-from launcher.data.examples import encode, with_prompt
+from launcher.data.formats import with_prompt
 from launcher.data.tokenizer import load_encoder
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
@@ -79,8 +81,8 @@ def write(path: Path, records: Sequence[Any]) -> Path:
 
 
 def opened(data: Path, tokenizer: str = "byte", **options: Any) -> Corpus:
-    settings = {"seq_len": 16, "vocab_size": 400, "cache_dir": data.parent / "cache", **options}
-    return open_corpus(data=str(data), tokenizer=tokenizer, show_progress=False, **settings)
+    settings = {"vocab_size": 400, "cache_dir": data.parent / "cache", **options}
+    return open_text(data, tokenizer=tokenizer, **settings)
 
 
 def learned_text(folder: Path, messages: list[dict[str, str]]) -> tuple[str, list[str]]:
