@@ -160,10 +160,12 @@ class Files:
         Raises:
             UserError: examples beside files of another kind.
         """
+        lines = [path for path in self.files if path.suffix.lower() == _EXAMPLES]
+        if not lines or self.field != TEXT_FIELD:
+            return "text"
         from launcher.data.formats import form_of_file
 
-        lines = [path for path in self.files if path.suffix.lower() == _EXAMPLES]
-        form = form_of_file(lines[0]) if lines and self.field == TEXT_FIELD else "text"
+        form = form_of_file(lines[0])
         others = [path for path in self.files if path not in lines]
         if form != "text" and others:
             raise UserError(
