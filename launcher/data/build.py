@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from launcher.data.cache import Progress, Report
-from launcher.data.corpus import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
-from launcher.data.formats import documents, with_prompt
-from launcher.data.sources import Document, Files, Source, form_of_source
+from launcher.data.files import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
+from launcher.data.formats import Document, documents, with_prompt
+from launcher.data.sources import Files, Source, form_of_source
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, train_bpe
 from launcher.util.errors import UserError
 

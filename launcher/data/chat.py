@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.data.formats import string_of
+from launcher.data.files import HUB_PREFIX, template_files
+from launcher.data.formats import Document, string_of
 from launcher.data.hub import load_from_transformers
-from launcher.data.sources import HUB_PREFIX, Document, template_files
 from launcher.util.errors import UserError
 
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from launcher.config.schema import DataChoice
 from launcher.data.batches import Split
-from launcher.data.sources import (
+from launcher.data.files import (
     HUB_PREFIX,
-    Source,
-    find_source,
-    form_of_source,
+    SPLITS,
+    TOKENIZER_FILE,
+    Kind,
+    Meta,
     hash_files,
     hub_files,
+    read_meta,
+    split_file,
     stamps,
     template_files,
 )
+from launcher.data.sources import Source, find_source, form_of_source
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.util.errors import UserError
 from launcher.util.files import default_cache_dir
@@ -30,11 +33,6 @@ from launcher.util.files import default_cache_dir
 if TYPE_CHECKING:
     from launcher.data.cache import Report
 
-SPLITS = ("train", "validation", "test")
-TOKENIZER_FILE = "tokenizer.json"
-META_FILE = "meta.json"
-
-_Kind = Literal["tokens", "documents", "learned"]
 _FORMAT = "2"  # part of every cache key: change it when the files or the split rule change
 _BATCH_SIZES = {"micro_batch", "global_batch"}
 
@@ -54,21 +52,6 @@ class Corpus:
     """One line for the log."""
     tokenizer_path: Path | None
     """tokenizer.json; None for a transformers tokenizer that has no such form."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Meta:
-    """Description of a corpus folder (`meta.json`), written last."""
-
-    documents: int
-    text_bytes: int
-    sample_bytes: int  # text the BPE tokenizer saw; 0 for other tokenizers
-    vocab_size: int
-    dtype: str
-    tokens: dict[str, int]
-    split_documents: dict[str, int]
-    learned: dict[str, int] | None  # tokens to learn; None where all are
-    fingerprint: str
 
 
 def saved_data_choice(saved: Mapping[str, Any]) -> DataChoice:
@@ -188,7 +171,7 @@ def _tokenizer_files(tokenizer: str) -> list[Path]:
 def _open_split(
     directory: Path, name: str, meta: Meta, *, masked: bool, in_documents: bool
 ) -> Split:
-    def mapped(kind: _Kind, dtype: str) -> np.ndarray:
+    def mapped(kind: Kind, dtype: str) -> np.ndarray:
         path = split_file(directory, name, kind)
         # Slices of a memmap are slower than those of a view.
         return np.memmap(path, dtype=np.dtype(dtype), mode="r").view(np.ndarray)
@@ -211,32 +194,6 @@ def _require_a_sequence(split: Split, name: str, data: str, seq_len: int) -> Non
             f"the {name} split of --data {data} has no token to learn in its sequences of "
             f"--seq-len {seq_len}: give more examples, or --no-mask-prompt to learn prompts too"
         )
-
-
-def read_meta(directory: Path) -> Meta | None:
-    """Return the description of a complete corpus folder; None if it is missing or damaged."""
-    try:
-        meta = Meta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
-        width = np.dtype(meta.dtype).itemsize
-        whole = all(
-            _size(directory, split, "tokens") == meta.tokens[split] * width
-            and _size(directory, split, "documents") == 8 * meta.split_documents[split]
-            and (meta.learned is None or _size(directory, split, "learned") == meta.tokens[split])
-            for split in SPLITS
-        )
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return meta if whole else None
-
-
-def split_file(directory: Path, split: str, kind: _Kind) -> Path:
-    """Return the path of a split's file: its tokens; int64 indices of the tokens that begin a
-    document; or, where not all tokens are learned, a uint8 flag per token."""
-    return directory / (f"{split}.bin" if kind == "tokens" else f"{split}.{kind}.bin")
-
-
-def _size(directory: Path, split: str, kind: _Kind) -> int:
-    return split_file(directory, split, kind).stat().st_size
 
 
 def _describe(data: str, tokenizer: str, meta: Meta, *, masked: bool) -> str:

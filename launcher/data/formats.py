@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
-from launcher.data.sources import TEXT_FIELD, Document, Form, ReadExample
+from launcher.data.files import TEXT_FIELD
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
+
+Form = Literal["text", "completions", "messages"]
+
+
+class Document(NamedTuple):
+    """A text, and the spans of it to learn where that is not all of it."""
+
+    text: str
+    learned: tuple[tuple[int, int], ...] | None = None
+    """(first character, end) of each span; None for all of a plain text."""
+    ends_itself: bool = False
+    """Whether the text contains its own end: no end-of-text token is added."""
+
+
+ReadExample = Callable[[dict[str, Any], str], Document]
+"""(record, its place for error messages) -> document."""
+
 
 _FIELDS: Final[dict[Form, str]] = {
     "text": "a text",

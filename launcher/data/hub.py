@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from launcher.data.files import HUB_PREFIX, field_key, hub_files, hub_key
 from launcher.data.formats import check_fields
-from launcher.data.sources import HUB_PREFIX, field_key, hub_files, hub_key
-from launcher.data.tokenizer import Encoder, fast_encoder
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
@@ -188,19 +187,3 @@ def load_from_transformers(tokenizer: str) -> Any:
             f"or give a local folder ({reason})"
         ) from error
     return loaded
-
-
-def encoder_of_transformers(tokenizer: str) -> Encoder:
-    """Return the encoder of `hf:NAME`.
-
-    Raises:
-        UserError: it cannot be loaded, or has no token that ends a text.
-    """
-    loaded = load_from_transformers(tokenizer)
-    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id
-    if loaded.is_fast:
-        return fast_encoder(loaded.backend_tokenizer, end, tokenizer)
-    if end is None:
-        raise UserError(f"tokenizer {tokenizer} has no token that ends a text: choose another")
-    size = max(loaded.get_vocab().values()) + 1
-    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end)

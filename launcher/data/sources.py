@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.config.schema import DataChoice
+from launcher.data.files import (
+    HUB_PREFIX,
+    TEXT_FIELD,
+    field_key,
+    hash_files,
+    stamps,
+    unreadable,
+    walk,
+)
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
 
 if TYPE_CHECKING:
+    from launcher.data.formats import Document, Form, ReadExample
     from launcher.data.hub import HubDataset
-
-HUB_PREFIX = "hf:"
-TEXT_FIELD = "text"
 
 _MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
@@ -32,93 +38,9 @@ _WITH_FIELDS = (".jsonl", ".parquet")
 _EXAMPLES = ".jsonl"
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
 _READ = ", ".join(_SUFFIXES)
-_TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _NOT_STDLIB_TEXT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "lib2to3"}
 )
-
-Form = Literal["text", "completions", "messages"]
-
-
-class Document(NamedTuple):
-    """A text, and the spans of it to learn where that is not all of it."""
-
-    text: str
-    learned: tuple[tuple[int, int], ...] | None = None
-    """(first character, end) of each span; None for all of a plain text."""
-    ends_itself: bool = False
-    """Whether the text contains its own end: no end-of-text token is added."""
-
-
-ReadExample = Callable[[dict[str, Any], str], Document]
-"""(record, its place for error messages) -> document."""
-
-
-def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """List the files below `root`, without hidden ones, sorted by relative path."""
-    found: list[Path] = []
-    for folder, folders, files in os.walk(root):
-        # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
-    return sorted(found)
-
-
-def hash_files(paths: Sequence[Path]) -> str:
-    """Return the SHA-256 of the files' contents and suffixes, in order; names do not count."""
-    digest = hashlib.sha256()
-    for path in paths:
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
-                raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").digest()
-        except OSError as error:
-            raise unreadable(path, error) from error
-        digest.update(path.suffix.lower().encode() + content)
-    return digest.hexdigest()
-
-
-def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
-    """Return path, size, times of change and inode of each file.
-
-    Equal stamps before and after reading prove that the bytes stayed the same: ctime cannot be set
-    back, so a file that was replaced and restored has another one.
-    """
-    try:
-        found = [(path, path.stat()) for path in paths]
-    except OSError as error:
-        raise unreadable(Path(error.filename), error) from error
-    return [
-        (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
-        for path, info in found
-    ]
-
-
-def hub_files(name: str) -> list[Path]:
-    """List the files of a dataset or tokenizer that is a local folder; [] for one on the Hub."""
-    folder = Path(name).expanduser()
-    return walk(folder) if folder.is_dir() else []
-
-
-def hub_key(name: str) -> str:
-    """Return the key of a dataset or tokenizer: a local folder's content, or the name on the Hub.
-
-    A warm start must not ask the network, so a change on the Hub goes unnoticed.
-    """
-    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
-
-
-def field_key(field: str) -> str:
-    """Return the suffix of a content key for another field than the usual one."""
-    return "" if field == TEXT_FIELD else f" {field}"
-
-
-def unreadable(path: Path, error: OSError) -> UserError:
-    """Return the error for a file that the system refuses to read."""
-    return UserError(
-        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,13 +157,6 @@ def find_source(choice: DataChoice) -> Source:
             "have names: leave it out"
         )
     return Files(label=data, files=files, field=field)
-
-
-def template_files(tokenizer: str) -> list[Path]:
-    """List the files beside a tokenizer.json that hold its chat template, if any."""
-    path = Path(tokenizer).expanduser()
-    beside = (path.with_name(name) for name in _TEMPLATE_FILES)
-    return [file for file in beside if file.is_file()] if path.is_file() else []
 
 
 def _stdlib_files() -> tuple[Path, ...]:

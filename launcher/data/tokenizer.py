@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from launcher.data.sources import HUB_PREFIX, hash_files, hub_key
+from launcher.data.files import HUB_PREFIX, hash_files, hub_key
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -125,9 +125,7 @@ def load_encoder(tokenizer: str) -> Encoder:
     if tokenizer == "byte":
         return ByteEncoder()
     if tokenizer.startswith(HUB_PREFIX):
-        from launcher.data.hub import encoder_of_transformers
-
-        return encoder_of_transformers(tokenizer)
+        return _encoder_of_transformers(tokenizer)
     from tokenizers import Tokenizer
 
     path = Path(tokenizer).expanduser()
@@ -141,7 +139,7 @@ def load_encoder(tokenizer: str) -> Encoder:
         ) from error
     _check_added(document, loaded, tokenizer)
     ends = (loaded.token_to_id(token) for token in _KNOWN_END_TOKENS)
-    return fast_encoder(loaded, next((end for end in ends if end is not None), None), tokenizer)
+    return _fast(loaded, next((end for end in ends if end is not None), None), tokenizer)
 
 
 def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
@@ -158,7 +156,7 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
         show_progress=False,
     )
     _interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
-    return fast_encoder(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
+    return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
 
 
 @contextlib.contextmanager
@@ -225,12 +223,20 @@ def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> No
         )
 
 
-def fast_encoder(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncoder:
-    """Return the encoder of a tokenizer of the `tokenizers` library.
+def _encoder_of_transformers(tokenizer: str) -> Encoder:
+    from launcher.data.hub import PythonEncoder, load_from_transformers
 
-    Raises:
-        UserError: it has no token that ends a text, or two tokens with one id.
-    """
+    loaded = load_from_transformers(tokenizer)
+    end = loaded.eos_token_id if loaded.eos_token_id is not None else loaded.sep_token_id
+    if loaded.is_fast:
+        return _fast(loaded.backend_tokenizer, end, tokenizer)
+    if end is None:
+        raise UserError(f"tokenizer {tokenizer} has no token that ends a text: choose another")
+    size = max(loaded.get_vocab().values()) + 1
+    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end)
+
+
+def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncoder:
     if end_of_text is None:
         raise UserError(
             f"tokenizer {name} has no token that ends a text: add one of "

@@ -23,7 +23,7 @@ from launcher.config.recipes import (
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
-from launcher.data.corpus import TOKENIZER_FILE
+from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.util.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.files import write_json
 from launcher.config.families.base import ENDS, check_token_ids
-from launcher.data.corpus import TOKENIZER_FILE
+from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError

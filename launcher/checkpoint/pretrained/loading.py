@@ -19,8 +19,7 @@ from launcher.checkpoint.pretrained.peft import folder_beside
 from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG
-from launcher.data.corpus import TOKENIZER_FILE
-from launcher.data.sources import HUB_PREFIX
+from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT

@@ -27,7 +27,7 @@ from launcher.checkpoint.pretrained.source import Source
 from launcher.checkpoint.pretrained.stored import Adapted, open_stored
 from launcher.config.init_from import ADAPTER_CONFIG, in_words
 from launcher.config.resolve import check_run_folder
-from launcher.data.corpus import TOKENIZER_FILE
+from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_fingerprint
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice

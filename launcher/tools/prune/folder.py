@@ -15,7 +15,7 @@ from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.files import new_folder, write_json
 from launcher.config.init_from import in_words
-from launcher.data.corpus import TOKENIZER_FILE
+from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import MASK, PARAM, Shard

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from launcher.config.schema import DataChoice
 from launcher.data import Corpus, build, sources
 from launcher.data.build import split_of, take_survey
-from launcher.data.formats import cut
+from launcher.data.formats import Document, cut
 from launcher.data.formats import documents as cut_documents
-from launcher.data.sources import Document, find_source
+from launcher.data.sources import find_source
 from launcher.util.errors import UserError
 
 ROOT = Path(__file__).parents[3]

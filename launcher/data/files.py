@@ -1,0 +1,141 @@
+"""Files that a corpus is read from, with the keys that name their content, and the folder of files
+that it is stored in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from launcher.util.errors import UserError
+
+HUB_PREFIX = "hf:"
+TEXT_FIELD = "text"
+SPLITS = ("train", "validation", "test")
+TOKENIZER_FILE = "tokenizer.json"
+META_FILE = "meta.json"
+Kind = Literal["tokens", "documents", "learned"]
+
+_TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
+
+
+def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
+    """List the files below `root`, without hidden ones, sorted by relative path."""
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def hash_files(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of the files' contents and suffixes, in order; names do not count."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
+                raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise unreadable(path, error) from error
+        digest.update(path.suffix.lower().encode() + content)
+    return digest.hexdigest()
+
+
+def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
+    """Return path, size, times of change and inode of each file.
+
+    Equal stamps before and after reading prove that the bytes stayed the same: ctime cannot be set
+    back, so a file that was replaced and restored has another one.
+    """
+    try:
+        found = [(path, path.stat()) for path in paths]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from error
+    return [
+        (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        for path, info in found
+    ]
+
+
+def hub_files(name: str) -> list[Path]:
+    """List the files of a dataset or tokenizer that is a local folder; [] for one on the Hub."""
+    folder = Path(name).expanduser()
+    return walk(folder) if folder.is_dir() else []
+
+
+def hub_key(name: str) -> str:
+    """Return the key of a dataset or tokenizer: a local folder's content, or the name on the Hub.
+
+    A warm start must not ask the network, so a change on the Hub goes unnoticed.
+    """
+    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
+
+
+def field_key(field: str) -> str:
+    """Return the suffix of a content key for another field than the usual one."""
+    return "" if field == TEXT_FIELD else f" {field}"
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """Return the error for a file that the system refuses to read."""
+    return UserError(
+        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
+    )
+
+
+def template_files(tokenizer: str) -> list[Path]:
+    """List the files beside a tokenizer.json that hold its chat template, if any."""
+    path = Path(tokenizer).expanduser()
+    beside = (path.with_name(name) for name in _TEMPLATE_FILES)
+    return [file for file in beside if file.is_file()] if path.is_file() else []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meta:
+    """Description of a corpus folder (`meta.json`), written last."""
+
+    documents: int
+    text_bytes: int
+    sample_bytes: int  # text the BPE tokenizer saw; 0 for other tokenizers
+    vocab_size: int
+    dtype: str
+    tokens: dict[str, int]
+    split_documents: dict[str, int]
+    learned: dict[str, int] | None  # tokens to learn; None where all are
+    fingerprint: str
+
+
+def read_meta(directory: Path) -> Meta | None:
+    """Return the description of a complete corpus folder; None if it is missing or damaged."""
+    try:
+        meta = Meta(**json.loads((directory / META_FILE).read_text(encoding="utf-8")))
+        width = np.dtype(meta.dtype).itemsize
+        whole = all(
+            _size(directory, split, "tokens") == meta.tokens[split] * width
+            and _size(directory, split, "documents") == 8 * meta.split_documents[split]
+            and (meta.learned is None or _size(directory, split, "learned") == meta.tokens[split])
+            for split in SPLITS
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return meta if whole else None
+
+
+def split_file(directory: Path, split: str, kind: Kind) -> Path:
+    """Return the path of a split's file: its tokens; int64 indices of the tokens that begin a
+    document; or, where not all tokens are learned, a uint8 flag per token."""
+    return directory / (f"{split}.bin" if kind == "tokens" else f"{split}.{kind}.bin")
+
+
+def _size(directory: Path, split: str, kind: Kind) -> int:
+    return split_file(directory, split, kind).stat().st_size
