@@ -125,7 +125,7 @@ class Saves:
         if self._checkpointer is not None:
             self._report(self._checkpointer.poll)
         every = self._loop.save_every
-        planned = every is not None and step % every == 0
+        planned = every is not None and every > 0 and step % every == 0
         # What is saved at the end anyway is not the clock's.
         if not planned and (not self._agreement.save_is_due or step == self._resolved.steps):
             return False
