@@ -24,7 +24,7 @@ from peer_loops import PEERS, peer_step
 
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.run.session import Session
 from launcher.train import train
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from launcher.data import GlobalBatches
 from launcher.measure.memory import MemoryMeter, TracedMemory, memory_meter
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.run.session import Session
 from launcher.train import to_device, train
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from runs import ROOT, Run, environment, refuse_existing, table, train, write_stdlib
 
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 
 APOLLO = ("--optimizer=apollo", "--apollo-rank=32")
 VARIANTS = {

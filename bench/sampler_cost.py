@@ -17,7 +17,7 @@ from overhead import summarize
 from launcher.measure.nvml import resolve_uuid
 from launcher.measure.sampler import Sampler
 from launcher.parallel.world import leave, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.run.session import Session
 from launcher.train import train
 

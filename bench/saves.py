@@ -78,7 +78,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def measure_on_this_rank(task: dict[str, Any]) -> None:
     from launcher.checkpoint import Checkpointer
     from launcher.parallel.world import leave, start
-    from launcher.run.preflight import prepare
+    from launcher.run.prepare import prepare
     from launcher.strategies.engine import Engine, train_step
     from launcher.train import build_engine, to_device
 

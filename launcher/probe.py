@@ -12,9 +12,9 @@ from pathlib import Path
 
 from launcher.measure.limit import is_out_of_memory
 from launcher.parallel.world import leave, ranks_from_environment, start
-from launcher.run.enough_room import TooLarge
-from launcher.run.origin import Origin
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.capacity import TooLarge
+from launcher.run.prepare import Prepared, prepare
+from launcher.run.resume import Resume
 from launcher.run.session import Session
 from launcher.strategies import strategy_of
 from launcher.train import load_forecast, take_steps
@@ -65,7 +65,7 @@ def short(prepared: Prepared, out: Path) -> Prepared:
     return dataclasses.replace(
         prepared,
         resolved=dataclasses.replace(prepared.resolved, config=config),
-        origin=Origin(source=None, reopens=False),
+        resume=Resume(source=None, reopens=False),
     )
 
 

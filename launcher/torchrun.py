@@ -36,7 +36,8 @@ with importing():
         require_free,
     )
     from launcher.parallel.world import OWN_AGENT
-    from launcher.run.stopping import ASKS, LEFT_TO_TORCH, StopRequests
+    from launcher.run.agreement import STOP_SIGNALS
+    from launcher.run.stopping import LEFT_TO_TORCH, StopRequests
     from launcher.util.processes import for_children
 
 OUR_MODULE = "launcher.train"
@@ -149,7 +150,8 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     """
     from launcher.config.schema import AutoMicroBatch
     from launcher.forecast.micro_batch import find_micro_batch
-    from launcher.run.preflight import default_run_folder, prepare
+    from launcher.run.folder import default_run_folder
+    from launcher.run.prepare import prepare
     from launcher.train import load_forecast
 
     check = partial(
@@ -246,7 +248,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
     # A killed rank is the cause whoever ends first: the others notice and can still report.
-    asked = ASKS if stop.asked_by else ()  # which ends a rank that does not listen yet
+    asked = STOP_SIGNALS if stop.asked_by else ()  # which ends a rank that does not listen yet
     killed = [
         (rank, failure)
         for rank, failure in error.failures.items()
@@ -272,8 +274,9 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
     from launcher.run.folder import RunFolder
+    from launcher.run.resume import is_of_another_launch
 
-    if folder is None or not folder.exists() or RunFolder(folder).is_anothers:
+    if folder is None or not folder.exists() or is_of_another_launch(folder):
         print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status()

@@ -28,12 +28,11 @@ with importing():
     from launcher.parallel.mesh import Mesh
     from launcher.parallel.model_parallel import ModelParallel
     from launcher.parallel.world import World, leave, ranks_from_environment, start
+    from launcher.run.ending import ending, refuse
     from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
     from launcher.run.forecast import Forecast
-    from launcher.run.lifecycle import ending, refuse
-    from launcher.run.origin import ended_out_of_memory
-    from launcher.run.preflight import Prepared, prepare
-    from launcher.run.samples import Samples
+    from launcher.run.prepare import Prepared, prepare
+    from launcher.run.resume import ended_out_of_memory
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
     from launcher.strategies.engine import Engine, train_step
@@ -166,7 +165,11 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         evaluate, engine, world=world, mesh=mesh, seq_len=resolved.seq_len, batch=data.micro_batch
     )
 
-    samples = Samples.of(resolved, corpus) if loop.sample_every else None
+    samples = None
+    if loop.sample_every:
+        from launcher.run.sampling import Samples
+
+        samples = Samples.of(resolved, corpus)
 
     session.enter("train")
     for step in session.steps():

@@ -1,5 +1,5 @@
-"""One rank's run: checks before the start, the folder, the journal, saves, and how it ends.
+"""One rank's run: capacity checks, run folder, session, journal, saves and ending.
 
-In: a resolved config. Out: a run folder and an exit code. Knows the forecast as three questions
-(forecast.py), which the doors answer; without a forecast a run does everything else the same.
+In: a resolved config. Out: a run folder and an exit code. The forecast is a protocol of three
+questions (forecast.py) that the doors fill in; without one a run does everything else the same.
 """

@@ -1,10 +1,11 @@
-"""What all ranks must do at the same step, though their clocks and their signals differ.
+"""Agreement of ranks: stopping and saving at the same step, though clocks and signals differ.
 
-Each rank says what it requests; requests travel with the all-reduce of a logged step, and where
-steps are slow, in a few bytes between logged steps, so that a stop is agreed within seconds.
+The requests of each rank travel with the all-reduce of a logged step and, where steps are slow, in
+a few bytes between logged steps, so that a stop is agreed within seconds.
 """
 
 import math
+import signal
 import time
 from collections.abc import Sequence
 
@@ -12,14 +13,36 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.world import World
+from launcher.util.startup import hears
+from launcher.util.errors import ExitCode
 
+STOP_SIGNALS: tuple[signal.Signals, ...] = (
+    *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end
+    *(signal.SIGTERM, signal.SIGUSR1),  # of schedulers
+)
 WITHIN_S = 2.0  # or one step, where a step takes longer
 REQUESTS = 4
 TEST_SHARE = 0.1  # of the time for training, so that a run out of time still has a result
 
 
+def heard_signals() -> list[signal.Signals]:
+    """Return the stop signals to handle: not those that `&` in a script, or nohup, ignores."""
+    return [n for n in STOP_SIGNALS if n not in (signal.SIGINT, signal.SIGHUP) or hears(n)]
+
+
+def stop_reason(number: int | None) -> str:
+    """Describe the signal that stopped a run; None where another rank received it."""
+    source = "a signal to another rank" if number is None else signal.Signals(number).name
+    return f"stopped by {source}"
+
+
+def stop_exit_code(number: int | None) -> ExitCode:
+    """Return the exit code of a run that a signal stopped."""
+    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
+
+
 class Agreement:
-    """Stopping and saving on time, agreed by all ranks.
+    """Stops and timed saves that all ranks agree on.
 
     Args:
         log_every: steps between the all-reduces that carry requests anyway.
@@ -47,29 +70,29 @@ class Agreement:
         self.stop_requested = False
         """This rank's own request to save and end, set by a signal."""
         self.asked_by: int | None = None
-        """The first such signal."""
+        """The first stop signal that this rank received."""
         self.time_is_up = False
         self.preempted = False
         self.save_is_due = False
 
     def turn_to_test(self) -> None:
-        """Training is over; what counts now are the batches of the test split."""
+        """Count batches of the test split from now on, with time of their own."""
         self._step, self._next, self._settled_s = 0, 1, time.monotonic()
         self.time_is_up = False
         self._deadline_s += TEST_SHARE * self._max_seconds
 
     def ends_test_after(self, batch: int) -> bool:
-        """Whether no more is read. All ranks call this after the same batches."""
+        """Return whether testing ends here; all ranks call this after the same batches."""
         self.between_logged_steps(batch)
         return self.preempted or self.time_is_up
 
     def saved(self) -> None:
-        """A checkpoint was written at this step; the next one by the clock is due later."""
+        """Restart the clock of timed saves."""
         self._saved_s = time.monotonic()
         self.save_is_due = False
 
     def requests(self, step: int) -> list[float]:
-        """This rank's share of the sum that `settle` reads."""
+        """Return this rank's summands of the vector that `settle` takes."""
         now_s = time.monotonic()
         main = self._world.is_main
         over = now_s > self._deadline_s
@@ -83,7 +106,7 @@ class Agreement:
         ]
 
     def settle(self, step: int, requests: Sequence[float]) -> None:
-        """Take the sum of everybody's requests at the end of a step."""
+        """Apply the sum of all ranks' requests at the end of a step."""
         over, stop, save, step_s = requests
         self.time_is_up, self.preempted, self.save_is_due = over > 0, stop > 0, save > 0
         self._step, self._settled_s = step, time.monotonic()
@@ -91,7 +114,7 @@ class Agreement:
         self._next = step + min(max(1, steps), self.log_every)
 
     def between_logged_steps(self, step: int) -> None:
-        """Agree now, if the last time was long ago. All ranks call this after the same steps."""
+        """Agree now if that is due; all ranks call this after the same steps."""
         if step < self._next:
             return
         requests = torch.tensor(self.requests(step), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a person sees while training: plain lines in a log; on a terminal also a bar with ETA."""
+"""Console of the main rank: plain lines, and on a terminal progress bars with ETA."""
 
 import contextlib
 import time
@@ -20,7 +20,7 @@ _LINE_EVERY_S = 10.0
 
 
 class RunConsole:
-    """Output of the main rank; every other rank has a silent one.
+    """Console output; silent on all ranks but the main one.
 
     Args:
         says: the lowest of `LEVELS` that is shown, until the end.
@@ -46,14 +46,14 @@ class RunConsole:
         self._test_began_s = self._test_line_s = 0.0
 
     def bars(self) -> contextlib.AbstractContextManager[object]:
-        """Shows progress on a terminal while it is entered."""
+        """Return a context that shows progress bars on a terminal."""
         return self._progress if self._live else contextlib.nullcontext()
 
     def _shows(self, level: str) -> bool:
         return LEVELS.index(level) >= self._from
 
     def at_the_end(self) -> None:
-        """From here on a line is what the run has come to, and always shown."""
+        """Show every line from now on: they are the outcome of the run."""
         self._from = 0
 
     def lines(self, texts: Iterable[str]) -> None:
@@ -68,11 +68,11 @@ class RunConsole:
             self._console.file.flush()
 
     def figures(self, values: Mapping[str, str]) -> None:
-        """`step: 10  loss: 5.2134  ...`: the line people know from other trainers."""
+        """Print `step: 10  loss: 5.2134  ...`, as other trainers do."""
         self.line("  ".join(f"{name}: {value}" for name, value in values.items()))
 
     def progress(self, name: str, done: int, total: int) -> None:
-        """Show that `done` of `total` is over; a finished bar goes away."""
+        """Show that `done` of `total` are finished; a full bar is removed."""
         if not self._live:
             return
         if name not in self._tasks:
@@ -82,7 +82,7 @@ class RunConsole:
             self._progress.remove_task(self._tasks.pop(name))
 
     def testing(self, done: int, total: int) -> None:
-        """Progress through the test split; in a log a line now and then."""
+        """Show progress through the test split; in a log, a line every 10 seconds."""
         self.progress("testing", done, total)
         now_s = time.monotonic()
         if done == 1:
@@ -94,5 +94,5 @@ class RunConsole:
 
 
 def percent(part: float, whole: float | None) -> str:
-    """A ratio as percent, `n/a` when the whole is unknown."""
+    """Format a ratio in percent, `n/a` if the whole is unknown."""
     return f"{100 * part / whole:.1f}%" if whole else "n/a"

@@ -13,17 +13,17 @@ from launcher.data import IGNORED_TARGET, EvaluationBatches, Split
 from launcher.measure.records import EvalRecord
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
-from launcher.run.skips import MOST_LOSS, REMEDY, Diverged
+from launcher.run.steps import MOST_LOSS, REMEDY, Diverged
 
 TEST_SEQUENCES = 8
-"""One batch of `--test-batches`."""
+"""Sequences of one batch of `--test-batches`."""
 VALIDATION_SEQUENCES = 256
-"""What one point of the validation curve reads: the same on any number of ranks, in batches of any
-size, so that the curves of two runs can be compared."""
+"""Sequences of one point of the validation curve, for any number of ranks and batch size, so that
+curves of two runs can be compared."""
 
 
 class Evaluates(Protocol):
-    """What an engine can do here, and a model without one."""
+    """An engine, or a model without one, that can be evaluated."""
 
     def evaluate(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
@@ -45,9 +45,11 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     ends_after: Callable[[int], bool] = lambda batch: False,
 ) -> EvalRecord:
-    """Mean loss per target that counts of `split`, or of its first `max_sequences` over all ranks.
+    """Return the mean loss per counted target of `split`, over all ranks.
 
-    `ends_after` is asked by all ranks after each batch, and ends the reading there.
+    Args:
+        max_sequences: read only that many, over all ranks.
+        ends_after: called by all ranks after each batch; True ends the evaluation there.
     """
     started = time.perf_counter()
     batches = EvaluationBatches(
@@ -85,10 +87,10 @@ def evaluate(
 
 
 def refuse_diverged(test: EvalRecord) -> None:
-    """A run whose weights predict nothing is no success.
+    """Fail a run whose test loss is not finite, or too large for a perplexity.
 
     Raises:
-        Diverged: the loss is no number, or its perplexity none.
+        Diverged: always then.
     """
     if not test.loss < MOST_LOSS:
         raise Diverged(

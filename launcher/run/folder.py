@@ -1,6 +1,7 @@
-"""The run folder: what is in it, and who may write which file when."""
+"""The run folder and its small files: config, environment, status, failure, summary."""
 
 import dataclasses
+import datetime
 import json
 import os
 import platform
@@ -8,18 +9,23 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
+from launcher.config.resolve import Resolved
 from launcher.measure.records import FailureReport, Status, Summary
-from launcher.run import launch
+from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError
 from launcher.util.files import FolderLock, replace_text
 from launcher.util.packages import version_of
+
+LAUNCH = "launch"
+"""Key of the launch's identity in `environment.json`."""
+LONGEST_LABEL = 150  # bytes; file names may have 255, and a model may be named as its folder
 
 
 class RunFolder:
@@ -30,19 +36,21 @@ class RunFolder:
         self._lock = FolderLock(path)
         self._failure = path / "failure.json"
 
-    def begin(self, config: dict[str, Any], *, reopens: bool, agents: Sequence[str] = ()) -> None:
-        """Write what is known at the start (main rank only), in a folder of one's own, or in that
-        of a run that ended early.
+    def begin(
+        self, config: dict[str, Any], *, reopens: bool, launch: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write config, environment and status, in a new folder or in that of a run that ended
+        early; main rank only.
 
-        What tells of an earlier end stays under another name, and so does a config that has
-        changed.
+        The report and summary of an earlier end are kept under other names, and so is a config
+        that has changed.
 
         Args:
-            agents: of the launch that has the folder from now on.
+            launch: identity of the launch that has the folder from now on.
 
         Raises:
-            FileExistsError: somebody else's run is where a new one is to be.
-            UserError: the run to go on with is still alive.
+            FileExistsError: a new run's folder exists already.
+            UserError: the run to continue is still alive.
         """
         if not reopens:
             self.path.mkdir(parents=True)
@@ -54,14 +62,14 @@ class RunFolder:
             _set_aside(config_file)
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
-        # Before the config: a run without one is nobody's yet.
-        known = {**environment(), launch.KEY: launch.record(list(agents))}
+        # Before the config: a folder without one belongs to no launch yet.
+        known = {**environment(), LAUNCH: dict(launch or {})}
         replace_text(self.path / "environment.json", json.dumps(known, indent=2) + "\n")
         replace_text(config_file, text)
         self.write_status(Status(state="running", phase="start"))
 
     def write_status(self, status: Status) -> None:
-        """Say how the run stands, in `status.json`; what failed runs no more."""
+        """Write `status.json`; "running" never replaces the status of a failed run."""
         state = status.state
         if state == "running" and self._failure.exists():
             return
@@ -69,7 +77,7 @@ class RunFolder:
         try:
             replace_text(self.path / "status.json", text)
         except OSError as error:
-            # Training matters more; and this is the last place left to say how it ends.
+            # Training goes on without it; standard error is the last place left for the outcome.
             sentence = f"{self.path / 'status.json'} cannot be written ({error.strerror})"
             if state != "running":
                 sentence += f": the run is {state} ({status.reason or status.phase})"
@@ -81,7 +89,7 @@ class RunFolder:
         return self._failure.exists()
 
     def read_status(self) -> dict[str, Any]:
-        """The content of `status.json`, nothing where there is none."""
+        """Return the content of `status.json`, empty where there is none."""
         return _read(self.path / "status.json")
 
     def write_summary(self, summary: Summary) -> None:
@@ -92,7 +100,7 @@ class RunFolder:
         replace_text(self.path / "summary.json", json.dumps(values, indent=2) + "\n")
 
     def conclude(self, summary: Summary, failure: Failure | None) -> Failure | None:
-        """Write the summary, and that the run is completed; returns why it is not."""
+        """Write the summary, and the status "completed" unless there is a failure; returns it."""
         try:
             self.write_summary(summary)
         except OSError as error:
@@ -102,11 +110,10 @@ class RunFolder:
         return failure
 
     def claim_failure(self, error: BaseException, *, rank: int, phase: str, code: int) -> bool:
-        """Record a failure in `failure.json`, first come first served.
+        """Write `failure.json`; returns whether this rank is the one to report the failure.
 
-        One rank's error makes the others fail in their collectives; the first to get here is the
-        one to be believed, and the only one that returns True. Where nothing can be written, it is
-        True as well: then the console is where it is told.
+        One rank's error makes the others fail in their collectives, so the first report counts, and
+        only it returns True. Where nothing can be written, every rank reports on the console.
         """
         report = FailureReport(
             state="oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
@@ -133,11 +140,14 @@ class RunFolder:
         certain: bool = False,
         code: ExitCode = ExitCode.FAILED,
     ) -> dict[str, Any]:
-        """The final status, for the agent, when all ranks have gone.
+        """Write and return the final status; the agent calls this when all ranks have ended.
 
-        A main rank that had not noticed yet may have written "running" over another rank's
-        failure; a rank that was killed could not write anything: then `seen` is the reason, and
-        where that is `certain`, whatever the others reported is a consequence.
+        A main rank may have written "running" over another rank's failure, and a killed rank could
+        write nothing.
+
+        Args:
+            seen: the reason as the agent sees it, where no rank has reported one.
+            certain: `seen` is the cause, and the failures that ranks reported its consequence.
         """
         status = self.read_status()
         if certain or not status or status["state"] == "running":
@@ -152,23 +162,35 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has begun a run, or goes on with one, in it."""
+        """Whether this process has begun or reopened the run."""
         return self._lock.is_held
-
-    @property
-    def is_anothers(self) -> bool:
-        """For the agent, whose ranks have gone: whether another launch has begun the run in it."""
-        agents = launch.read(self.path).get("agents")
-        return isinstance(agents, list) and launch.agent() not in agents
 
 
 def in_use(path: Path, holder: str) -> str:
-    """The sentence of a refusal: two runs never share a folder."""
+    """Return the refusal of a folder that another run uses."""
     return f"--out {path}: in use by a run that is alive ({holder}): wait for it, or stop it"
 
 
+def default_run_folder(resolved: Resolved) -> Path:
+    """Return an unused name, runs/TIME-MODEL-STRATEGY."""
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    label = resolved.config.model.label.encode()[:LONGEST_LABEL].decode(errors="ignore")
+    stem = f"{time}-{label}-{variant_of(resolved.config).label}"
+    folder = Path("runs") / stem
+    attempt = 2
+    while folder.exists():
+        folder = Path("runs") / f"{stem}-{attempt}"
+        attempt += 1
+    return folder
+
+
+def stack_file(folder: Path, rank: int) -> Path:
+    """Return the hidden file that a rank's stacks are written to."""
+    return folder / f".stack-rank{rank}"
+
+
 def environment() -> dict[str, Any]:
-    """Versions, hardware and source revision; no variables, which may hold secrets."""
+    """Return versions, hardware and source revision; no variables, which may hold secrets."""
     packages = ("torch", "deepspeed", "numpy", "tokenizers", "nvidia-nccl-cu13", "transformers")
     return {
         "command": sys.argv,
@@ -195,7 +217,7 @@ def _git_revision() -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON file's content; nothing where there is none, or no room was left to write it."""
+    """Read a JSON object; empty where there is none, or the disk was too full to write it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -204,7 +226,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _set_aside(path: Path) -> None:
-    """`summary.json` -> `summary-1.json`: what an attempt of the run has left is kept."""
+    """Rename `summary.json` of an earlier start to `summary-1.json`, or the next free number."""
     if not path.exists():
         return
     number = 1

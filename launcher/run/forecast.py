@@ -1,7 +1,7 @@
-"""What a run asks of its forecast.
+"""Forecast protocol: the three questions that a run asks.
 
-The forecast reads the core and is never imported by it: the doors hand in a function that imports
-it when a run first asks. Without one a run trains, measures, saves and ends the same.
+The forecast reads the core and is never imported by it: the doors pass a function that imports it
+on first use. Without a forecast a run trains, measures, saves and ends the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from launcher.strategies.ledger import Ledger
 
 
 class Comparison(Protocol):
-    """A run beside its prediction, or the reason why there is none."""
+    """A run's measurements beside its prediction, or why there is none."""
 
     @property
     def ledger(self) -> Ledger | None:
@@ -32,14 +32,14 @@ class Suggestion(Protocol):
     """A change that would have fitted."""
 
     def line(self) -> str:
-        """For the console, flags to paste among it."""
+        """For the console, with flags to paste."""
 
     def as_record(self) -> dict[str, Any]:
         """For `status.json`."""
 
 
 class Forecast(Protocol):
-    """The three questions."""
+    """Memory budget of blocks, prediction of a run, suggestions after out of memory."""
 
     def within_budget(self, resolved: Resolved, *, world_size: int) -> Resolved:
         """Divide the bytes of `--activation-checkpointing budget=...` among the blocks.
@@ -58,7 +58,7 @@ class Forecast(Protocol):
         peaks: Mapping[tuple[str, str], int],
         resumed: bool,
     ) -> Comparison:
-        """Predict a run that is over.
+        """Predict a finished run.
 
         Args:
             peak: the measured ledger at the highest moment of a step.
@@ -70,7 +70,7 @@ class Forecast(Protocol):
     def suggestions(
         self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
     ) -> Sequence[Suggestion]:
-        """The cheapest changes with which a run that was out of memory would have fitted."""
+        """Return the cheapest changes with which a run that ran out of memory would have fitted."""
 
 
 LoadForecast = Callable[[], Forecast]

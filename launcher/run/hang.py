@@ -1,7 +1,6 @@
-"""Who waited for whom, when a collective has taken longer than it may."""
+"""Where every rank was when a collective timed out; imported when one has."""
 
 import contextlib
-import faulthandler
 import json
 import os
 import re
@@ -14,43 +13,22 @@ import psutil
 import torch
 
 from launcher.parallel.world import World
+from launcher.run.folder import stack_file
 
 _PATIENCE_S = 2.0
-_TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by where it waits
 _THREAD = re.compile("(?i)thread 0x")  # the main one is written last
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 
-class StackOnRequest:
-    """On SIGUSR2 this rank writes where it is, even when it hangs inside a collective."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = _hidden(folder, rank)
-        self._file = self._path.open("w")
-        faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True)
-
-    def close(self) -> None:
-        """Nobody will ask any more."""
-        faulthandler.unregister(signal.SIGUSR2)
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-
-def is_timeout(error: BaseException) -> bool:
-    """Whether a collective has waited too long for another rank."""
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in said for words in _TIMEOUTS)
-
-
 def where_ranks_are(folder: Path, world: World) -> dict[int, str]:
-    """Ask all ranks of this node for their stacks; rank -> its innermost own frame.
+    """Dump the stacks of all ranks of this node; returns rank -> its innermost frame of ours.
 
-    Leaves `stack-rank<N>.txt` of each, and the last collectives as this rank has seen them in
+    Writes `stack-rank<N>.txt` for each, and the last collectives that this rank has seen to
     `flight-recorder-rank<N>.json`.
     """
     found = {}
     for rank, stopped in sorted(_ranks_of_this_node(world).items()):
-        hidden = _hidden(folder, rank)
+        hidden = stack_file(folder, rank)
         with contextlib.suppress(FileNotFoundError):
             text = _stack(hidden)
             hidden.rename(folder / f"stack-rank{rank}.txt")
@@ -62,7 +40,7 @@ def where_ranks_are(folder: Path, world: World) -> dict[int, str]:
 
 
 def _ranks_of_this_node(world: World) -> dict[int, str]:
-    """Their numbers, and of what was stopped that it was; all have been asked for their stacks."""
+    """Request the stacks of this node's ranks; returns rank -> a note where it was stopped."""
     ranks = {world.rank: ""}
     os.kill(os.getpid(), signal.SIGUSR2)
     for process in psutil.Process(os.getppid()).children():
@@ -78,7 +56,7 @@ def _ranks_of_this_node(world: World) -> dict[int, str]:
 
 
 def _stack(path: Path) -> str:
-    """The text, once it is there and grows no more."""
+    """Return the text once it has stopped growing."""
     until_s = time.monotonic() + _PATIENCE_S
     text = ""
     while time.monotonic() < until_s:
@@ -90,7 +68,7 @@ def _stack(path: Path) -> str:
 
 
 def _innermost(text: str) -> str:
-    """The main thread's innermost frame, and the innermost of ours where that is another."""
+    """Return the main thread's innermost frame, and the innermost of ours where that differs."""
     frames = [match.groupdict() for match in _FRAME.finditer(_THREAD.split(text)[-1])]
     if not frames:
         return "unknown"
@@ -99,7 +77,3 @@ def _innermost(text: str) -> str:
     return ", called by ".join(
         f"{f['function']} ({Path(f['file']).name}:{f['line']})" for f in shown
     )
-
-
-def _hidden(folder: Path, rank: int) -> Path:
-    return folder / f".stack-rank{rank}"

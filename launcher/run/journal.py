@@ -1,7 +1,7 @@
-"""Writes the records of a run and shows its progress.
+"""Journal: records of a run, on disk, on the console and in loggers.
 
-Steps are kept on the device until a logged step, so training never waits for a number nobody has
-asked for; then one small all-reduce makes the losses global and everything is written.
+Figures of steps stay on the device until a logged step, so that training does not wait for them;
+then one small all-reduce makes the losses global, and all pending steps are written.
 """
 
 import collections
@@ -32,9 +32,8 @@ from launcher.measure.records import (
 from launcher.parallel.world import World
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
-from launcher.run.figures import EndedStep, Figures, read_together
 from launcher.run.record_file import RecordFile
-from launcher.run.skips import SkippedSteps
+from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together
 from launcher.util.errors import one_line
 from launcher.util.json_file import Record
 from launcher.util.sizes import GIB, duration, gib
@@ -46,7 +45,7 @@ class Journal:
     """One rank's `rank<N>.jsonl`; on the main rank also console and loggers.
 
     Args:
-        reopens: an earlier attempt of the run has left a file, and this one goes on in it.
+        reopens: continue in the file of the run's earlier start.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Journal:
         self.write(run)
 
     def step(self, ended: EndedStep) -> None:
-        """Note an ended step; write and show at logged steps."""
+        """Record an ended step; write and show at logged steps."""
         self._clock.end_step()
         self._pending.append(ended)
         step = ended.step
@@ -135,8 +134,8 @@ class Journal:
             self._skipped.note(step, applied=figures.applied, loss=figures.loss)
 
     def secure(self) -> None:
-        """Have on the disk all that was recorded so far: a checkpoint is about to say that its
-        steps are over. All ranks call this after the same step."""
+        """Sync all records to disk before a checkpoint marks their steps as done; all ranks call
+        this after the same step."""
         self.flush()
         self._write_samples()
         self.file.flush(durably=True)
@@ -156,15 +155,15 @@ class Journal:
         self._plot({f"{name}/{record.split}": value for name, value in values.items()}, record.step)
 
     def sampled(self, record: SampleRecord) -> None:
-        """Write and show a text of the model."""
+        """Write and show a generated text."""
         self.write(record)
         text = record.prompt + record.text
         self._console.line(f"sample: {one_line(text, most=1000)}")
         self._loggers.text(record.step, "sample", text)
-        self._say_failures_of_loggers()
+        self._report_logger_failures()
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:
-        """Write something that happened once."""
+        """Write an event."""
         self.write(EventRecord(name=name, step=step, unix_s=time.time(), detail=detail))
         self.file.flush()
 
@@ -173,18 +172,18 @@ class Journal:
         self.file.add(record)
 
     def from_sampler(self, record: Record) -> None:
-        """Take a record from another thread; it is written with the next flush."""
+        """Queue a record of another thread; it is written with the next flush."""
         self._samples.append(record)
 
     def close(self) -> None:
-        """Flush files; the journal takes nothing more."""
+        """Flush and close files and loggers."""
         self._loggers.close()
-        self._say_failures_of_loggers()
+        self._report_logger_failures()
         self._write_samples()
         self.file.close()
 
     def tokens_per_s(self) -> float | None:
-        """Mean global rate after the warm-up steps, None when there are no others."""
+        """Return the mean global rate after the warm-up steps; None without any."""
         if not self.times.steady:
             return None
         return self._tokens_per_step * self.times.steady / self.times.steady_s["duration_s"]
@@ -196,10 +195,10 @@ class Journal:
     def _over_all_ranks(
         self, alone_s: float, used_bytes: int
     ) -> tuple[list[Figures], list[float], int]:
-        """Every step's figures with its mean loss, each rank's time, and the most memory of any, in
-        one all-reduce and one copy from the device.
+        """Return each pending step's global figures, each rank's time, and the most memory of any,
+        in one all-reduce and one copy from the device.
 
-        The same trip settles whether training stops here, which all ranks must agree on.
+        The same all-reduce carries the agreement on stops and saves.
         """
         size, rank, pending = self._world.size, self._world.rank, self._pending
         step = pending[-1].step
@@ -244,7 +243,7 @@ class Journal:
             "tps": f"{tokens_per_s:,.0f}",
         }
         flops_per_s = tokens_per_s * self._run.flops_per_token / self._run.world_size
-        if self._world.device.type == "cuda":  # of a CPU's peak nothing is known
+        if self._world.device.type == "cuda":  # the peak of a CPU is unknown
             line["tflops"] = f"{flops_per_s / 1e12:.2f}"
             line["mfu"] = percent(flops_per_s, self._peak_flops)
         if slow_rank is not None:
@@ -266,9 +265,9 @@ class Journal:
 
     def _plot(self, scalars: Mapping[str, float], step: int) -> None:
         self._loggers.scalars(step, scalars)
-        self._say_failures_of_loggers()
+        self._report_logger_failures()
 
-    def _say_failures_of_loggers(self) -> None:
+    def _report_logger_failures(self) -> None:
         for logger, error in self._loggers.failures().items():
             self.event("logger_failed", logger=logger, error=error)
             self._console.line(f"{logger} gets no more figures, training goes on: {error}")
@@ -282,10 +281,10 @@ class Journal:
 
 
 def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
-    """The rank that keeps the others waiting, if one clearly does, and its time over their median.
+    """Return the rank that keeps the others waiting, if one does, and its time over their median.
 
     Args:
-        alone_s: what each rank does alone.
+        alone_s: each rank's time outside collectives.
     """
     if len(alone_s) < 2:
         return None

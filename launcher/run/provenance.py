@@ -1,7 +1,8 @@
-"""What gives a checkpoint's numbers their meaning, and how a run that goes on may differ from it.
+"""Provenance of a resume: what the checkpoint's run was, and how this one may differ from it.
 
-The same numbers under another activation, or fed with another tokenizer's ids, are another model:
-refused. Other data or another precision is a choice that somebody makes: said.
+The same weights with another activation or another tokenizer's ids are another model, which is
+refused. Other data or another precision is a choice, which is reported. Imported by runs that
+resume, or that train adapters.
 """
 
 import json
@@ -9,32 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
-from launcher.checkpoint.extra import Extra, saved_model
+from launcher.checkpoint.extra import Base, Extra, saved_model
+from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
-from launcher.config.recipes import (
-    described,
-    fill,
-    fill_as_saved,
-    recipe_line,
-    recipe_of,
-    task_of,
-)
+from launcher.config.recipes import fill_as_saved
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
-from launcher.util.errors import UserError
+from launcher.optim.registry import checkpointed
+from launcher.run.resume import Resume
+from launcher.strategies.flat_shards import MASK, PARAM
+from launcher.strategies.parameters import trained_shapes
+from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags, flag
 
 # Every field of RunConfig is in one of these, or changes no number that training computes.
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
-SAID_OF_THE_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize_base")
+REPORTED_OF_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize_base")
 LONGEST_SHOWN = 400
 _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
-SAID_OF_THE_RUN = (
+REPORTED_OF_RUN = (
     *("data", "data_field", "data_stream", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
     *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
@@ -45,37 +44,59 @@ SAID_OF_THE_RUN = (
 )
 
 
-def meaning(resolved: Resolved, corpus: Corpus) -> Extra:
-    """What a checkpoint says of the run that saves it."""
-    found: Extra = {
-        "config": resolved.config.flat(),
-        "model": resolved.model,
-        "corpus": corpus.fingerprint,
-        "steps": resolved.steps,
-    }
-    if corpus.tokenizer_path is not None:
-        found["tokenizer"] = tokenizer_fingerprint(corpus.tokenizer_path)
-    return found
-
-
-def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]:
-    """Return the config with its recipe filled in, and a line that says where it comes from.
+def check_resume(resume: Resume, resolved: Resolved, *, reads_all: bool) -> Checkpoint:
+    """Return the newest intact checkpoint to resume from, after checking that this run can.
 
     Args:
-        source: what the run is resumed from, if anything. A trained run keeps its own recipe.
+        reads_all: read and check all of its bytes, so that ranks need not.
+
+    Raises:
+        DamagedCheckpoint: none is intact.
+        UserError: it holds another model or optimizer, or its training is finished.
     """
-    task = task_of(config)
-    saved = None if source is None else _newest_extra(source)
-    if saved is not None and "steps" in saved:
-        config = fill_as_saved(config, saved.get("config", {}))
-        return config, f"recipe as in the run that is resumed: {described(config.optim)}"
-    if saved is not None and task == "training from scratch":  # imported weights
-        task = "full fine-tuning"
-    config = fill(config, recipe_of(task, config.optim))
-    return config, recipe_line(config, task)
+    source = resume.source
+    assert source is not None
+    checkpoint = _newest_intact(source, reads_all=reads_all)
+    check_model(checkpoint, resolved.model)
+    shapes = trained_shapes(resolved.model)
+    states, counters = checkpointed(resolved.config.optim, shapes)
+    kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
+    checkpoint.check_model(shapes, kinds, counters)
+    if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
+        raise problem
+    steps = resolved.config.loop.steps
+    if steps is not None and checkpoint.step >= steps and (resume.completed or not resume.reopens):
+        raise UserError(
+            f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
+            f"{steps}: give more steps"
+        )
+    stop = resolved.config.loop.stop_after
+    if stop is not None and checkpoint.step >= stop and (resume.completed or not resume.reopens):
+        raise UserError(
+            f"--resume {source}: step {checkpoint.step} is already reached there, and --stop-after "
+            f"is {stop}: give a later step, or leave it out"
+        )
+    return checkpoint
 
 
-def _newest_extra(source: Path) -> Extra | None:
+def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
+    """Return the one that loading will take, too, which reports the damaged ones it skips."""
+    damages = []
+    for path in candidates(source):
+        try:
+            checkpoint = Checkpoint.open(path)
+            if reads_all:
+                with RangeReader(checkpoint) as reader:
+                    reader.check()
+        except DamagedCheckpoint as error:
+            damages.append(error)
+        else:
+            return checkpoint
+    raise damages[0]
+
+
+def newest_extra(source: Path) -> Extra | None:
+    """Return what the newest readable checkpoint records of its run."""
     for path in candidates(source):
         try:
             return Checkpoint.open(path).extra
@@ -85,10 +106,10 @@ def _newest_extra(source: Path) -> Extra | None:
 
 
 def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
-    """The model computes what the checkpoint's does, if that is known.
+    """Refuse a model that computes another function than the checkpoint's, where that is known.
 
     Raises:
-        UserError: it computes something else with the same weights, or has others.
+        UserError: naming the flags of both.
     """
     saved = saved_model(checkpoint.extra)
     if saved is None:
@@ -98,7 +119,7 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
         name
         for name in CHANGES_THE_FUNCTION
         if before[name] != after[name]
-        # What follows from heads and width is not said again.
+        # Consequences of heads and width are not named again.
         and not (name in _FOLLOW and getattr(saved, name) is getattr(model, name) is None)
     ]
     if saved.context < model.context:  # what it computes up to there is the same
@@ -120,11 +141,45 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
         )
 
 
-def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None:
-    """The run's token ids mean the text that they meant to the checkpoint, if that is known.
+def base_of(resolved: Resolved) -> Base | None:
+    """Identify the weights that a run's adapters are trained beside, reading all of them; None
+    without adapters.
 
     Raises:
-        UserError: they mean something else.
+        UserError: they are not there, or damaged.
+    """
+    if resolved.model.lora is None:
+        return None
+    folder = resolved.config.model.init_from
+    if folder is not None:
+        from launcher.checkpoint.pretrained.stored import open_stored
+
+        with naming("--init-from"), open_stored(folder) as weights:
+            return weights.base()
+    # A seed gives the same values on one type of device.
+    seed, device = resolved.config.loop.seed, resolved.config.loop.device
+    return Base(seed=seed, fingerprint=f"seed {seed} on {device}")
+
+
+def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
+    """Return why a checkpoint's adapters do not fit this run's weights, or None."""
+    base = base_of(resolved)
+    if base is None:
+        return None
+    from launcher.checkpoint.pretrained.stored import check_base
+
+    try:
+        check_base(checkpoint, base)
+    except UserError as error:
+        return error
+    return None
+
+
+def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None:
+    """Refuse another tokenizer than the checkpoint was trained with, where that is known.
+
+    Raises:
+        UserError: naming both.
     """
     saved = _tokenizer_of(checkpoint)
     if saved is None or corpus.tokenizer_path is None:
@@ -141,14 +196,14 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
 
 
 def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> list[str]:
-    """What a run that goes on does otherwise than the one that saved, as `lr 0.001 -> 0.01`."""
+    """Describe each difference to the run that saved the checkpoint, as `lr 0.001 -> 0.01`."""
     saved, model = checkpoint.extra, saved_model(checkpoint.extra)
     found = []
     if model is not None:
         if model.context < resolved.model.context:
             new = f"positions from {model.context} on are new"
             found.append(f"{_change('context', model.context, resolved.model.context)} ({new})")
-        pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in SAID_OF_THE_MODEL)
+        pairs = ((n, getattr(model, n), getattr(resolved.model, n)) for n in REPORTED_OF_MODEL)
         # Before 0.2 a checkpoint did not say what the automatic choice of a kernel was.
         found += [_change(*p) for p in pairs if p[1] != p[2] and p[:2] != ("attention", "auto")]
     if "steps" not in saved:  # imported: no run has trained it
@@ -160,7 +215,7 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     unknown = corpus.tokenizer_path is None or _tokenizer_of(checkpoint) is None
     found += [
         _change(name, before.get(name), after.get(name))
-        for name in (*SAID_OF_THE_RUN, *(("tokenizer",) if unknown else ()))
+        for name in (*REPORTED_OF_RUN, *(("tokenizer",) if unknown else ()))
         if before.get(name) != after.get(name)
     ]
     tokens = saved.get("corpus", corpus.fingerprint)
@@ -170,7 +225,7 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
 
 
 def _tokenizer_of(checkpoint: Checkpoint) -> str | None:
-    """Before 0.2 only the run's own copy tells; a tokenizer without a file has no fingerprint."""
+    """Return the fingerprint of its tokenizer's file, before 0.2 of the run's own copy."""
     saved, own = checkpoint.extra.get("tokenizer"), _own_tokenizer(checkpoint)
     if saved is not None or not own.is_file():
         return saved
@@ -185,7 +240,7 @@ def _own_tokenizer(checkpoint: Checkpoint) -> Path:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Values as they compare, and as a checkpoint has them: a path is text, a tuple a list."""
+    """Return a config as a checkpoint has it: paths as text, tuples as lists."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
 
@@ -195,6 +250,6 @@ def _change(name: str, before: Any, after: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for a sentence; what a checkpoint says may be anybody's text."""
+    """Return a value for a sentence; a checkpoint may hold arbitrary text."""
     text = "not given" if value is None else str(value)
     return (text if text.isprintable() else ascii(text))[:LONGEST_SHOWN]

@@ -1,5 +1,5 @@
-"""One rank's `rank<N>.jsonl`: whole lines in their order. What the disk does not take yet waits; a
-run that goes back to a checkpoint takes back what it has written of later steps."""
+"""One rank's `rank<N>.jsonl`: appended in whole lines, buffered while the disk is full, and rolled
+back to the checkpoint that a run resumes from."""
 
 import contextlib
 import json
@@ -19,32 +19,32 @@ _MOST_WAITING_BYTES = 64 << 20  # on a disk that takes nothing: some hundred tho
 
 
 class RecordFile:
-    """Appends records. A disk that is full, or went read-only, is no reason to stop training.
+    """Appends records; a disk that is full or read-only does not stop training.
 
     Args:
-        reopens: an earlier attempt of the run has left a file, and this one goes on in it.
+        reopens: continue in the file of the run's earlier start.
     """
 
     def __init__(self, path: Path, *, reopens: bool) -> None:
         self._path = path
-        # Unbuffered: what was not written is in `_waiting`, and nowhere else.
+        # Unbuffered: everything unwritten is in `_waiting`.
         self._file: Any = path.open("ab" if reopens else "xb", buffering=0)
-        # The life before may have been killed inside a line.
+        # An earlier start may have been killed inside a line.
         self._waiting = bytearray(b"\n" if path.stat().st_size else b"")
         self.trouble: str | None = None
         """Why records wait in memory; None while the disk takes them."""
 
     def add(self, record: Record) -> None:
-        """Have a record written with the next `flush`, or sooner."""
+        """Queue a record for the next `flush`, or write it sooner."""
         self._waiting += (json.dumps(record.as_dict(), allow_nan=False) + "\n").encode()
         if len(self._waiting) > _WAITING_BYTES and self.trouble is None:
             self.flush()
 
     def flush(self, *, durably: bool = False) -> None:
-        """Write what waits; `durably`: so that it outlives the machine, too.
+        """Write queued records; `durably` also syncs them to disk.
 
         Raises:
-            Failure: the disk has taken nothing for so long that too much waits.
+            Failure: the disk has taken nothing for so long that the queue is full.
         """
         try:
             while self._waiting:
@@ -60,7 +60,7 @@ class RecordFile:
             self.trouble = None
 
     def rewind(self, step: int) -> None:
-        """Take back what an earlier attempt has written of the steps after `step`.
+        """Roll back records of steps after `step`, which an earlier start has written.
 
         Raises:
             Failure: the disk has no room for it.
@@ -73,7 +73,7 @@ class RecordFile:
             self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:
-        """Write what waits; nothing more is taken."""
+        """Write queued records and close the file."""
         self.flush()
         self._file.close()
 
@@ -90,10 +90,10 @@ class RecordFile:
 
 
 def rewind(path: Path, step: int) -> None:
-    """Keep of a `rank<N>.jsonl` what is complete and not later than `step`.
+    """Keep the complete records of a `rank<N>.jsonl` up to `step`.
 
-    What closes a run (phases, the test split) is written anew at its next end. The file is
-    replaced whole: killed on the way, the next one to go back does it again.
+    Closing records (phases, the test split) are written anew at the run's next end. The file is
+    replaced atomically.
 
     Raises:
         Failure: the disk has no room for it, or went read-only; the file is as it was.
@@ -112,13 +112,13 @@ def rewind(path: Path, step: int) -> None:
         with contextlib.suppress(OSError):  # the room that it took
             kept.unlink()
         raise Failure(
-            f"{path} cannot be taken back to step {step} ({error.strerror}): make room there and "
-            "resume again; nothing of it is lost"
+            f"{path} cannot be rolled back to step {step} ({error.strerror}): make room there and "
+            "resume again; nothing is lost"
         ) from error
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Rank -> its file, for every rank that an earlier attempt of the run had."""
+    """Return rank -> its file, for every rank of an earlier start."""
     found = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
     return {int(match[1]): path for match, path in found if match}
 

@@ -1,4 +1,4 @@
-"""When checkpoints are written and read; how is launcher/checkpoint/'s business."""
+"""Saves of a run: when checkpoints are written, and what a run resumes from."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,21 +10,33 @@ from launcher.checkpoint.checkpointer import Weights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
+from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.measure.host_memory import available_host_bytes
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
 from launcher.run.agreement import Agreement
-from launcher.run.base import base_of, same_base
 from launcher.run.console import RunConsole
 from launcher.run.journal import Journal
-from launcher.run.origin import Origin
-from launcher.run.provenance import differences, meaning
-from launcher.run.skips import SkippedSteps
+from launcher.run.resume import Resume
+from launcher.run.steps import SkippedSteps
 from launcher.strategies.engine import Engine
 from launcher.util.sizes import gib
 
 STAGED_FRACTION = 0.8
 """Of free host memory: page-locked memory cannot be swapped, and data loading needs some, too."""
+
+
+def run_entries(resolved: Resolved, corpus: Corpus) -> Extra:
+    """Return what a checkpoint records of the run that saves it."""
+    found: Extra = {
+        "config": resolved.config.flat(),
+        "model": resolved.model,
+        "corpus": corpus.fingerprint,
+        "steps": resolved.steps,
+    }
+    if corpus.tokenizer_path is not None:
+        found["tokenizer"] = tokenizer_fingerprint(corpus.tokenizer_path)
+    return found
 
 
 class Saves:
@@ -56,29 +68,31 @@ class Saves:
         self._journal = journal
         self._console = console
         self._folder = folder / "checkpoints"
-        # A copy of what is on a disk for lack of memory would not fit into memory.
+        # States that are on a disk for want of memory cannot be staged in memory.
         on_disk = resolved.config.sharding.offload_optimizer == "nvme"
         self._asynchronous = world.device.type == "cuda" and not on_disk
         self._checkpointer: Checkpointer | None = None
         self._saved_step: int | None = None
-        # By the clock: what the save that is under way is, and the last one, which goes for it.
+        # Timed saves: whether the running save is one, and the last one's step, which it replaces.
         self._by_clock = False
         self._clock_step: int | None = None
         self.failure: SaveError | None = None
-        """Why what the run ends with is not on disk."""
+        """Why the latest state is not on disk."""
 
-    def resume(self, engine: Engine, origin: Origin) -> int:
-        """Fill a fresh engine from where the run begins; the step that it has reached."""
-        if origin.source is None:
-            if origin.reopens:
-                self._console.line("nothing was saved yet: begins again at step 1")
+    def resume(self, engine: Engine, resume: Resume) -> int:
+        """Load a fresh engine's state, if there is any; returns the step that it has reached."""
+        if resume.source is None:
+            if resume.reopens:
+                self._console.line("nothing was saved yet: starts again at step 1")
             if (folder := self._resolved.config.model.init_from) is not None:
                 with self._memory.checkpointing("resume"), self._weights(folder) as weights:
                     self._opened().begin_with(weights, engine)
-                self._console.line(f"begins with the weights of {folder}")
+                self._console.line(f"starts from the weights of {folder}")
             return 0
+        from launcher.run.provenance import differences
+
         with self._memory.checkpointing("resume"):
-            loaded = self._opened().load(origin.source, engine)
+            loaded = self._opened().load(resume.source, engine)
             assert loaded is not None
             self._fill_base(loaded.checkpoint, engine)
         for reason in loaded.passed_over:
@@ -90,7 +104,7 @@ class Saves:
         changes = differences(checkpoint, self._resolved, self._corpus)
         self._console.line(f"resumed from {checkpoint.path} after step {checkpoint.step}")
         if changes:
-            self._console.line(f"other than in the run that saved it: {', '.join(changes)}")
+            self._console.line(f"differs from the run that saved it: {', '.join(changes)}")
         self._journal.event(
             "resumed", checkpoint.step, checkpoint=str(checkpoint.path), changes=changes
         )
@@ -100,9 +114,11 @@ class Saves:
         return checkpoint.step
 
     def _fill_base(self, checkpoint: Checkpoint, engine: Engine) -> None:
-        """What adapters are beside is not in their checkpoint."""
+        """Load the frozen weights beside adapters, which their checkpoint does not hold."""
         if self._resolved.model.lora is None:
             return
+        from launcher.run.provenance import same_base
+
         refusal = same_base(checkpoint, self._resolved) if self._world.is_main else None
         if (refusal := self._world.agreed(refusal)) is not None:
             raise refusal
@@ -112,7 +128,7 @@ class Saves:
 
     @contextlib.contextmanager
     def _weights(self, folder: Path) -> Iterator[Weights]:
-        """Open the weights of `--init-from`, quantized where the run holds them so."""
+        """Open the weights of `--init-from`, quantized if the run keeps them quantized."""
         from launcher.checkpoint.pretrained.quantized import Quantized
         from launcher.checkpoint.pretrained.stored import open_stored
 
@@ -121,29 +137,28 @@ class Saves:
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
 
     def after_step(self, step: int, engine: Engine) -> bool:
-        """Save where the schedule of saves says so; whether it did."""
+        """Save if a save is due; returns whether one was."""
         if self._checkpointer is not None:
             self._report(self._checkpointer.poll)
         every = self._loop.save_every
         planned = every is not None and every > 0 and step % every == 0
-        # What is saved at the end anyway is not the clock's.
+        # The save at the end replaces a timed one.
         if not planned and (not self._agreement.save_is_due or step == self._resolved.steps):
             return False
         self._journal.secure()
         if self._skipped.lost_since is None:
             self._save(step, engine, by_clock=not planned)
         else:
-            # The checkpoint before must not go for weights that are lost.
+            # A timed save removes the one before, which lost weights must not.
             self._console.line(f"not saved: diverged since step {self._skipped.lost_since}")
         self._agreement.saved()
         return True
 
     def after_training(self, step: int, engine: Engine, *, preempted: bool) -> None:
-        """Save what training has come to, unless it is on disk already, or nobody wants it.
+        """Save the final state, unless it is on disk already or the run keeps none.
 
         Raises:
-            SaveError: of a preempted run, which has nothing to go on from; otherwise it is in
-                `failure`.
+            SaveError: of a preempted run, which could not be resumed; otherwise it is in `failure`.
         """
         self.finish()
         if self._saved_step != step and (preempted or self._loop.saves_last):
@@ -154,12 +169,12 @@ class Saves:
             raise self.failure
 
     def _save(self, step: int, engine: Engine, *, by_clock: bool = False) -> None:
-        """Save now; on a GPU writing goes on in the background."""
+        """Save now; on a GPU a thread writes."""
         self.finish()
         self._by_clock = by_clock
         self.failure = None
         extra: Extra = {
-            **meaning(self._resolved, self._corpus),
+            **run_entries(self._resolved, self._corpus),
             "loss_scale": engine.loss_scale(),
             "skipped_steps": self._skipped.total,
             "by_clock": by_clock,
@@ -183,8 +198,12 @@ class Saves:
 
     @cached_property
     def _base(self) -> Base | None:
-        """Of adapters; read by who writes it."""
-        return base_of(self._resolved) if self._world.is_main else None
+        """Identity of the weights beside adapters; only the main rank writes it."""
+        if self._resolved.model.lora is None or not self._world.is_main:
+            return None
+        from launcher.run.provenance import base_of
+
+        return base_of(self._resolved)
 
     def finish(self) -> None:
         """Wait until everything is on disk."""

@@ -1,4 +1,4 @@
-"""Everything around the loop that measures and writes, so that the loop only trains."""
+"""Session: measurements, records, saves and outcome of one run, around the training loop."""
 
 import contextlib
 import math
@@ -19,26 +19,24 @@ from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
 from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.parallel.world import OWN_AGENT, World
-from launcher.run.agreement import Agreement
+from launcher.run.agreement import Agreement, stop_exit_code, stop_reason
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
-from launcher.run.figures import EndedStep
 from launcher.run.forecast import LoadForecast
 from launcher.run.journal import Journal
-from launcher.run.opening import Announce, introduction, open_folder, run_record
-from launcher.run.preflight import Prepared
+from launcher.run.prepare import Prepared
 from launcher.run.record_file import rank_files, rewind
+from launcher.run.resume import Announce, open_folder
 from launcher.run.saves import Saves
-from launcher.run.skips import MOST_IN_A_ROW, SkippedSteps
-from launcher.run.stopping import stopped_by, stopped_code
-from launcher.run.summary import closing_lines, phase_records, summarize
+from launcher.run.steps import EndedStep, SkippedSteps
+from launcher.run.summary import closing_lines, introduction, phase_records, run_record, summarize
 from launcher.strategies.engine import Engine, StepResult
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import ExitCode
 
 
 class Session:
-    """One rank's measurements of one run, from an empty folder to the summary."""
+    """One rank's run around the training loop, from an empty folder to the summary."""
 
     def __init__(
         self, prepared: Prepared, world: World, announce: Announce = lambda folder: None
@@ -52,7 +50,9 @@ class Session:
         self.begun = 0  # steps, in this attempt
         self.step = 0
         self.console = RunConsole(enabled=world.is_main, says=self._config.loop.log_level)
-        self.folder, self._origin = open_folder(prepared, world, announce)
+        self.folder, self._resume = open_folder(
+            prepared.resolved, prepared.corpus.tokenizer_path, prepared.resume, world, announce
+        )
         self.clock = PhaseClock(world.device)
         loop, measure = self._config.loop, self._config.measure
         self.memory = memory_meter(
@@ -65,7 +65,7 @@ class Session:
             max_seconds=60 * (loop.max_minutes or math.inf),
             save_seconds=loop.saves_after_s,
         )
-        self.skipped = SkippedSteps(most_in_a_row=MOST_IN_A_ROW)
+        self.skipped = SkippedSteps()
         self.journal = Journal(
             self.folder.path,
             self.record,
@@ -76,7 +76,7 @@ class Session:
             skipped=self.skipped,
             loggers=Loggers(self.folder.path, measure.loggers * world.is_main, self._config.flat()),
             stops_after=loop.stop_after,
-            reopens=self._origin.reopens,
+            reopens=self._resume.reopens,
         )
         self.sampler = None
         if measure.sample_every_s:
@@ -120,17 +120,17 @@ class Session:
         self.journal.close()
 
     def enter(self, part: str) -> None:
-        """The run gets to its next part: build, train, test."""
+        """Begin a part of the run: build, train or test."""
         self.where = part
         if self._world.is_main:
             self.folder.write_status(Status(state="running", phase=part))
 
     def watch(self, engine: Engine) -> None:
-        """The engine is built: give it the state to resume from, and its bytes their names."""
+        """Load the state to resume from into the built engine, and attribute its bytes."""
         self._engine = engine
         self.memory.watch(engine)
-        self.step = self.resumed_step = self._saves.resume(engine, self._origin)
-        if self._origin.reopens:
+        self.step = self.resumed_step = self._saves.resume(engine, self._resume)
+        if self._resume.reopens:
             self.journal.file.rewind(self.step)
             files = rank_files(self.folder.path) if self._world.is_main else {}
             for rank, file in files.items():
@@ -138,7 +138,7 @@ class Session:
                     rewind(file, self.step)
 
     def steps(self) -> Iterator[int]:
-        """Count the steps of the schedule until it, the time, or `--stop-after` is reached."""
+        """Yield step numbers until the schedule, the time, `--stop-after` or a signal ends them."""
         assert self._engine is not None
         stop = self._config.loop.stop_after or self.record.steps
         first = self.step + 1
@@ -166,13 +166,13 @@ class Session:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time and memory of what runs inside: data, forward, backward or step."""
+        """Measure time and memory of a phase: data, forward, backward or step."""
         self.where = f"{name} of step {self.step}"
         with self.clock.phase(name), self.memory.phase(name):
             yield
 
     def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
-        """Note an ended step; `loss` is this rank's mean over its micro-batches."""
+        """Record an ended step; `loss` is this rank's mean over its micro-batches."""
         ledger = self.memory.end_step(self.step)
         self.journal.step(
             EndedStep(
@@ -189,48 +189,48 @@ class Session:
             self._peak = ledger
 
     def evaluated(self, record: EvalRecord) -> None:
-        """Note an evaluation between steps."""
+        """Record an evaluation between steps."""
         self.journal.evaluated(record)
         self.clock.restart()
 
     def sampled(self, record: SampleRecord) -> None:
-        """Note a text of the model, made between steps."""
+        """Record a generated text, between steps."""
         self.journal.sampled(record)
         self.clock.restart()
 
     def begin_test(self) -> None:
-        """From now on it is batches of the test split that are counted."""
+        """Begin the test split."""
         self.enter("test")
         self.agreement.turn_to_test()
 
     def end_test(self) -> None:
-        """A run that is told to stop meanwhile reads the test split in its next attempt."""
+        """Save a run that was stopped meanwhile; its next start reads the test split."""
         if self.agreement.preempted:
             assert self._engine is not None
             self._saves.after_training(self.step, self._engine, preempted=True)
 
     @property
     def exit_code(self) -> ExitCode:
-        """What this rank's process ends with when nothing has failed."""
+        """Exit code of this rank's process when nothing has failed."""
         # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
         if self.agreement.preempted and OWN_AGENT not in os.environ:
-            return stopped_code(self.agreement.asked_by)
+            return stop_exit_code(self.agreement.asked_by)
         return ExitCode.DONE
 
     def finish_preempted(self) -> None:
-        """Say that the run is saved and can go on."""
+        """Record and print that the run is saved and can be resumed."""
         self.journal.secure()
         self.console.at_the_end()
         if self._world.is_main:
             status = Status(
                 state="preempted",
                 phase=f"step {self.step}",
-                reason=stopped_by(self.agreement.asked_by),
-                exit_code=stopped_code(self.agreement.asked_by),
+                reason=stop_reason(self.agreement.asked_by),
+                exit_code=stop_exit_code(self.agreement.asked_by),
             )
             self.folder.write_status(status)
             self.console.line(
-                f"preempted after step {self.step}: go on with the same command and "
+                f"preempted after step {self.step}: resume with the same command and "
                 f"--out {self.folder.path} --resume auto"
             )
 
@@ -238,7 +238,7 @@ class Session:
         """Write the last records and, on the main rank, the summary.
 
         Raises:
-            Failure: on all ranks, when what the run has come to is of no use, or not on disk.
+            Failure: on all ranks, when the run has diverged, or its results are not on disk.
         """
         if test is not None:
             self.journal.evaluated(test)
@@ -278,7 +278,7 @@ class Session:
         return summary
 
     def compare(self, summary: Summary, load_forecast: LoadForecast) -> None:
-        """Show the prediction of the run beside what it has measured, where that is known."""
+        """Print and record the prediction of the run beside its measurements, if there are any."""
         if self._peak is None or not self._world.is_main:
             return
         plan = load_forecast().against_run(

@@ -1,4 +1,4 @@
-"""What the torchrun agent does when it is asked to stop: by a scheduler, or by a user."""
+"""Stop signals to the torchrun agent, from a scheduler or a user: ranks save and end."""
 
 import contextlib
 import os
@@ -15,43 +15,24 @@ from typing import Any, NoReturn
 import psutil
 
 from launcher.measure.records import Status
+from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code, stop_reason
 from launcher.run.folder import RunFolder
+from launcher.run.resume import is_of_another_launch
 from launcher.util.errors import ExitCode
-from launcher.util.startup import hears
 
-ASKS: tuple[signal.Signals, ...] = (
-    *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end
-    *(signal.SIGTERM, signal.SIGUSR1),  # of schedulers
-)
 LEFT_TO_TORCH = "SIGQUIT"
 AGAIN_AFTER_S = 1.0
 GRACE_S = 30.0  # for this agent to end when its ranks have: those of other nodes may hang
 NOTHING_YET = "before its first step"
 
 
-def heard() -> list[signal.Signals]:
-    """Those of `ASKS` to listen to: not what `&` in a script, or nohup, has this process ignore."""
-    return [number for number in ASKS if number not in ASKS[:2] or hears(number)]
-
-
-def stopped_by(number: int | None) -> str:
-    """How a run that was asked to stop has ended; None: another rank was asked."""
-    who = "a signal to another rank" if number is None else signal.Signals(number).name
-    return f"stopped by {who}"
-
-
-def stopped_code(number: int | None) -> ExitCode:
-    """Its exit code."""
-    return ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
-
-
 class StopRequests:
-    """A signal to the agent asks that the ranks finish their step, save and end.
+    """Pass a stop signal to the agent on to its ranks, which finish their step, save and end.
 
-    As long as a rank cannot hear it - it is still importing - nothing has been trained, and all
-    end at once. Schedulers ask more than once, so only the first counts, but for SIGINT: the second
-    Ctrl-C of a user ends all at once. A thread of its own acts on it: the main one may be waiting
-    for other nodes.
+    While a rank has no handler yet, because it is still importing, nothing has been trained, and
+    all ranks end at once. Schedulers signal more than once, so only the first signal counts, except
+    for SIGINT: a user's second Ctrl-C ends all ranks at once. A thread handles signals, since the
+    main one may be waiting for other nodes.
     """
 
     def __init__(self, folder: Path | None, scratch: Path) -> None:
@@ -61,25 +42,26 @@ class StopRequests:
         self._before = self._status()
 
     def install(self) -> None:
-        """Listen from now on."""
+        """Handle signals from now on."""
         readable, writable = os.pipe()
         os.set_blocking(writable, False)
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-        for number in heard():
+        for number in heard_signals():
             signal.signal(number, _heard)
         threading.Thread(target=self._listen, args=(readable,), daemon=True).start()
 
     def close(self) -> None:
-        """The run has ended: whoever asks now is too late."""
-        for number in ASKS:
+        """Ignore signals: the run has ended."""
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     def settle(self) -> int | None:
-        """The exit code, where the run was stopped before it could say so itself; else None."""
+        """Write the status of a run that was stopped before its ranks could; returns its exit code,
+        or None where it was not."""
         status = self._status()
         if self.asked_by is None or (status != self._before and status.get("state") != "running"):
             return None
-        code, reason = stopped_code(self.asked_by), f"{stopped_by(self.asked_by)} {NOTHING_YET}"
+        code, reason = stop_exit_code(self.asked_by), f"{stop_reason(self.asked_by)} {NOTHING_YET}"
         if self._folder is not None and self._has_run(self._folder):
             stopped = Status(
                 state="preempted",
@@ -94,10 +76,10 @@ class StopRequests:
     def _listen(self, readable: int) -> None:
         numbers: list[int] = []
         while not numbers:
-            numbers = [number for number in os.read(readable, 64) if number in ASKS]
+            numbers = [number for number in os.read(readable, 64) if number in STOP_SIGNALS]
         self.asked_by = numbers.pop(0)
         # Which of the two decides the run's exit code. A rank that has a handler for the other has
-        # one for this: they are set in the order of `ASKS`.
+        # one for this: they are set in the order of `STOP_SIGNALS`.
         tell = signal.SIGINT if self.asked_by == signal.SIGINT else signal.SIGUSR1
         had_ranks = False
         while True:
@@ -110,7 +92,7 @@ class StopRequests:
             if not ranks:
                 time.sleep(GRACE_S)
                 self._end(ranks)
-            # Again and again: nothing says that a rank has heard it.
+            # Repeated: nothing confirms that a rank has received it.
             for rank in ranks:
                 with contextlib.suppress(psutil.Error):
                     rank.send_signal(tell)
@@ -119,10 +101,10 @@ class StopRequests:
                 numbers = list(os.read(readable, 64))
 
     def _end_at_once(self, ranks: list[psutil.Process]) -> NoReturn:
-        """What was not saved by now is lost."""
+        """Kill the ranks; what they have not saved is lost."""
         _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
-        seen = f"{stopped_by(signal.SIGINT)} twice, before it was saved"
+        seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
         status: dict[str, Any] = {"reason": seen}
         if self._folder is not None and self._has_run(self._folder):
             status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
@@ -138,8 +120,8 @@ class StopRequests:
 
     @staticmethod
     def _has_run(folder: RunFolder) -> bool:
-        """Of this launch: another's, which has taken the folder first, is none of ours."""
-        return (folder.path / "config.yaml").exists() and not folder.is_anothers
+        """Return whether this launch has begun a run there; another one may have been first."""
+        return (folder.path / "config.yaml").exists() and not is_of_another_launch(folder.path)
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status()
@@ -157,7 +139,7 @@ def _heard(number: int, frame: FrameType | None) -> None:
 
 
 def _ranks() -> list[psutil.Process]:
-    """This agent's ranks that run."""
+    """Return this agent's running ranks."""
     found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
@@ -167,7 +149,7 @@ def _ranks() -> list[psutil.Process]:
 
 
 def _is_deaf(rank: psutil.Process) -> bool:
-    """Whether SIGUSR1 would just kill it: it has no handler yet."""
+    """Return whether SIGUSR1 would kill the rank, which has no handler yet."""
     try:
         status = Path(f"/proc/{rank.pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,11 +1,17 @@
-"""What a run comes to: `summary.json`, and the closing lines."""
+"""First and last lines of a run's console, its run record and `summary.json`."""
 
+import math
+import socket
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from launcher.config.resolve import Resolved
+from launcher.config.schema import LoopChoice
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
 from launcher.measure.phases import PHASES, StepTimes
 from launcher.measure.records import (
@@ -16,14 +22,111 @@ from launcher.measure.records import (
     SamplerSummary,
     Summary,
 )
+from launcher.model.cost import flops_per_token
+from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.run.journal import Journal
+from launcher.run.prepare import Prepared
+from launcher.strategies import variant_of
 from launcher.util.errors import Failure
 from launcher.util.sizes import gib
 
 
+def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: World) -> list[str]:
+    """Return the first lines of the console."""
+    sharding = prepared.resolved.config.sharding
+    ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
+    data_ranks = sharding.data_ranks(record.world_size)
+    reason = prepared.resolved.attention.reason
+    if sharding.context_parallel_method == "ring":
+        reason = "K/V blocks circulate around the ranks of a sequence"
+    if record.context_parallel > 1:
+        ranks += f", {record.context_parallel} to a sequence ({sharding.context_parallel_method})"
+    if record.tensor_parallel > 1:
+        ranks += f", {record.tensor_parallel} to a matrix"
+    model = prepared.resolved.model
+    trained = ""
+    if model.lora is not None:
+        bits = "" if model.quantize_base == "none" else f" of {model.quantize_base}"
+        trained = f" ({model.trained_parameter_count:,} trained beside frozen ones{bits})"
+    if model.masks:
+        trained = " (what was pruned of them stays zero)"
+    return [
+        f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}; "
+        f"{record.strategy} "
+        f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
+        f"attention: {record.attention}: {reason}",
+        *prepared.resolved.budget_lines(),
+        *across_nodes(sharding, world.local_size),
+        *_deepspeed_lines(sharding.deepspeed),
+        prepared.recipe,
+        f"corpus: {prepared.corpus.description}",
+        f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
+        f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
+        f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
+        _saves_line(prepared.resolved.config.loop),
+    ]
+
+
+def _deepspeed_lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    from launcher.config.deepspeed_file import opening_lines
+
+    return opening_lines(file)
+
+
+def _saves_line(loop: LoopChoice) -> str:
+    minutes = loop.saves_after_s / 60
+    when = [
+        *([] if not loop.save_every else [f"every {loop.save_every} steps"]),
+        *([] if minutes == math.inf else [f"every {minutes:g} minutes (--save-minutes)"]),
+        *(["at the end"] if loop.saves_last else []),
+    ]
+    return f"saves {', '.join(when)}" if when else "saves only where a signal stops it"
+
+
+def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
+    """Return the first record of this rank's file."""
+    resolved = prepared.resolved
+    config, model = resolved.config, resolved.model
+    variant = variant_of(config)
+    on_gpu = world.device.type == "cuda"
+    return RunRecord(
+        run=name,
+        rank=world.rank,
+        world_size=world.size,
+        hostname=socket.gethostname(),
+        device=str(world.device),
+        device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
+        strategy=variant.label,
+        strategy_also_called=variant.also_called,
+        context_parallel=config.sharding.context_parallel,
+        tensor_parallel=config.sharding.tensor_parallel,
+        precision=config.optim.precision,
+        model=config.model.label,
+        attention=_attention(resolved, world.device),
+        activation_checkpointing=model.activation_checkpointing,
+        parameters=model.parameter_count,
+        matmul_parameters=model.matmul_parameter_count,
+        flops_per_token=flops_per_token(model, resolved.seq_len),
+        micro_batch=config.data.micro_batch,
+        accumulation=resolved.accumulation,
+        global_batch=resolved.global_batch,
+        seq_len=resolved.seq_len,
+        steps=resolved.steps,
+        started_unix_s=time.time(),
+    )
+
+
+def _attention(resolved: Resolved, device: torch.device) -> str:
+    if resolved.config.sharding.context_parallel_method == "ring":
+        return "ring"
+    return str(resolved.attention.on(device, seq_len=resolved.seq_len))
+
+
 def closing_lines(summary: Summary, folder: Path) -> list[str]:
-    """What the main rank says last."""
+    """Return the last lines of the console."""
     rate, peak = summary.tokens_per_s, gib(summary.peak_bytes)
     if len(summary.ranks) > 1:
         lowest = min(rank.peak_bytes for rank in summary.ranks)
@@ -63,9 +166,9 @@ def summarize(
     samples: SamplerSummary | None,
     training_power_w: float | None,
 ) -> tuple[Summary, Failure | None]:
-    """Add what every rank has to say to what is known on each (all ranks call this).
+    """Complete the summary with what all ranks measured; all ranks call this.
 
-    The failure is of records that a rank's disk has not taken.
+    Also returns a failure, where a rank's disk has not taken all records.
     """
     tokens_per_s = journal.tokens_per_s()
     on_gpu = world.device.type == "cuda"
@@ -105,7 +208,7 @@ def summarize(
 
 
 def phase_records(times: StepTimes, peaks: Mapping[tuple[str, str], int]) -> Iterable[PhaseRecord]:
-    """Mean seconds and highest bytes of each phase, for each period that has any."""
+    """Yield mean seconds and highest bytes of each phase, for each period that has any."""
     first_s = times.first_s
     periods = {"first_step": (int(first_s is not None), first_s)}
     periods["steady"] = (times.steady, times.steady_s)
@@ -123,10 +226,10 @@ def phase_records(times: StepTimes, peaks: Mapping[tuple[str, str], int]) -> Ite
 
 
 def _tokens_per_joule(tokens_per_s: float | None, ranks: list[RankSummary]) -> float | None:
-    """All tokens over all GPUs' energy while training; None unless every GPU has a figure."""
+    """Return all tokens over all GPUs' energy in training; None unless every GPU was measured."""
     powers_w = [rank.training_power_w for rank in ranks if rank.training_power_w is not None]
     lost = any(rank.samples and rank.samples.gpu_lost for rank in ranks)
     if tokens_per_s is None or lost or len(powers_w) < len(ranks):
         return None
-    # A counter that has not moved between its two readings says no watts: too short to tell.
+    # 0 W: the energy counter has not moved between its two readings, the run was too short.
     return tokens_per_s / total_w if (total_w := sum(powers_w)) > 0 else None

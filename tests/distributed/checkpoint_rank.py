@@ -25,7 +25,7 @@ from rank_loop import freeze_imports, release, steps
 
 from launcher.checkpoint import Checkpointer
 from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine
 

@@ -19,7 +19,7 @@ from harness import MODEL_FLAGS
 from rank_loop import freeze_imports, release, steps
 
 from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine
 

@@ -26,7 +26,7 @@ from launcher.data import open_corpus
 from launcher.forecast.budget import within_budget
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
-from launcher.run.enough_room import check_offload
+from launcher.run.capacity import check_offload
 from launcher.strategies.engine import LossScale
 from launcher.train import build_engine
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine, to_device
 

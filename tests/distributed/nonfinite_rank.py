@@ -16,7 +16,7 @@ from rank_loop import release
 
 from launcher.data import GlobalBatches
 from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 

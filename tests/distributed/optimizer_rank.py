@@ -21,7 +21,7 @@ from rank_loop import freeze_imports, release, steps
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
 from launcher.train import build_engine
 

@@ -20,7 +20,7 @@ from parity_cases import CASES, Case, references
 from rank_loop import freeze_imports, release, steps
 
 from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.native_state import ModelShardState
 from launcher.train import build_engine, load_forecast

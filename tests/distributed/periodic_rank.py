@@ -31,7 +31,7 @@ from rank_loop import freeze_imports, release, steps
 from launcher.checkpoint import Checkpointer, CheckpointFolder
 from launcher.measure.records import EvalRecord
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.run.session import Session
 from launcher.train import build_engine, take_steps
 

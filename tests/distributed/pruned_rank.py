@@ -25,7 +25,7 @@ from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.forecast.predict import predict
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.train import build_engine

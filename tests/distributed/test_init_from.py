@@ -11,7 +11,7 @@ from harness import python, torchrun, write_text
 from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches, open_corpus
 from launcher.data.tokenizer import ByteEncoder
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.util.errors import UserError
 
 STEPS, BATCH, SEQ_LEN = 3, 8, 32

@@ -21,7 +21,7 @@ from launcher.checkpoint.extra import Extra
 from launcher.model.gpt import GPT
 from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.world import World
-from launcher.run.preflight import Prepared
+from launcher.run.prepare import Prepared
 from launcher.util.errors import UserError
 
 SINGLE = ("--strategy=single",)

@@ -32,8 +32,7 @@ from launcher.data.tokenizer import ByteEncoder
 from launcher.model.decode import continuation
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
-from launcher.run.samples import SAMPLING
-from launcher.run.sampling import Sampler
+from launcher.run.sampling import SAMPLING, Sampler
 from launcher.strategies.flat_shards import PARAM
 
 RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]

@@ -11,7 +11,7 @@ from optimizer_cases import MODEL_FLAGS
 from rank_loop import steps
 
 from launcher.parallel.world import World
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
 from launcher.strategies.native import NativeEngine
 from launcher.train import build_engine

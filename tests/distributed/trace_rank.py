@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from launcher.data import GlobalBatches
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World, leave, start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
 

@@ -18,9 +18,9 @@ from launcher.checkpoint.store import CheckpointFolder
 from launcher.compare.sweep.folder import SweepFolder
 from launcher.compare.sweep.grid import training_flags
 from launcher.measure.records import Summary, SweepRow
+from launcher.run.agreement import STOP_SIGNALS, heard_signals
+from launcher.run.ending import Interrupted
 from launcher.run.folder import RunFolder
-from launcher.run.lifecycle import Interrupted
-from launcher.run.stopping import ASKS, heard
 from launcher.util.errors import ExitCode
 from launcher.util.processes import for_children
 
@@ -83,13 +83,13 @@ def settle_unfinished(row: SweepRow, folder: SweepFolder) -> None:
 
 def install_signal_handlers() -> None:
     """Make signals raise Interrupted, which ends the running cell."""
-    for number in heard():
+    for number in heard_signals():
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     # A second signal must not interrupt the shutdown of the cell.
-    for other in ASKS:
+    for other in STOP_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise TimeLimitNear(number) if number == signal.SIGUSR1 else Interrupted(number)
 

@@ -16,8 +16,7 @@ from launcher.config.schema import RunConfig, field_types
 from launcher.forecast import for_runs
 from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
-from launcher.run.base import check_beginning
-from launcher.run.preflight import prepare
+from launcher.run.prepare import check_init_from, prepare
 from launcher.strategies import VARIANTS
 from launcher.util.errors import UserError
 from launcher.util.flags import fields_of, flag, is_number
@@ -195,7 +194,7 @@ def _cell(
         device_type = choose_device(config.loop.device, nproc)
         resolved = resolve(config, world_size=nproc, device_type=device_type)
         if config.loop.resume is None:
-            check_beginning(resolved)
+            check_init_from(resolved)
         if variant and variant.replicates and config.sharding.replicate == nproc:
             raise UserError(
                 f"{variant.label} with --replicate {nproc} on {nproc} processes has one process "

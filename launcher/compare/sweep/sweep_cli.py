@@ -25,8 +25,8 @@ from launcher.compare.sweep.grid_source import flags_of, grid_of, parse_options
 from launcher.config.arguments import parse_run_config
 from launcher.data.sources import find_source
 from launcher.measure.records import Sweep, SweepRow
-from launcher.run.lifecycle import Interrupted
-from launcher.run.stopping import stopped_code
+from launcher.run.agreement import stop_exit_code
+from launcher.run.ending import Interrupted
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.startup import require_own_package
 
@@ -126,7 +126,7 @@ def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
         number = stopped.number
     print(f"{where}: {outcome(row)}", flush=True)
     if row.state in ("preempted", "interrupted"):
-        return stopped_code(number)
+        return stop_exit_code(number)
     return ExitCode.DONE if row.done else ExitCode.FAILED
 
 
@@ -194,7 +194,7 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
             f"shardscale: {stopped}; finished cells are kept, continue with: "
             f"python -m launcher sweep --out {folder.path}"
         )
-        return stopped_code(stopped.number)
+        return stop_exit_code(stopped.number)
     for row in sweep.cells:
         if row.state in ("failed", "timeout"):
             display.line(f"{row.name}: {outcome(row)} (see {folder.log(row.name)})")

@@ -8,9 +8,8 @@ from pathlib import Path
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import check_run_folder, resolve
 from launcher.data.sources import find_source
-from launcher.run.base import check_beginning
-from launcher.run.origin import find_origin
-from launcher.run.provenance import with_recipe
+from launcher.run.prepare import check_init_from, with_recipe
+from launcher.run.resume import find_resume
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_RANKS, OptionParser, require_range
@@ -164,14 +163,14 @@ def _check_training(job: Job) -> Path | None:
     config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
     job.check_device(config.loop.device)
     device_type = "cuda" if job.gpus_per_node else "cpu"
-    origin = find_origin(config.loop, {})
-    config, _ = with_recipe(config, origin.source)
+    resume = find_resume(config.loop, {})
+    config, _ = with_recipe(config, resume.source)
     resolved = resolve(config, world_size=job.world_size, device_type=device_type)
-    if origin.source is None:
-        check_beginning(resolved)
+    if resume.source is None:
+        check_init_from(resolved)
     find_source(config.data)
     assert config.loop.out is not None
-    if not origin.reopens:
+    if not resume.reopens:
         check_run_folder(config.loop.out)
     job.check_output()
     return None if config.loop.out == unnamed else config.loop.out

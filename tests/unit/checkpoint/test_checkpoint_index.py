@@ -16,8 +16,8 @@ from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import VERSION, digest
 from launcher.model.gpt import GPT
 from launcher.optim.registry import build_optimizer
-from launcher.run.preflight import prepare
-from launcher.run.provenance import meaning
+from launcher.run.prepare import prepare
+from launcher.run.saves import run_entries
 from launcher.strategies.engine import LossScale
 from launcher.strategies.native import NativeEngine
 
@@ -57,7 +57,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         device=torch.device("cpu"),
     )
     extra = {
-        **meaning(prepared.resolved, prepared.corpus),
+        **run_entries(prepared.resolved, prepared.corpus),
         "skipped_steps": 0,
         "loss_scale": LossScale(scale=2.0, good_steps=1),
     }

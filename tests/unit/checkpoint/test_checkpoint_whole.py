@@ -15,7 +15,7 @@ from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
-from launcher.run.enough_room import checkpoint_bytes
+from launcher.run.capacity import checkpoint_bytes
 from launcher.strategies.native import NativeEngine
 
 MODEL: dict[str, Any] = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}

@@ -16,8 +16,9 @@ from launcher.config.schema import RunConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import start
-from launcher.run.preflight import Prepared, prepare
-from launcher.run.provenance import differences, meaning
+from launcher.run.prepare import Prepared, prepare
+from launcher.run.provenance import differences
+from launcher.run.saves import run_entries
 from launcher.train import build_engine
 from launcher.util.errors import UserError
 
@@ -57,7 +58,7 @@ def prepared(text: Path, *flags: str | Path) -> Prepared:
 def saved(folder: Path, found: Prepared) -> Path:
     """Save step 3 of a run as training would."""
     engine = build_engine(found.resolved, start("cpu", timeout_s=60.0, needs_group=False))
-    extra = meaning(found.resolved, found.corpus)
+    extra = run_entries(found.resolved, found.corpus)
     Checkpointer(folder / "checkpoints").save(3, engine, extra)
     (folder / "config.yaml").write_text(yaml.safe_dump(found.resolved.config.flat()))
     return folder

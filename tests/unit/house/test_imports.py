@@ -93,7 +93,7 @@ def test_there_is_something_to_check() -> None:
     assert {"launcher.train", "launcher.strategies.zero.engine", "launcher.model.gpt"} <= set(
         MODULES
     )
-    assert "launcher.run.preflight" in IMPORTS["launcher.train"]
+    assert "launcher.run.prepare" in IMPORTS["launcher.train"]
     assert "bench.bare_loops" in IMPORTS["bench.peer_loops"]
     assert sum(map(len, IMPORTS.values())) > 50
 

@@ -24,11 +24,10 @@ from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
-from launcher.run.figures import EndedStep
 from launcher.run.folder import RunFolder
 from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
-from launcher.run.skips import Diverged, SkippedSteps
+from launcher.run.steps import Diverged, EndedStep, SkippedSteps
 from launcher.util.errors import Failure, UserError
 
 CPU = torch.device("cpu")

@@ -13,15 +13,15 @@ from launcher.config.schema import field_types
 from launcher.data.tokenizer import tokenizer_fingerprint, train_bpe
 from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
-from launcher.run.preflight import Prepared, prepare
+from launcher.run.prepare import Prepared, prepare
 from launcher.run.provenance import (
     CHANGES_THE_FUNCTION,
-    SAID_OF_THE_MODEL,
-    SAID_OF_THE_RUN,
+    REPORTED_OF_MODEL,
+    REPORTED_OF_RUN,
     _change,
     differences,
-    meaning,
 )
+from launcher.run.saves import run_entries
 from launcher.train import build_engine
 from launcher.util.errors import UserError
 
@@ -52,15 +52,15 @@ def test_every_field_of_a_run_is_decided_about() -> None:
     decided = [
         *CHANGES_THE_FUNCTION,
         *CHANGES_ADAPTERS,
-        *SAID_OF_THE_MODEL,
-        *SAID_OF_THE_RUN,
+        *REPORTED_OF_MODEL,
+        *REPORTED_OF_RUN,
         *SAYS_NOTHING,
         "masks",  # refused
     ]
     assert len(set(decided)) == len(decided)
     assert set(decided) == set(field_types())
     of_the_model = {field.name for field in dataclasses.fields(ModelConfig)}
-    assert {*CHANGES_THE_FUNCTION, *SAID_OF_THE_MODEL} == of_the_model - {
+    assert {*CHANGES_THE_FUNCTION, *REPORTED_OF_MODEL} == of_the_model - {
         *("activation_checkpointing", "loss_chunk", "mlp_tile", "lora", "masks")
     }
 
@@ -90,7 +90,7 @@ def run(text: Path) -> Path:
     patch.undo()
     engine = build_engine(saved.resolved, start("cpu", timeout_s=60.0, needs_group=False))
     folder = text.parent / "run"
-    extra = meaning(saved.resolved, saved.corpus)
+    extra = run_entries(saved.resolved, saved.corpus)
     Checkpointer(folder / "checkpoints").save(3, engine, extra)
     return folder
 
@@ -181,7 +181,7 @@ def test_bpe_of_other_data_is_another_tokenizer_and_the_saved_one_is_not(
 ) -> None:
     saved = prepared(text, "--vocab-size=300")
     engine = build_engine(saved.resolved, start("cpu", timeout_s=60.0, needs_group=False))
-    for name, extra in (("run", meaning(saved.resolved, saved.corpus)), ("bare", {})):
+    for name, extra in (("run", run_entries(saved.resolved, saved.corpus)), ("bare", {})):
         Checkpointer(tmp_path / name / "checkpoints").save(3, engine, extra)
         own = tmp_path / name / "tokenizer.json"
         assert saved.corpus.tokenizer_path is not None

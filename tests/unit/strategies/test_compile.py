@@ -16,7 +16,7 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import start
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine

@@ -17,7 +17,7 @@ from launcher.measure import host_memory
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
-from launcher.run import enough_room
+from launcher.run import capacity
 from launcher.strategies.offload_sizes import (
     OffloadSizes,
     largest_slice_count,
@@ -112,16 +112,16 @@ def test_what_does_not_fit_is_refused_with_the_figures(flags: str, tmp_path: Pat
     )
     figures = r"--offload-optimizer .*: [\d.]+GiB of host memory are needed for 4 ranks on this "
     with pytest.raises(UserError, match=figures + r"machine, but [\d.]+GiB are free: "):
-        enough_room.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
+        capacity.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
     run = resolved(ON_DISK.format(tmp_path))
     huge = OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=2**60)
     with pytest.raises(UserError, match=r"1073741824\.00GiB are needed in --nvme-path .* 1 rank "):
-        enough_room._check_disk("--offload-optimizer nvme", tmp_path, huge, 1)
+        capacity._check_disk("--offload-optimizer nvme", tmp_path, huge, 1)
     fits = offload_sizes(run.config, run.model, 4)
-    enough_room._check_disk("--offload-optimizer nvme", tmp_path, fits, 4)
+    capacity._check_disk("--offload-optimizer nvme", tmp_path, fits, 4)
 
 
 def test_host_memory_that_is_free() -> None:

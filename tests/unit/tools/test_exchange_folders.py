@@ -19,8 +19,8 @@ from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.world import start
-from launcher.run.opening import open_folder
-from launcher.run.preflight import prepare
+from launcher.run.prepare import prepare
+from launcher.run.resume import open_folder
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export, import_
 from launcher.util.errors import UserError
@@ -131,7 +131,11 @@ def opened_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> 
     common = ["--steps=1", "--micro-batch=1", "--device=cpu", f"--data={tmp_path / 'text.txt'}"]
     argv = [*common, f"--out={tmp_path / 'run'}", *flags]
     prepared = prepare(argv, world_size=1, ranks_per_node=1)
-    return open_folder(prepared, start("cpu", timeout_s=60.0, needs_group=False))[0].path
+    tokenizer_file, world = (
+        prepared.corpus.tokenizer_path,
+        start("cpu", timeout_s=60.0, needs_group=False),
+    )
+    return open_folder(prepared.resolved, tokenizer_file, prepared.resume, world)[0].path
 
 
 def test_what_lies_beside_the_weights_comes_back_out_of_a_run(

@@ -16,9 +16,9 @@ from launcher.config.resolve import resolve
 from launcher.data import GlobalBatches
 from launcher.forecast.predict import predict
 from launcher.parallel.world import start
-from launcher.run.base import base_of
-from launcher.run.preflight import prepare
-from launcher.run.provenance import meaning
+from launcher.run.prepare import prepare
+from launcher.run.provenance import base_of
+from launcher.run.saves import run_entries
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.mask_bits import unpack
@@ -55,7 +55,7 @@ def saved(folder: Path, text: Path, *flags: str) -> Path:
     arguments = [*SHAPE, *BYTE, "--steps=9", f"--data={text}", *flags]
     prepared = prepare(arguments, world_size=1, ranks_per_node=1)
     engine = build_engine(prepared.resolved, start("cpu", timeout_s=60.0, needs_group=False))
-    extra = meaning(prepared.resolved, prepared.corpus)
+    extra = run_entries(prepared.resolved, prepared.corpus)
     if (base := base_of(prepared.resolved)) is not None:
         extra["base"] = base
     Checkpointer(folder / "checkpoints").save(3, engine, extra)
@@ -237,12 +237,12 @@ def test_a_masked_run_is_gone_on_with_as_one(run: Path, text: Path, tmp_path: Pa
     prepared = prepare(begins, world_size=1, ranks_per_node=1)
     engine = build_engine(prepared.resolved, start("cpu", timeout_s=60.0, needs_group=False))
     folder = tmp_path / "on" / "checkpoints"
-    Checkpointer(folder).save(3, engine, meaning(prepared.resolved, prepared.corpus))
+    Checkpointer(folder).save(3, engine, run_entries(prepared.resolved, prepared.corpus))
     resumes = [*SHAPE, *BYTE, *common, f"--resume={tmp_path / 'on'}"]
     with pytest.raises(UserError, match=r"holds a model of --masks.*give the same"):
         prepare(resumes, world_size=1, ranks_per_node=1)
     found = prepare([*resumes, "--masks"], world_size=1, ranks_per_node=1)
-    assert found.origin.source == tmp_path / "on"
+    assert found.resume.source == tmp_path / "on"
 
 
 REFUSED = {

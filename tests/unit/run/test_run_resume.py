@@ -8,14 +8,15 @@ import pytest
 from launcher.config.schema import LoopChoice
 from launcher.measure.records import Status
 from launcher.parallel.world import choose_device
-from launcher.run import launch
 from launcher.run.folder import RunFolder
-from launcher.run.origin import (
+from launcher.run.resume import (
     AUTO,
-    Origin,
+    Resume,
+    agent_id,
     check_launch,
     ended_out_of_memory,
-    find_origin,
+    find_resume,
+    launch_record,
 )
 from launcher.util.errors import UserError
 
@@ -29,7 +30,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     in job 7."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     path = tmp_path / "run"
-    RunFolder(path).begin({"steps": 10}, reopens=False, agents=[launch.agent(), "node2 5 9"])
+    launch = launch_record([agent_id(), "node2 5 9"])
+    RunFolder(path).begin({"steps": 10}, reopens=False, launch=launch)
     monkeypatch.delenv("SLURM_JOB_ID")
     return path
 
@@ -40,26 +42,26 @@ def save(run: Path, step: int = 5) -> None:
 
 def test_auto_begins_where_there_is_nothing_yet(tmp_path: Path) -> None:
     loop = LoopChoice(out=tmp_path / "new", resume=AUTO)
-    assert find_origin(loop, {}) == Origin(source=None, reopens=False)
+    assert find_resume(loop, {}) == Resume(source=None, reopens=False)
 
 
 def test_auto_goes_on_in_the_folder(run: Path) -> None:
     loop = LoopChoice(out=run, resume=AUTO)
-    assert find_origin(loop, {}) == Origin(source=None, reopens=True)
+    assert find_resume(loop, {}) == Resume(source=None, reopens=True)
     save(run)
-    assert find_origin(loop, {}) == Origin(source=run, reopens=True)
+    assert find_resume(loop, {}) == Resume(source=run, reopens=True)
     RunFolder(run).write_status(Status(state="completed", phase="end"))
-    assert find_origin(loop, {}).over
+    assert find_resume(loop, {}).completed
 
 
 def test_restarted_ranks_go_on_unasked(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     save(other)
     loop = LoopChoice(out=run, resume=other)
-    assert find_origin(loop, {}) == Origin(source=other, reopens=False)
-    assert find_origin(loop, RESTARTED) == Origin(source=other, reopens=True)
+    assert find_resume(loop, {}) == Resume(source=other, reopens=False)
+    assert find_resume(loop, RESTARTED) == Resume(source=other, reopens=True)
     save(run)
-    assert find_origin(loop, RESTARTED) == Origin(source=run, reopens=True)
+    assert find_resume(loop, RESTARTED) == Resume(source=run, reopens=True)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +81,17 @@ def test_a_restart_goes_on_with_what_its_launch_began(
     save(run)
     loop = LoopChoice(out=run)
     if goes_on:
-        assert find_origin(loop, environment) == Origin(source=run, reopens=True)
+        assert find_resume(loop, environment) == Resume(source=run, reopens=True)
     else:
         with pytest.raises(UserError, match="another start took this folder first"):
-            find_origin(loop, environment)
-    assert find_origin(LoopChoice(out=run, resume=AUTO), environment).reopens
+            find_resume(loop, environment)
+    assert find_resume(LoopChoice(out=run, resume=AUTO), environment).reopens
 
 
 def test_of_several_nodes_one_agent_that_stays_is_enough(run: Path) -> None:
     many = RESTARTED | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     loop = LoopChoice(out=run)
-    assert find_origin(loop, many).reopens  # the others' agents are not known yet
+    assert find_resume(loop, many).reopens  # the others' agents are not known yet
     check_launch(run, ["node2 5 9", "node3 1 1"], many)
     for strangers in (["node3 1 1"], ["node2 5 10"], []):
         with pytest.raises(UserError, match="another start took this folder first"):
@@ -101,7 +103,7 @@ def test_a_launch_that_is_not_known_is_anothers(kept: str | None, run: Path) -> 
     path = run / "environment.json"
     path.unlink() if kept is None else path.write_text(kept)
     with pytest.raises(UserError, match="another start took this folder first"):
-        find_origin(LoopChoice(out=run), RESTARTED)
+        find_resume(LoopChoice(out=run), RESTARTED)
 
 
 def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Path) -> None:
@@ -109,25 +111,25 @@ def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Pa
     save(other)
     for resume in (str(other), "auto"):  # the second life is reopened before it saves anything
         RunFolder(run).begin({"resume": resume}, reopens=True)
-    assert find_origin(LoopChoice(out=run, resume=AUTO), {}).source == other
+    assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source == other
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(UserError, match="is not a run folder"):
-        find_origin(LoopChoice(out=tmp_path, resume=AUTO), {})
+        find_resume(LoopChoice(out=tmp_path, resume=AUTO), {})
 
 
 def test_a_living_run_keeps_its_folder(tmp_path: Path) -> None:
     alive = RunFolder(tmp_path / "run")
     alive.begin({}, reopens=False)
     with pytest.raises(UserError, match="in use by a run that is alive"):
-        find_origin(LoopChoice(out=alive.path, resume=AUTO), {})
+        find_resume(LoopChoice(out=alive.path, resume=AUTO), {})
 
 
 def test_auto_needs_a_folder() -> None:
     with pytest.raises(UserError, match="name it with --out"):
-        find_origin(LoopChoice(resume=AUTO), {})
+        find_resume(LoopChoice(resume=AUTO), {})
 
 
 def test_only_a_restart_asks_how_the_run_ended(run: Path) -> None:
@@ -144,24 +146,24 @@ def test_checkpoints_that_are_no_folder(run: Path, tmp_path: Path, kind: str) ->
     elsewhere = LoopChoice(out=tmp_path / "new", resume=run)
     what = "cannot be read" if kind == "loop" else "holds no checkpoint"
     with pytest.raises(UserError, match=f"--resume {run}: {what}"):
-        find_origin(elsewhere, {})
+        find_resume(elsewhere, {})
     if kind == "loop":
         with pytest.raises(UserError, match=f"--out {run}: its checkpoints cannot be read"):
-            find_origin(LoopChoice(out=run, resume=AUTO), {})
+            find_resume(LoopChoice(out=run, resume=AUTO), {})
 
 
 def test_a_name_too_long_is_refused(tmp_path: Path) -> None:
     loop = LoopChoice(out=tmp_path / "new", resume=tmp_path / ("x" * 300))
     with pytest.raises(UserError, match="cannot be read"):
-        find_origin(loop, {})
+        find_resume(loop, {})
 
 
 def test_a_run_that_was_refused_before_it_saved_leaves_its_folder_to_the_next(run: Path) -> None:
     RunFolder(run).write_status(Status(state="failed", phase="build", exit_code=2))
     loop = LoopChoice(out=run)
-    assert find_origin(loop, {}) == Origin(source=None, reopens=True)
+    assert find_resume(loop, {}) == Resume(source=None, reopens=True)
     save(run)
-    assert find_origin(loop, {}) == Origin(source=None, reopens=False)  # refused, as any other is
+    assert find_resume(loop, {}) == Resume(source=None, reopens=False)  # refused, as any other is
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""How a rank ends: done, refused, or failed - told once, in one place, with the real cause."""
+"""How a rank ends: done, refused, stopped or failed, reported once and with the real cause."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -15,17 +17,18 @@ from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
 from launcher.measure.records import Status
 from launcher.parallel.world import OWN_AGENT, World, leave
-from launcher.run.folder import RunFolder
+from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code
+from launcher.run.folder import RunFolder, stack_file
 from launcher.run.forecast import LoadForecast
-from launcher.run.hang import StackOnRequest, is_timeout, where_ranks_are
 from launcher.run.session import Session
-from launcher.run.stopping import ASKS, heard, stopped_code
 from launcher.util.errors import ExitCode, Failure, UserError
 from launcher.util.sizes import gib
 
+_TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by where it waits
+
 
 class Interrupted(BaseException):
-    """A signal says: end now. Not an Exception: nothing on the way may swallow it."""
+    """A signal ends this process now. Not an Exception, so that nothing on the way swallows it."""
 
     def __init__(self, number: int, when: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}{when}")
@@ -33,31 +36,45 @@ class Interrupted(BaseException):
 
 
 class NothingToSave(Interrupted):
-    """Asked to stop before the first step of this attempt of the run."""
+    """A stop signal came before the first step of this start."""
+
+
+class StackOnRequest:
+    """Writes all threads' stacks on SIGUSR2, even while this rank hangs inside a collective."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = stack_file(folder, rank)
+        self._file = self._path.open("w")
+        faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True)
+
+    def close(self) -> None:
+        """Stop handling SIGUSR2."""
+        faulthandler.unregister(signal.SIGUSR2)
+        self._file.close()
+        self._path.unlink(missing_ok=True)
 
 
 class Ending:
-    """Where a failure is reported, once the run has a folder, and where signals arrive.
+    """Handles stop signals, and knows where a failure is to be recorded.
 
-    SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask to finish the step, save and end; before the first step,
-    to end at once. Schedulers ask more than once, so the next ones change nothing, but for SIGINT:
-    a user who cannot wait presses Ctrl-C again, which ends the run at once. So does a signal after
-    another rank has failed.
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and end; before the first step they
+    end at once. Schedulers signal more than once, so further signals change nothing, except for
+    SIGINT: a second Ctrl-C ends the run at once. So does a signal after another rank has failed.
     """
 
     def __init__(self, load_forecast: LoadForecast | None) -> None:
         self.load_forecast = load_forecast
         self.session: Session | None = None
         self.folder: RunFolder | None = None
-        """The run's, from before this process makes or reopens it."""
+        """Set before this process makes or reopens it."""
         self.stack: StackOnRequest | None = None
 
     def takes(self, folder: RunFolder) -> None:
-        """This process is about to make or reopen the folder."""
+        """Note the folder that this process is about to make or reopen."""
         self.folder = folder
 
     def watches(self, session: Session) -> None:
-        """From now on failures are recorded in the session's folder."""
+        """Record failures in the session's folder from now on."""
         self.session = session
         self.stack = StackOnRequest(session.folder.path, session.record.rank)
         # Where NCCL's watchdog leaves its own record of the last collectives.
@@ -66,7 +83,7 @@ class Ending:
 
     def receives_signals(self) -> None:
         """Handle signals from now on."""
-        for number in heard():
+        for number in heard_signals():
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -75,7 +92,7 @@ class Ending:
                 raise Interrupted(number)
         elif self.session is None or not self.session.begun:
             raise NothingToSave(number, " before its first step")
-        # Of our own agent each second one tells again what the first has told.
+        # Our own agent repeats the first signal every second.
         elif (
             self.session.agreement.asked_by
             and number == signal.SIGINT
@@ -84,7 +101,7 @@ class Ending:
             raise Interrupted(number)
         else:
             self.session.agreement.asked_by = self.session.agreement.asked_by or number
-            self.session.agreement.stop_requested = True  # all ranks end at the same step, soon
+            self.session.agreement.stop_requested = True  # all ranks end at the same step
 
 
 def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
@@ -108,11 +125,11 @@ def ending(world: World, load_forecast: LoadForecast | None = None) -> Iterator[
 
 
 def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
-    # A further signal must not cut the report short.
-    for number in ASKS:
+    # Further signals must not interrupt the report.
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     session = end.session
-    # In its first step a rank may have lost others, which were asked before theirs and have ended.
+    # In its first step a rank may lose others that were stopped before theirs and have ended.
     asked = session is not None and session.agreement.stop_requested and session.begun == 1
     if isinstance(error, NothingToSave) or (asked and not isinstance(error, Interrupted)):
         _end_with_nothing(end, error)
@@ -134,7 +151,9 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
             detail["requested_bytes"] = requested_bytes(error)
             detail["snapshot"] = dump_snapshot(folder.path, world)
             _say_out_of_memory(world, where, detail)
-        elif is_timeout(error):
+        elif _is_timeout(error):
+            from launcher.run.hang import where_ranks_are
+
             ranks = where_ranks_are(folder.path, world)
             detail = {"ranks_of_this_node": ranks}
             _say(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
@@ -165,8 +184,14 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
     leave(code, together=False)
 
 
+def _is_timeout(error: BaseException) -> bool:
+    """Return whether a collective has waited too long for another rank."""
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in said for words in _TIMEOUTS)
+
+
 def _fail_at_start(error: BaseException, end: Ending, code: ExitCode) -> NoReturn:
-    """Nobody to agree with about who was first."""
+    """End without a session: no other rank knows of this one yet."""
     if end.folder is not None and end.folder.is_ours:
         reason = "".join(traceback.format_exception_only(error)).strip()
         end.folder.write_status(
@@ -179,10 +204,10 @@ def _fail_at_start(error: BaseException, end: Ending, code: ExitCode) -> NoRetur
 
 
 def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
-    if OWN_AGENT in os.environ:  # it knows whether somebody asked, or another rank has failed
+    if OWN_AGENT in os.environ:  # which knows whether a signal came, or another rank has failed
         leave(ExitCode.DONE, together=False)
     number = error.number if isinstance(error, Interrupted) else None
-    session, code = end.session, stopped_code(number)
+    session, code = end.session, stop_exit_code(number)
     if session is not None:
         session.agreement.asked_by = session.agreement.asked_by or number
         session.agreement.preempted = True
@@ -197,7 +222,7 @@ def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
 
 
 def _memory_details(memory: MemoryMeter, *, where: str, step: int) -> dict[str, Any]:
-    """The ledger, and with `--memory-trace` the largest tensors."""
+    """Return the ledger, and with `--memory-trace` the largest tensors."""
     ledger = memory.now()
     details: dict[str, Any] = {
         "where": where,
@@ -233,8 +258,10 @@ def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None
 
 
 def _suggest(session: Session, world: World, load_forecast: LoadForecast | None) -> dict[str, Any]:
-    """Print what would have fitted. A forecast that fails is only recorded: the run's own failure
-    is what counts."""
+    """Print the changes that would have fitted.
+
+    An error of the forecast is only recorded, beside the failure of the run itself.
+    """
     if load_forecast is None:
         return {"suggestions": []}
     try:

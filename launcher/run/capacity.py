@@ -1,7 +1,7 @@
-"""What a run needs of this machine, refused before anything is read, traced or built.
+"""Capacity checks: memory and disk that a run needs of this machine, before anything is built.
 
-Without this, a host that runs out of memory kills a rank silently, and a disk that runs full stops
-a run in its first steps. What fits by this may still not fit: `shardscale plan` tells.
+Otherwise a host that runs out of memory kills a rank silently, and a full disk stops a run in its
+first steps. These are lower bounds; `shardscale plan` predicts what fits.
 """
 
 import contextlib
@@ -28,20 +28,19 @@ from launcher.util.sizes import MIB, gib, parse_bytes
 
 CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit
 PROCESS_BYTES = 64 * MIB
-"""Of private memory that a Python with torch in it has at least."""
+"""Private memory of a Python process that has imported torch, at least."""
 TOKEN_BYTES = 8
 
 
 class TooLarge(UserError):
-    """What no setting of the allocator could fit."""
+    """A run that no setting of the allocator could fit."""
 
 
-def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_node: int) -> None:
-    """The least that it takes, in closed form, against all the memory that this machine has, in use
-    or not, and its swap.
+def check_minimum_memory(resolved: Resolved, *, world_size: int, ranks_per_node: int) -> None:
+    """Compare the least memory that a run takes with all of this machine's, used or free, and swap.
 
     Raises:
-        TooLarge: naming the flags, what they need and what there is.
+        TooLarge: naming the flags, the need and the capacity.
     """
     config, model = resolved.config, resolved.model
     limit = config.measure.memory_limit
@@ -73,8 +72,8 @@ def refuse_what_cannot_fit(resolved: Resolved, *, world_size: int, ranks_per_nod
 
 
 def _state_bytes(resolved: Resolved, world_size: int) -> int:
-    """At least these of parameters, gradients and optimizer states are on each rank's device; what
-    is offloaded is checked by itself."""
+    """Return a lower bound of parameters, gradients and optimizer states on each rank's device;
+    `check_offload` counts offloaded ones."""
     sharding, optim = resolved.config.sharding, resolved.config.optim
     strategy = strategy_of(resolved.config)
     types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
@@ -97,7 +96,7 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
 
 
 def _device_bytes() -> int:
-    """Memory of the largest GPU, asked without taking some of it; no limit where nobody knows."""
+    """Return the memory of the largest GPU, by NVML, which takes none; unlimited if unknown."""
     sizes = []
     for uuid in openable_gpus():
         with contextlib.suppress(NvmlFault):
@@ -108,7 +107,7 @@ def _device_bytes() -> int:
 
 
 def _changed(config: RunConfig) -> str:
-    """The model and what was changed of it, as flags."""
+    """Return the model and its changed shape as flags."""
     shape = ("model", "layers", "d_model", "d_ff", "context", "vocab_size")
     given = {name: getattr(config.model, name) for name in shape}
     return as_flags({name: value for name, value in given.items() if value is not None})
@@ -126,7 +125,8 @@ def _compare(parts: dict[str, int], needed: int, there: int, where: str) -> None
 def check_offload(
     config: RunConfig, model: ModelConfig, *, world_size: int, ranks_per_node: int
 ) -> None:
-    """Refuse what does not fit on this machine; for NVMe, make ready what it needs.
+    """Refuse offload that does not fit on this machine; for NVMe, clean its folder and build
+    DeepSpeed's I/O.
 
     Raises:
         UserError: with the figures; or DeepSpeed's I/O cannot be built.
@@ -138,7 +138,7 @@ def check_offload(
         from launcher.strategies.zero import nvme_build, nvme_folder
 
         path = config.offload.nvme_path
-        assert path is not None  # resolve has refused it
+        assert path is not None  # held by resolve
         nvme_folder.check_folder(path, "--nvme-path")
         nvme_folder.remove_abandoned(path)
         _check_disk(on_disk, path, sizes, ranks_per_node)

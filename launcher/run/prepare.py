@@ -1,0 +1,225 @@
+"""Prepare a run: refuse whatever can be refused before it starts, and tokenize its corpus once.
+
+The torchrun agent runs this before it starts ranks, so bad input is one sentence and not one
+traceback per rank. Ranks run it again, which is cheap: the corpus is cached by then.
+"""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.recipes import (
+    described,
+    fill,
+    fill_as_saved,
+    recipe_line,
+    recipe_of,
+    task_of,
+)
+from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.config.schema import RunConfig
+from launcher.data import Corpus, open_corpus
+from launcher.measure.loggers import require_loggers
+from launcher.measure.nvml import names_gpu
+from launcher.parallel.world import OWN_AGENT, choose_device
+from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
+from launcher.run.folder import default_run_folder
+from launcher.run.forecast import LoadForecast
+from launcher.run.resume import Resume, find_resume
+from launcher.strategies import strategy_of
+from launcher.strategies.base import missing_library
+from launcher.strategies.compiled import require_compilers
+from launcher.util.errors import UserError, naming
+from launcher.util.startup import libraries_say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run that has passed all checks."""
+
+    resolved: Resolved
+    corpus: Corpus
+    resume: Resume
+    recipe: str
+    """Learning rate and the like, and their source, for the console."""
+
+
+def prepare(
+    argv: Sequence[str],
+    *,
+    world_size: int,
+    ranks_per_node: int,
+    load_forecast: LoadForecast | None = None,
+) -> Prepared:
+    """Parse, resolve, check the run folder, and open (or build) the tokenised corpus.
+
+    Raises:
+        UserError: whatever the user can fix.
+    """
+    config = parse_run_config(argv, world_size=world_size)
+    libraries_say(config.loop.log_level)
+    resume = find_resume(config.loop, os.environ)
+    config, recipe = with_recipe(config, resume.source)
+    resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
+    config = resolved.config
+    check_minimum_memory(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
+    if resolved.model.checkpointing.budget_bytes is not None:
+        resolved = _budgeted(resolved, load_forecast, world_size=world_size)
+    if config.loop.compile:
+        require_compilers(config.loop.device)
+    require_loggers(config.measure.loggers)
+    if not resume.reopens:
+        out = config.loop.out or default_run_folder(resolved)
+        check_run_folder(out)
+        check_checkpoint_room(out, resolved)
+    checkpoint = None
+    if resume.source is not None:
+        from launcher.run.provenance import check_resume, check_tokenizer
+
+        reads_all = _reads_for_all(world_size, ranks_per_node)
+        checkpoint = check_resume(resume, resolved, reads_all=reads_all)
+    elif resume.completed:
+        raise UserError(f"--out {config.loop.out}: this run is completed: nothing is left to do")
+    else:
+        check_init_from(resolved)
+    check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)
+    corpus = _corpus_of(resolved)
+    if checkpoint is not None:
+        check_tokenizer(checkpoint, corpus, config.data.tokenizer)
+    if config.loop.epochs is not None:
+        sequences = corpus.train.sequence_count(resolved.seq_len)
+        steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
+        config = config.replace(steps=steps, epochs=None)
+    return Prepared(
+        resolved=dataclasses.replace(resolved, config=config),
+        corpus=corpus,
+        resume=resume,
+        recipe=recipe,
+    )
+
+
+def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]:
+    """Return the config with its recipe filled in, and a line that names the recipe's source.
+
+    Args:
+        source: checkpoint or run that is resumed, if any. A trained run keeps its own recipe.
+    """
+    task = task_of(config)
+    saved = None
+    if source is not None:
+        from launcher.run.provenance import newest_extra
+
+        saved = newest_extra(source)
+    if saved is not None and "steps" in saved:
+        config = fill_as_saved(config, saved.get("config", {}))
+        return config, f"recipe as in the run that is resumed: {described(config.optim)}"
+    if saved is not None and task == "training from scratch":  # imported weights
+        task = "full fine-tuning"
+    config = fill(config, recipe_of(task, config.optim))
+    return config, recipe_line(config, task)
+
+
+def _corpus_of(resolved: Resolved) -> Corpus:
+    return open_corpus(
+        resolved.config.data,
+        vocab_size=resolved.model.vocab_size,
+        seq_len=resolved.seq_len,
+        show_progress=resolved.config.loop.log_level in ("debug", "info"),
+    )
+
+
+def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -> Resolved:
+    """Resolve for this machine and its libraries.
+
+    Raises:
+        UserError: a choice is invalid, or its library is missing.
+    """
+    device_type = choose_device(config.loop.device, ranks_per_node)
+    if device_type == "cuda" and config.loop.expandable_segments:
+        config = config.replace(expandable_segments=_segments_may_expand())
+    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    if missing := missing_library(strategy_of(resolved.config)):
+        raise UserError(missing)
+    return resolved
+
+
+def _budgeted(
+    resolved: Resolved, load_forecast: LoadForecast | None, *, world_size: int
+) -> Resolved:
+    if load_forecast is None:
+        raise UserError(
+            f"--activation-checkpointing {resolved.model.activation_checkpointing}: a budget is "
+            "divided by the forecast, which this start lacks: name what each block keeps"
+        )
+    return load_forecast().within_budget(resolved, world_size=world_size)
+
+
+def _segments_may_expand() -> bool:
+    """Return whether torch can use expandable segments on this process's GPU."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if names_gpu(local_rank if local_rank < torch.cuda.device_count() else 0):
+        return True
+    if os.environ.get("RANK", "0") == "0" and OWN_AGENT not in os.environ:
+        logging.getLogger("shardscale").warning(
+            "expandable segments are off: torch needs NVML for them, and NVML does not name the GPU"
+        )
+    return False
+
+
+def _reads_for_all(world_size: int, ranks_per_node: int) -> bool:
+    """Return whether this process checks every byte of a checkpoint, so that ranks need not:
+    torchrun's agent does, or a run's only process.
+
+    On several nodes each would read all of it; there damage shows when ranks load their shards.
+    """
+    rank = os.environ.get("RANK")
+    alone = rank is None or (rank == "0" and OWN_AGENT not in os.environ)
+    return alone and world_size == ranks_per_node
+
+
+def check_init_from(resolved: Resolved) -> None:
+    """Check that the weights of `--init-from` are there and fit this run's model.
+
+    Raises:
+        UserError: they do not; they lack the masks of `--masks`; they have adapters that the run
+            lacks, or no tokenizer; or the run has adapters and no weights.
+    """
+    folder, masks = resolved.config.model.init_from, resolved.model.masks
+    if folder is None:
+        if masks:
+            raise UserError(
+                "--masks holds what shardscale prune has removed: give --init-from a run that it "
+                "has made, or leave --masks out"
+            )
+        lora = resolved.model.lora
+        if lora is not None and not resolved.config.model.random_base:
+            raise UserError(
+                f"--lora-rank {lora.rank} without --init-from trains adapters beside random "
+                "weights: give --init-from FOLDER with the weights, or --random-base to measure "
+                "memory and speed"
+            )
+        return
+    from launcher.checkpoint.pretrained.stored import open_stored
+
+    with naming("--init-from"), open_stored(folder) as weights:
+        if masks and not weights.config.masks:
+            raise UserError(
+                f"{folder}: has no masks that --masks could hold: make them with shardscale prune, "
+                "or leave --masks out"
+            )
+        if weights.config.lora is not None and resolved.model.lora is None:
+            raise UserError(
+                f"{folder}: has adapters, and this run trains all weights: merge them first with "
+                "shardscale export --merge, or give the --lora-rank that they have"
+            )
+    if resolved.config.data.tokenizer == "bpe":  # it would be trained, and its ids mean other text
+        raise UserError(
+            f"--init-from {folder}: has no tokenizer.json: give --tokenizer FILE with the one that "
+            "its weights were trained with"
+        )
