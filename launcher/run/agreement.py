@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.world import World
-from launcher.util.startup import hears
 from launcher.util.errors import ExitCode
+from launcher.util.startup import hears
 
 STOP_SIGNALS: tuple[signal.Signals, ...] = (
     *(signal.SIGINT, signal.SIGHUP),  # of a terminal: Ctrl-C, and its end
