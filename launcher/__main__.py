@@ -17,7 +17,7 @@ ALL_VERBS = {
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
     "sweep": (
         "launcher.compare.sweep.sweep_cli",
-        "train every cell of a grid, one after the other",
+        "train every cell of a grid, in sequence",
     ),
     "report": (
         "launcher.compare.report.report_cli",
@@ -29,7 +29,7 @@ ALL_VERBS = {
     ),
     "matrix": (
         "launcher.compare.sweep.matrix",
-        "which techniques go with which strategies, and why not",
+        "show the compatibility of techniques and strategies",
     ),
     "prune": (
         "launcher.tools.prune.prune_cli",
@@ -39,22 +39,28 @@ ALL_VERBS = {
         "launcher.tools.exchange.export",
         "write a checkpoint for transformers, ONNX or TensorRT",
     ),
-    "import": ("launcher.tools.exchange.import_", "start from a model of transformers"),
+    "import": ("launcher.tools.exchange.import_", "turn a model of transformers into a run folder"),
     "generate": (
         "launcher.tools.generate.generate_cli",
-        "text from a run, a checkpoint or an export",
+        "continue prompts with a run, a checkpoint or an export",
     ),
     "infer-bench": (
         "launcher.tools.serve.infer_bench",
         "memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT",
     ),
-    "submit": ("launcher.tools.submit.submit_cli", "check a training run and hand it to Slurm"),
+    "submit": (
+        "launcher.tools.submit.submit_cli",
+        "check a training or a sweep and submit it to Slurm",
+    ),
     "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
     "completion": (
         "launcher.tools.completion",
-        "print a script that completes all this in a shell",
+        "print a shell completion script",
     ),
-    "doctor": ("launcher.tools.doctor.doctor_cli", "check this machine and say what will not work"),
+    "doctor": (
+        "launcher.tools.doctor.doctor_cli",
+        "check this machine: what will not work, and how to fix it",
+    ),
 }
 """Verb -> its module, and what it does."""
 
@@ -89,10 +95,9 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         print(importlib.import_module("launcher.util.packages").version_line())
         return ExitCode.DONE
     if verb in ALL_VERBS and verb not in VERBS:
-        module = ALL_VERBS[verb][0]
         print(
-            f"shardscale: {verb} is not in this installation, which lacks {module}: reinstall "
-            "shardscale",
+            f"shardscale: {verb} is not in this installation, which lacks {ALL_VERBS[verb][0]}: "
+            "reinstall shardscale",
             file=sys.stderr,
         )
         return ExitCode.REFUSED

@@ -43,11 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _flags_of(verb: str) -> Flags:
     """Parse a verb's help, so that no flag is declared twice."""
-    said = io.StringIO()
+    help_text = io.StringIO()
     before = os.environ.copy()
     os.environ["COLUMNS"] = "80"  # in wider help, tyro puts two flags on one line
     try:
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):
             if verb == "train":
                 importlib.import_module("launcher.config.arguments").parse_run_config(["--help"])
             else:
@@ -57,7 +57,7 @@ def _flags_of(verb: str) -> Flags:
         os.environ.update(before)
     found: Flags = {}
     # Lines with deeper indentation are explanations, which mention flags too.
-    for line in re.findall(r"^[│ ] {,3}(-.*)", said.getvalue(), re.MULTILINE):
+    for line in re.findall(r"^[│ ] {,3}(-.*)", help_text.getvalue(), re.MULTILINE):
         head = re.split(r"  |: ", line)[0]
         values = re.search(r"\{([\w.,|-]+)\}", head)
         words = [word for word in re.split(r"[,|]", values[1]) if word != "None"] if values else []

@@ -131,6 +131,18 @@ class Readable(Protocol):
         """Our parameter of that name, in its shape."""
 
 
+def chosen_device(wanted: str) -> torch.device:
+    """Resolve `auto`, `cpu` or `cuda`.
+
+    Raises:
+        UserError: `cuda` without a GPU.
+    """
+    has_gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not has_gpu:
+        raise UserError("--device cuda: this machine has no GPU; give --device cpu")
+    return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
+
+
 def build(source: Readable, *, device: torch.device, dtype: torch.dtype) -> GPT:
     """The model with its weights, ready to be asked; the peak is the model and one tensor more.
 

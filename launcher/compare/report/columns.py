@@ -69,8 +69,10 @@ def _series(compared: Compared, key: str) -> Any:
 
 
 def _quartile(compared: Compared, key: str) -> float | None:
-    quartiles = _series(compared, "rate_quartiles")
-    return quartiles and quartiles[("p25", "median", "p75").index(key.rpartition("_")[2])]
+    steps = compared.run.steps
+    if steps is None or steps.rate_quartiles is None:
+        return None
+    return steps.rate_quartiles[("p25", "median", "p75").index(key.rpartition("_")[2])]
 
 
 def _difference(compared: Compared, key: str) -> Any:

@@ -129,9 +129,10 @@ def _settle(
 def _failure_in_log(log: Path) -> str:
     """Extract from the log why a run without a folder ended: refusal and exception."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.removeprefix("shardscale: ") for line in lines if line.startswith("shardscale: ")]
-    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return ": ".join([*said[-1:], *raised[-1:]])
+    prefix = "shardscale: "
+    refusals = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return ": ".join([*refusals[-1:], *exceptions[-1:]])
 
 
 def run_to_end(command: Sequence[str], *, log: Path, timeout_s: float) -> int | None:

@@ -158,34 +158,34 @@ def read_grid_file(name: str) -> Grid:
         path = usable_path(name)
     if not path.exists() and (SHIPPED / f"{path.stem}.yaml").exists() and path.parent == Path():
         path = SHIPPED / f"{path.stem}.yaml"
-    said = f"--grid-file {name}"
+    where = f"--grid-file {name}"
     if not path.exists():
-        raise UserError(f"{said}: there is no such file; shipped grids are {_shipped()}")
-    with naming(f"{said}:"):
+        raise UserError(f"{where}: there is no such file; shipped grids are {_shipped()}")
+    with naming(f"{where}:"):
         read = read_yaml(path)
-    content = _mapping(said, read)
+    content = _mapping(where, read)
     for key in content:
         if key not in GRID_FILE_KEYS:
-            raise UserError(f"{said}: unknown key {key!r}, use {', '.join(GRID_FILE_KEYS)}")
-    base = _mapping(f"{said}: base", content.get("base"))
+            raise UserError(f"{where}: unknown key {key!r}, use {', '.join(GRID_FILE_KEYS)}")
+    base = _mapping(f"{where}: base", content.get("base"))
     axes = {
         key: list(values) if isinstance(values, list) else [values]
-        for key, values in _mapping(f"{said}: grid", content.get("grid")).items()
+        for key, values in _mapping(f"{where}: grid", content.get("grid")).items()
     }
     rows = content.get("cells") or []
     if not isinstance(rows, list):
-        raise UserError(f"{said}: cells is {rows!r:.40}, but must be a list of `- key: value`")
-    rows = [_mapping(f"{said}: cells", row) for row in rows]
+        raise UserError(f"{where}: cells is {rows!r:.40}, but must be a list of `- key: value`")
+    rows = [_mapping(f"{where}: cells", row) for row in rows]
     for key, value in base.items():
-        _check_axis(f"{said}: base", key, [value])
+        _check_axis(f"{where}: base", key, [value])
     for key, values in axes.items():
         if not values:
-            raise UserError(f"{said}: grid: {key} has no values: give one")
-        _check_axis(f"{said}: grid", key, values)
+            raise UserError(f"{where}: grid: {key} has no values: give one")
+        _check_axis(f"{where}: grid", key, values)
     for row in rows:
         for key, value in row.items():
             if key not in ("name", "unavailable") and "unavailable" not in row:
-                _check_axis(f"{said}: cells", key, [value])
+                _check_axis(f"{where}: cells", key, [value])
     return Grid(base=base, axes=axes, rows=rows)
 
 
@@ -206,17 +206,17 @@ def _shipped() -> str:
     return ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
 
 
-def _check_axis(said: str, key: Any, values: Sequence[Any]) -> None:
+def _check_axis(where: str, key: Any, values: Sequence[Any]) -> None:
     """Refuse a key or value that is invalid in any combination."""
     if key in OURS:
-        raise UserError(f"{said}: {key} is not for a grid, each cell has its own run folder")
+        raise UserError(f"{where}: {key} is not for a grid, each cell has its own run folder")
     seen = set()
     for value in map(str, values):
         if value in seen:
-            raise UserError(f"{said} {key}: {value} is given twice, leave one out")
+            raise UserError(f"{where} {key}: {value} is given twice, leave one out")
         seen.add(value)
     for value in values:
-        with naming(f"{said} {key}={value}:"):
+        with naming(f"{where} {key}={value}:"):
             _check_value(str(key), value)
 
 
@@ -233,9 +233,9 @@ def _check_value(key: str, value: Any) -> None:
         parse_run_config(flags_of({key: value}))
 
 
-def _mapping(said: str, value: Any) -> Values:
+def _mapping(where: str, value: Any) -> Values:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UserError(f"{said} holds {value!r:.40}, but must hold lines of `key: value`")
+        raise UserError(f"{where} holds {value!r:.40}, but must hold lines of `key: value`")
     return {str(key).replace("-", "_"): item for key, item in value.items()}

@@ -105,8 +105,8 @@ def _run_task(options: argparse.Namespace, argv: Sequence[str]) -> int:
     Raises:
         UserError: no such cell, or flags besides --out.
     """
-    asked = {token.partition("=")[0] for token in argv if token.startswith("--")}
-    if asked != {"--out", "--cell"}:
+    given = {token.partition("=")[0] for token in argv if token.startswith("--")}
+    if given != {"--out", "--cell"}:
         raise UserError("--cell runs a cell as it was prepared: give only --out with it")
     folder = SweepFolder(options.out)
     row, sweep = folder.read_cell(options.cell)

@@ -48,8 +48,8 @@ def cores() -> Finding:
             "every rank starts that many threads, which then compete for cores",
             "unset OMP_NUM_THREADS: torchrun then divides the cores among the ranks",
         )
-    said = f"OMP_NUM_THREADS={threads}" if threads else "divided among the ranks by torchrun"
-    return ok(f"{found}; threads: {said}")
+    setting = f"OMP_NUM_THREADS={threads}" if threads else "divided among the ranks by torchrun"
+    return ok(f"{found}; threads: {setting}")
 
 
 def memory() -> Finding:

@@ -154,19 +154,19 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
     assert checkpoint is not None
     with new_folder(options.out) as folder:
         if options.format in GRAPH_FORMATS:
-            said = _write_graph(folder, model, checkpoint, options)
+            description = _write_graph(folder, model, checkpoint, options)
         elif options.adapter:
             base = checkpoint.extra.get("base")
             path = None if base is None else base.path
             dtype = DTYPES[options.dtype]
-            said = write_adapter(folder, model.config, model.read, base=path, dtype=dtype)
+            description = write_adapter(folder, model.config, model.read, base=path, dtype=dtype)
         else:
-            said = _write_weights(folder, model, checkpoint, options)
+            description = _write_weights(folder, model, checkpoint, options)
     config = model.config
     count = config.trained_parameter_count if options.adapter else config.parameter_count
     return (
         f"exported {checkpoint.path} to {options.out}: {_which_step(checkpoint)}; "
-        f"{count:,} parameters, {options.dtype}, {said}"
+        f"{count:,} parameters, {options.dtype}, {description}"
     )
 
 
@@ -208,12 +208,12 @@ def _write_weights(
     metadata = {"format": "pt"}
     if options.format == "hf":
         family, theirs = family_for(config)
-        said = f"{family.architecture} for transformers, "
-        said += write_settings(folder, checkpoint, config, family, options)
+        description = f"{family.architecture} for transformers, "
+        description += write_settings(folder, checkpoint, config, family, options)
         parts = {part.theirs: part for part in family.parts(theirs, parameter_shapes(theirs))}
         shapes = {name: part.their_shape for name, part in parts.items()}
     else:
-        said = "our names"
+        description = "our names"
         parts, shapes, most_bytes = {}, dict(own), MOST_BYTES
         described = json.dumps(dataclasses.asdict(config))
         metadata |= {"step": str(checkpoint.step), "model": described}
@@ -237,7 +237,7 @@ def _write_weights(
         metadata=metadata,
         most_bytes=most_bytes,
     )
-    return f"{'1 file' if files == 1 else f'{files} files'}, {said}"
+    return f"{'1 file' if files == 1 else f'{files} files'}, {description}"
 
 
 def write_settings(
@@ -274,16 +274,16 @@ def _which_step(checkpoint: Checkpoint) -> str:
     of_all = checkpoint.extra.get("steps")
     if of_all is None:
         return f"step {step}"
-    said = f"step {step} of {of_all}"
+    description = f"step {step} of {of_all}"
     newest = CheckpointFolder(checkpoint.path.parent).latest()
     recorded = _last_recorded(checkpoint.path.absolute().parents[1])
     if newest is not None and newest.name > checkpoint.path.name:
-        return f"{said}; a newer checkpoint exists, {newest.name}"
+        return f"{description}; a newer checkpoint exists, {newest.name}"
     if recorded > step:
-        return f"{said}; the run went on to step {recorded}, which was not saved"
+        return f"{description}; the run went on to step {recorded}, which was not saved"
     if step < of_all:
-        return f"{said}; the run is not complete"
-    return said
+        return f"{description}; the run is not complete"
+    return description
 
 
 def _last_recorded(run: Path) -> int:

@@ -98,8 +98,8 @@ def _import_adapter(folder: Path, out: Path) -> str:
 
         _write_checkpoint(run, trained_shapes(config), parts, extra)
         notes = stored.notes() if isinstance(stored, Adapted) else []
-    said = _description(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
-    return "\n".join([said, *notes])
+    description = _description(folder, out, config.trained_parameter_count, tokenizer=tokenizer)
+    return "\n".join([description, *notes])
 
 
 def _write_config(

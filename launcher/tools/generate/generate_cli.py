@@ -11,7 +11,13 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from launcher.checkpoint.pretrained.loading import Vocabulary, build, open_source, vocabulary
+from launcher.checkpoint.pretrained.loading import (
+    Vocabulary,
+    build,
+    chosen_device,
+    open_source,
+    vocabulary,
+)
 from launcher.data.formats import read_jsonl
 from launcher.model.config import ModelConfig
 from launcher.run.sampling import Sampler, Sampling
@@ -61,19 +67,12 @@ class GenerateOptions:
             raise UserError("--stop '' ends every text before it begins: give some text")
         if self.prompt is not None and self.prompts is not None:
             raise UserError(f"--prompt and --prompts {self.prompts} exclude each other: give one")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: this machine has no GPU; give --device cpu")
+        chosen_device(self.device)
 
     @property
     def sampling(self) -> Sampling:
         """Sampling options."""
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Resolve `auto`."""
-        on_gpu = self.device != "cpu" and torch.cuda.is_available()
-        return torch.device("cuda" if on_gpu else "cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +109,7 @@ def generate(options: GenerateOptions) -> None:
         prompts = [
             tokenized(text, known, source.config, options.max_tokens) for text in texts(options)
         ]
-        model = build(source, device=options.torch_device, dtype=_DTYPES[options.dtype])
+        model = build(source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype])
     live = sys.stdout.isatty()
     for number, prompt in enumerate(prompts):
         completion = complete(
@@ -120,7 +119,7 @@ def generate(options: GenerateOptions) -> None:
             most=prompt.most,
             choose=Sampler(sampling, options.seed + number),
             stops=options.stop,
-            show=begun(prompt.text, number) if live else lambda _: None,
+            show=start_stream(prompt.text, number) if live else lambda _: None,
         )
         print("" if live else as_json(prompt.text, completion), flush=True)
 
@@ -187,7 +186,7 @@ def tokenized(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int
     return Prompt(text=text, tokens=tokens, most=most)
 
 
-def begun(prompt: str, number: int) -> Callable[[str], None]:
+def start_stream(prompt: str, number: int) -> Callable[[str], None]:
     """Write the prompt to the terminal; returns the function that writes its continuation."""
     if number:
         print()

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import torch
 import tyro
 
+from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.stored import Stored
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
@@ -55,19 +55,12 @@ class PruneOptions:
                 "--pattern unstructured"
             )
         require_range("--calibration-tokens", self.calibration_tokens, 1, MOST_ITEMS)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: this machine has no GPU; give --device cpu")
+        chosen_device(self.device)
 
     @property
     def structured(self) -> bool:
         """Return True if the result is a smaller dense model, without masks."""
         return self.pattern in ("heads", "mlp")
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Resolve `auto`."""
-        on_gpu = self.device != "cpu" and torch.cuda.is_available()
-        return torch.device("cuda" if on_gpu else "cpu")
 
     @property
     def by_row(self) -> bool:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,70 +25,76 @@ from launcher.strategies.parameters import parameter_shapes
 REPORT_FILE = "pruning.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pruned:
-    """Content of the run folder."""
+def write_folder(
+    out: Path,
+    *,
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    text_settings: Mapping[str, Any],
+    tokenizer: str | None,
+    beside: Path,
+    report: Mapping[str, Any],
+) -> None:
+    """Write the run folder `out` atomically.
 
-    config: ModelConfig
-    tensors: Mapping[str, Tensor]
-    """Every parameter, fp32."""
-    masks: Mapping[str, Tensor]
-    """Name of a projection -> bool, kept weights; empty for a smaller dense model."""
-    tokenizer: str | None
-    """A tokenizer.json, byte or hf:NAME; None without a tokenizer."""
-    settings: Mapping[str, Any]
-    """Fields of RunConfig beyond the model: the text settings."""
-    report: Mapping[str, Any]
-    """Content of pruning.json: what was removed, how, and at what cost."""
-
-
-def write_folder(out: Path, pruned: Pruned, beside: Path) -> None:
-    """Write the run folder `out` atomically, with tokenizer companions copied from `beside`.
+    Args:
+        tensors: every parameter, fp32.
+        masks: name of a projection -> bool, kept weights; empty for a smaller dense model.
+        text_settings: fields of RunConfig that select the text.
+        tokenizer: a tokenizer.json, byte or hf:NAME; None without a tokenizer.
+        beside: folder of the tokenizer's companion files.
+        report: content of pruning.json.
 
     Raises:
         UserError: `out` exists or cannot be written; nothing is left behind.
     """
     with new_folder(out) as run:
-        settings = {**pruned.settings, **in_words(pruned.config)}
+        settings = {**text_settings, **in_words(config)}
         settings = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
-        extra: Extra = {"model": pruned.config, "pruned": pruned.report}
-        if pruned.tokenizer is not None:
-            settings["tokenizer"] = pruned.tokenizer
-            if Path(pruned.tokenizer).is_file():
-                shutil.copyfile(pruned.tokenizer, run / TOKENIZER_FILE)
+        extra: Extra = {"model": config, "pruned": report}
+        if tokenizer is not None:
+            settings["tokenizer"] = tokenizer
+            if Path(tokenizer).is_file():
+                shutil.copyfile(tokenizer, run / TOKENIZER_FILE)
                 settings["tokenizer"] = str(out.absolute() / TOKENIZER_FILE)
                 extra["tokenizer"] = tokenizer_fingerprint(run / TOKENIZER_FILE)
         extra["config"] = settings
         (run / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
-        write_json(run / REPORT_FILE, pruned.report)
+        write_json(run / REPORT_FILE, report)
         carry_in(beside, run)
-        _write_checkpoint(run, pruned, extra)
+        _write_checkpoint(run, parameter_shapes(config), tensors, masks, extra)
 
 
-def _write_checkpoint(run: Path, pruned: Pruned, extra: Extra) -> None:
+def _write_checkpoint(
+    run: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    extra: Extra,
+) -> None:
     """Write step 0 without optimizer states, which no longer fit the pruned weights."""
     folder = CheckpointFolder(run / "checkpoints")
     path = folder.begin(0)
-    shapes = parameter_shapes(pruned.config)
+
+    def shards() -> Iterator[Shard]:
+        for name, tensor in tensors.items():
+            yield Shard(name=name, kind=PARAM, start=0, data=tensor.detach().flatten())
+            if name in masks:
+                yield Shard(name=name, kind=MASK, start=0, data=pack(masks[name]))
+
     checkpoint = Checkpoint(
         path=path,
         step=0,
         world_size=1,
         shapes=shapes,
-        kinds=(PARAM, MASK) if pruned.masks else (PARAM,),
-        own_shapes={MASK: mask_shapes(shapes)} if pruned.masks else {},
+        kinds=(PARAM, MASK) if masks else (PARAM,),
+        own_shapes={MASK: mask_shapes(shapes)} if masks else {},
         counters={},
         extra=extra,
         rng=(),  # no random numbers drawn yet
-        files=[write_shards(path / "part-00000.safetensors", lambda: _shards(pruned))],
+        files=[write_shards(path / "part-00000.safetensors", shards)],
     )
     checkpoint.check_coverage()
     checkpoint.write()
     folder.publish(path, 0)
-
-
-def _shards(pruned: Pruned) -> Iterator[Shard]:
-    for name, tensor in pruned.tensors.items():
-        yield Shard(name=name, kind=PARAM, start=0, data=tensor.detach().flatten())
-        if name in pruned.masks:
-            yield Shard(name=name, kind=MASK, start=0, data=pack(pruned.masks[name]))

@@ -10,14 +10,14 @@ import torch
 import tyro
 
 from launcher.checkpoint.extra import Base
-from launcher.checkpoint.pretrained.loading import build, open_source
+from launcher.checkpoint.pretrained.loading import build, chosen_device, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.resolve import check_run_folder
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.tools.prune import kinds
 from launcher.tools.prune.choice import PruneOptions, check_prunable
-from launcher.tools.prune.folder import REPORT_FILE, Pruned, write_folder
+from launcher.tools.prune.folder import REPORT_FILE, write_folder
 from launcher.tools.prune.kinds import Kind, kinds_of, two_of_four_note
 from launcher.tools.prune.text import TEXT_FIELDS, Text, choice_of
 from launcher.tools.prune.weights import narrower, prune_groups, prune_in_place
@@ -76,15 +76,16 @@ def prune(options: PruneOptions) -> None:
     tensors = dict(model.named_parameters())
     found = kinds_of(opened.config, tensors, masked=bool(masks))
     report = _report(options, opened, found, (before, after))
-    pruned = Pruned(
+    write_folder(
+        options.out,
         config=config,
         tensors=tensors,
         masks=masks,
+        text_settings={} if text is None else _settings(text),
         tokenizer=opened.tokenizer,
-        settings={} if text is None else _settings(text),
+        beside=opened.beside,
         report=report,
     )
-    write_folder(options.out, pruned, opened.beside)
     _print(options, found, (before, after))
 
 
@@ -114,7 +115,7 @@ def _open(options: PruneOptions) -> Opened:
             text = Text.open(choice, tokenizer, source.config)
         return Opened(
             config=source.config,
-            model=build(source, device=options.torch_device, dtype=torch.float32),
+            model=build(source, device=chosen_device(options.device), dtype=torch.float32),
             base=base,
             tokenizer=tokenizer,
             beside=source.beside,
@@ -189,5 +190,5 @@ def _notes(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
         "zeros save no memory in training, and no time in PyTorch's dense kernels",
     ]
     if options.pattern == "2:4":
-        lines.append(two_of_four_note(options.torch_device))
+        lines.append(two_of_four_note(chosen_device(options.device)))
     return [*lines, go_on]

@@ -86,8 +86,8 @@ def main() -> None:
     except (NoKernel, UserError) as error:
         print(json.dumps({"reason": one_line(str(error))}))
     except Exception as error:  # one engine's failure must not end the benchmark
-        told = str(error).strip().splitlines() or [""]
-        print(json.dumps({"reason": one_line(f"{type(error).__name__}: {told[0]}")}))
+        lines = str(error).strip().splitlines() or [""]
+        print(json.dumps({"reason": one_line(f"{type(error).__name__}: {lines[0]}")}))
 
 
 def measure(case: Case) -> dict[str, Any]:

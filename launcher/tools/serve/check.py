@@ -34,8 +34,8 @@ def check_graph(path: Path, model: GPT, *, cache: bool) -> str:
     try:
         session = onnx_session(path, model.config, cache=cache)
     except NoKernel:
-        said = str(model.dtype).removeprefix("torch.")
-        return f"its structure checked, but not run: ONNX Runtime has no CPU kernels for {said}"
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"its structure checked, but not run: ONNX Runtime has no CPU kernels for {dtype}"
     return check_session(session, model, cache=cache)
 
 
@@ -124,10 +124,10 @@ class _Checks:
         difference = float((found.float() - expected.float()).abs().max())
         most = tolerance * max(1.0, float(expected.abs().max()))
         if not difference <= most:  # true for NaN too
-            said = str(expected.dtype).removeprefix("torch.")
+            dtype = str(expected.dtype).removeprefix("torch.")
             raise UserError(
                 f"the exported graph's logits differ from PyTorch's by {difference:.2g}, more than "
-                f"the {most:.2g} that {said} explains: nothing was written; try --dtype fp32 or "
+                f"the {most:.2g} that {dtype} explains: nothing was written; try --dtype fp32 or "
                 "another version of torch"
             )
         self.worst = max(self.worst, difference)

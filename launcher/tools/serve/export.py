@@ -68,7 +68,7 @@ def write_tensorrt(
             "--format onnx here and build the engine on a GPU machine with the trtexec line "
             f"above, or {how_to_install('tensorrt')} there and repeat this command"
         )
-    said = write_onnx(folder, stored, dtype, cache=cache, write_settings=write_settings)
+    written = write_onnx(folder, stored, dtype, cache=cache, write_settings=write_settings)
     from launcher.tools.serve.check import check_session
 
     path = folder / ENGINE_FILE
@@ -77,7 +77,7 @@ def write_tensorrt(
     session = engine.engine_session(path, model.config, dtype=DTYPES[dtype], cache=cache)
     checked = check_session(session, model, cache=cache)
     sync(path)
-    return f"{said}; {ENGINE_FILE} {checked}"
+    return f"{written}; {ENGINE_FILE} {checked}"
 
 
 def missing_packages() -> list[str]:

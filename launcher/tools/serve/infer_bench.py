@@ -19,6 +19,7 @@ import torch
 import tyro
 
 from launcher.checkpoint.pretrained.files import new_folder
+from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.config.resolve import check_run_folder
 from launcher.tools.serve import engine as tensorrt_engine
@@ -74,13 +75,7 @@ class InferBenchOptions:
         require_range("--prompt-tokens", self.prompt_tokens, 1, MOST_ITEMS)
         require_range("--new-tokens", self.new_tokens, 2, MOST_ITEMS)
         require_range("--seed", self.seed, 0, 2**62)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UserError("--device cuda: this machine has no GPU; give --device cpu")
-
-    @property
-    def device_type(self) -> str:
-        """Resolve `auto`."""
-        return "cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu"
+        chosen_device(self.device)
 
 
 @refusing
@@ -116,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench) -> dict[str, Any]:
     """Measure all cases; returns the content of inference.json."""
-    names = _names([run.path for run in runs])
+    names, device_type = _names([run.path for run in runs]), chosen_device(options.device).type
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")
@@ -127,7 +122,7 @@ def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench
             weights="",
             graph="",
             prepares=False,
-            device=options.device_type,
+            device=device_type,
             threads=torch.get_num_threads(),
             prompts=bench.prompts,
             new_tokens=options.new_tokens,
@@ -140,9 +135,9 @@ def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench
     return {
         "version": VERSION,
         "made_unix_s": time.time(),
-        "machine": _machine(options.device_type),
+        "machine": _machine(device_type),
         "threads": torch.get_num_threads(),
-        "memory": "resident set of the process" if options.device_type == "cpu" else "allocated",
+        "memory": "resident set of the process" if device_type == "cpu" else "allocated",
         "settings": {
             name: getattr(options, name)
             for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "seed")
@@ -183,8 +178,8 @@ def _told(cases: Sequence[Case]) -> Iterator[Case]:
     for done, case in enumerate(cases):
         left = (time.monotonic() - started) / done * (len(cases) - done) if done else None
         eta = "" if left is None else f", about {duration(left)} left"
-        said = f"{Path(case.run).name}, {case.engine}, {case.weights}{eta}"
-        print(f"[{done + 1}/{len(cases)}] {said}", file=sys.stderr, flush=True)
+        label = f"{Path(case.run).name}, {case.engine}, {case.weights}{eta}"
+        print(f"[{done + 1}/{len(cases)}] {label}", file=sys.stderr, flush=True)
         yield case
 
 

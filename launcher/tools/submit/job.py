@@ -86,8 +86,8 @@ def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:
     python = lines.index("python=python\n")
     lines[python] = f"python={shlex.quote(sys.executable)}\nset -- {shlex.join(arguments)}\n"
     # Shell quoting, except that sbatch removes backslashes between single quotes too.
-    asked = shlex.join(option.replace("\\", "\\\\") for option in options)
-    lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {asked}\n")
+    quoted = shlex.join(option.replace("\\", "\\\\") for option in options)
+    lines.insert(last + 1, f"# From shardscale submit:\n#SBATCH {quoted}\n")
     return "".join(lines)
 
 
@@ -106,10 +106,10 @@ def sbatch(script: str) -> str:
     done = subprocess.run(
         ["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False
     )
-    said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines()]
+    messages = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines()]
     if done.returncode:
-        raise UserError("sbatch refused the job: " + "; ".join(said).replace("error: ", ""))
+        raise UserError("sbatch refused the job: " + "; ".join(messages).replace("error: ", ""))
     job_id = done.stdout.strip().partition(";")[0]  # NUMBER;CLUSTER with several clusters
     if not job_id:
-        raise NotQueued("; ".join(said) or "sbatch returned no job ID")
+        raise NotQueued("; ".join(messages) or "sbatch returned no job ID")
     return job_id
