@@ -225,7 +225,7 @@ def test_a_preempted_job_saves_goes_back_to_the_queue_and_resumes(
     saved = []
     for job, run in zip(jobs, runs, strict=True):
         wait_for_requeue(cluster, job, tmp_path)
-        assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
+        assert f"stopped; job {job} is requeued" in log(tmp_path, job)
         saved.append(saved_step(run))
     for job, run, step in zip(jobs, runs, saved, strict=True):
         assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
@@ -291,7 +291,7 @@ def test_a_signal_at_the_start_means_back_to_the_queue(
     wait_for("the moments of all jobs", each_is_signalled_at_its_moment)
     for job in jobs:
         wait_for_requeue(cluster, job, tmp_path)
-        assert f"stopped; job {job} goes back to the queue" in log(tmp_path, job)
+        assert f"stopped; job {job} is requeued" in log(tmp_path, job)
         assert not (tmp_path / "runs" / f"slurm-{job}" / "checkpoints").exists()
         cluster.run("scancel", job)
 
