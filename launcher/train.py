@@ -1,6 +1,6 @@
-"""The worker: `torchrun --nproc 4 -m launcher.train --zero 2`, or `python -m launcher.train`.
+"""One rank of a training: `torchrun --nproc 4 -m launcher.train --zero 2`, or without torchrun.
 
-Build, loop, finish; the same text for every strategy, on CPUs and on GPUs.
+Build, loop, finish: the same code for every strategy, on CPUs and on GPUs.
 """
 
 import faulthandler
@@ -43,11 +43,11 @@ with importing():
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one rank; ends the process with an exit code of `ExitCode`."""
     outlive_readers()
-    # NCCL ends a collective that takes too long by aborting: then every thread's stack is said.
+    # NCCL aborts a timed-out collective; dump every thread's stack when it does.
     faulthandler.enable()
     argv = sys.argv[1:] if argv is None else argv
     with interruptible():
-        prepared, world = _begin(argv)
+        prepared, world = _start(argv)
     with (
         ending(world, load_forecast) as run_ending,
         Session(prepared, world, run_ending.takes) as session,
@@ -57,12 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     leave(session.exit_code, together=True)
 
 
-def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
-    """Refuse what can be refused, then join the other ranks."""
+def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
+    """Reject bad input, then join the other ranks."""
     try:
         world_size, ranks_per_node = ranks_from_environment()
     except UserError as error:
-        refuse(error, by_all=True)  # nobody knows who is rank 0
+        refuse(error, by_all=True)  # rank 0 is unknown here, so every rank reports
     try:
         prepared = prepare(
             argv,
@@ -76,7 +76,8 @@ def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         _exec_with_micro_batch(argv, prepared)
     if ended_out_of_memory(config.loop.out, os.environ):
-        leave(ExitCode.OUT_OF_MEMORY, together=False)  # and would again
+        # restarting would run out of memory again
+        leave(ExitCode.OUT_OF_MEMORY, together=False)
     try:
         world = start(
             config.loop.device,
@@ -90,16 +91,18 @@ def _begin(argv: Sequence[str]) -> tuple[Prepared, World]:
 
 
 def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
-    """Replace this process by one with the micro-batch that `auto` found: a fresh address space
-    holds nothing yet."""
+    """Replace this process by one with the micro-batch that `auto` found.
+
+    A fresh process, because the search leaves memory behind that the run would miss.
+    """
     from launcher.forecast.micro_batch import find_micro_batch
     from launcher.forecast.trials import Stopped
 
     if "RANK" in os.environ:
         refuse(
             UserError(
-                "--micro-batch auto is found before ranks start, by shardscale's own torchrun on "
-                "one node (shardscale run): give a number"
+                "--micro-batch auto is found before ranks start, by shardscale's own torchrun "
+                "(shardscale run) on one node: give a number"
             )
         )
     try:
@@ -113,7 +116,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
 
 
 def load_forecast() -> Forecast:
-    """Import the forecast, which most runs need at their end, and none before its first step."""
+    """Import the forecast: most runs need it at their end, none before the first step."""
     from launcher.forecast import for_runs
 
     return for_runs
@@ -139,18 +142,18 @@ def train(prepared: Prepared, world: World, session: Session) -> None:
         session.finish_preempted()
     else:
         summary = session.finish(test)
-        session.compare(summary, load_forecast)  # last: the run is done without it
+        session.compare(summary, load_forecast)  # last: a run is complete without it
 
 
 def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[..., EvalRecord]:
-    """Build and train; returns what reads a split with the trained weights."""
+    """Build and train. Returns the function that evaluates the trained weights on a split."""
     resolved, corpus = prepared.resolved, prepared.corpus
     data, loop = resolved.config.data, resolved.config.loop
 
     session.enter("build")
     engine = build_engine(resolved, world)
-    # Dropout differs between ranks, weights do not. Building draws numbers too, under some
-    # strategies: seeded behind it, dropout is the same under all.
+    # Dropout differs between ranks, weights do not. Some strategies draw random numbers while they
+    # build: seeding afterwards makes dropout the same under all of them.
     torch.manual_seed(loop.seed + world.rank)
     session.watch(engine)
     mesh = Mesh.of(world, resolved.config.sharding)
@@ -197,7 +200,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
 
 
 def build_engine(resolved: Resolved, world: World) -> Engine:
-    """The strategy's engine, on the device."""
+    """Build the strategy's engine on this rank's device."""
     if resolved.config.optim.tf32:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
@@ -224,8 +227,11 @@ def to_device(
     device: torch.device,
     positions: "np.ndarray[Any, Any] | None" = None,
 ) -> list[tuple[Tensor, ...]]:
-    """This rank's sequences -> (tokens, targets) of [micro_batch, T] each, on the device, and with
-    documents their starts; of all T positions, or of some."""
+    """Move this rank's sequences to the device, as micro-batches.
+
+    Each is (tokens, targets) of [micro_batch, T], and the starts of documents where attention needs
+    them. With `positions`, only these of the T columns: this rank's under context parallelism.
+    """
 
     def parts(array: "np.ndarray[Any, Any]") -> tuple[Tensor, ...]:
         rows = torch.from_numpy(array)

@@ -66,6 +66,13 @@ def place_from_environment() -> Place:
         UserError: a variable that is no number, or contradicts another.
     """
     environment = os.environ
+    # srun alone starts tasks that know nothing of each other. A batch script has no step's tasks.
+    tasks = number_of(environment, "SLURM_STEP_NUM_TASKS", default=1)
+    if tasks > 1 and not environment.keys() & {"RANK", "WORLD_SIZE"}:
+        raise UserError(
+            f"srun has started {tasks} tasks, and each would train alone: start one torchrun per "
+            "node with srun, as slurm/train.sbatch does, or one task"
+        )
     size = number_of(environment, "WORLD_SIZE", least=1, default=1)
     rank = number_of(environment, "RANK", default=0, most=size - 1)
     local_size = number_of(environment, "LOCAL_WORLD_SIZE", least=1, default=size, most=size)

@@ -1,7 +1,6 @@
 """Files that are replaced as a whole and survive a crash, and folders locked by one process."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
@@ -104,7 +103,9 @@ class FolderLock:
         self._file: TextIO | None = None
 
     def take(self) -> bool:
-        """Whether the folder is ours now; False when a living run has it."""
+        """Lock the folder; False when a living run has it."""
+        import fcntl  # not in a browser's Python, which plans with this file
+
         file = self._path.open("a", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +124,9 @@ class FolderLock:
         return self._file is not None
 
     def holder(self) -> str | None:
-        """The living run that has the folder; None when nobody has."""
+        """Describe the living run that has locked the folder, if any."""
+        import fcntl
+
         try:
             file = self._path.open(encoding="utf-8")
         except FileNotFoundError:

@@ -241,6 +241,7 @@ ENVIRONMENTS: list[tuple[dict[str, str], str]] = [
     *(({"LOCAL_WORLD_SIZE": bad}, "LOCAL_WORLD_SIZE=") for bad in ("abc", "", "0", "2")),
     *(({**MEETING, "MASTER_PORT": bad}, "MASTER_PORT=") for bad in ("abc", "", "99999", "-1")),
     *(({"TORCHELASTIC_RESTART_COUNT": bad}, "RESTART_COUNT=") for bad in ("abc", "", "-1")),
+    ({"SLURM_STEP_NUM_TASKS": "4"}, "srun has started 4 tasks"),
     ({"WORLD_SIZE": "2"}, "has no RANK"),
     ({"WORLD_SIZE": "2", "RANK": "0"}, "has no MASTER_ADDR"),
     ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}, "has no MASTER_PORT"),
