@@ -30,6 +30,8 @@ class Case:
     ranks: int = 1
     limit_share: float | None = None
     """Of what the planner says that it needs."""
+    expandable: bool = True
+    """Whether the allocator has expandable segments."""
 
 
 # Precision, checkpointing, micro-batches per step, model: each strategy has them in turn.
@@ -149,14 +151,7 @@ def cases() -> tuple[Case, ...]:
         for model, mode in rows
         for strategy in strategies
     ]
-    fixed = [
-        replace(
-            case,
-            name=f"{case.name}-fixed",
-            flags=(*case.flags, "--no-expandable-segments"),
-        )
-        for case in found[::8]
-    ]
+    fixed = [replace(case, name=f"{case.name}-fixed", expandable=False) for case in found[::8]]
     kernels = [
         _case(f"{strategy}-{kernel}", strategy, (*MODELS["seed"], *flags))
         for kernel, (strategies, flags) in KERNELS.items()
@@ -226,7 +221,7 @@ def _edge_case(number: int, draw: random.Random) -> Case:
         f"--vocab-size={draw.choice((4096, 16384))}",
         f"--micro-batch={micro_batch}",
         f"--global-batch={micro_batch * accumulation}",
-        *draw.choice(((), ("--no-expandable-segments",))),
     )
+    expandable = draw.choice((True, False))
     case = _case(f"edge-{number}-{strategy}", strategy, flags)
-    return replace(case, limit_share=draw.uniform(1 - EDGE, 1 + EDGE))
+    return replace(case, expandable=expandable, limit_share=draw.uniform(1 - EDGE, 1 + EDGE))

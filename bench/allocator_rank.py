@@ -75,10 +75,11 @@ def row_of(case: Case) -> dict[str, Any]:
 
 def joined(case: Case) -> World:
     """The only rank of a real group, or rank 0 of one that is pretended."""
-    expandable = parse_run_config(list(case.flags)).loop.expandable_segments
+    if not case.expandable:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
     if case.ranks == 1:
-        return start("cuda", timeout_s=60, needs_group=True, expandable_segments=expandable)
-    return join("cuda", case.ranks, expandable_segments=expandable)
+        return start("cuda", timeout_s=60, needs_group=True, expandable_segments=case.expandable)
+    return join("cuda", case.ranks, expandable_segments=case.expandable)
 
 
 def without_values(name: str, shape: torch.Size, *_: Any, device: torch.device, **__: Any) -> Any:
@@ -109,7 +110,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         prediction.events,
         prediction.streams,
         limit_bytes=limit_bytes,
-        expandable_segments=resolved.config.loop.expandable_segments,
+        expandable_segments=resolved.expandable_segments,
     )
     room = Room(size_bytes=limit_bytes, gpu=gpu, capped=True)
     needed = needed_bytes(resolved, room, world_size=world.size)

@@ -104,7 +104,6 @@ TECHNIQUES: Final[tuple[tuple[float, Draw], ...]] = (
     (0.1, one_of("--window 255", "--dropout 0.1", "--document-attention")),
     (0.1, one_of("--attention eager", "--attention flex", "--sdpa-backend math")),
     (0.1, one_of("--layers 80", "--layers 1")),
-    (0.1, one_of("--no-expandable-segments")),
     (0.15, lambda draw: f"--micro-batch {draw.choice((1, 3, 8, 32))}"),
     (0.2, one_of("--goal least-memory", "--goal largest-batch", "--goal largest-model", "--all")),
 )

@@ -113,7 +113,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         "predicted_held_bytes": predicted.held.device.states_bytes,
     }
     if world.device.type == "cuda":
-        found |= on_gpu(measured, predicted, resolved.config.loop.expandable_segments)
+        found |= on_gpu(measured, predicted, resolved.expandable_segments)
     return found
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             config.loop.device,
             timeout_s=config.loop.collective_timeout_s,
             needs_group=strategy_of(config).needs_group,
-            expandable_segments=config.loop.expandable_segments,
+            expandable_segments=prepared.resolved.expandable_segments,
         )
         with Session(prepared, world) as session:
             take_steps(prepared, world, session)

@@ -83,7 +83,7 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
             config.loop.device,
             timeout_s=config.loop.collective_timeout_s,
             needs_group=strategy_of(config).needs_group,
-            expandable_segments=config.loop.expandable_segments,
+            expandable_segments=prepared.resolved.expandable_segments,
         )
     except UserError as error:
         refuse(error, by_all=True)

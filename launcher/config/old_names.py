@@ -47,6 +47,9 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "bucket": Removed(
         default=None, instead=f"set zero_optimization.reduce_bucket_size {_DEEPSPEED_FILE}"
     ),
+    "expandable_segments": Removed(
+        default=True, instead="set PYTORCH_ALLOC_CONF=expandable_segments:False"
+    ),
     "nvme_block": Removed(default="1MiB", instead=f"set aio.block_size {_DEEPSPEED_FILE}"),
     "nvme_queue_depth": Removed(default=32, instead=f"set aio.queue_depth {_DEEPSPEED_FILE}"),
     "nvme_threads": Removed(default=1, instead=f"set aio.intra_op_parallelism {_DEEPSPEED_FILE}"),

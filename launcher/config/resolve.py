@@ -41,6 +41,9 @@ class Resolved:
     """With the attention that runs; the config keeps what was asked for."""
     accumulation: int
     attention: Choice
+    expandable_segments: bool
+    """Whether the GPU's allocator grows segments page by page, so that freed memory is not left in
+    fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
 
     def budget_lines(self) -> list[str]:
         """For the console, the choices that a budget of recomputation has come to, if any."""
@@ -102,7 +105,11 @@ def resolve(
     if config.optim.precision == "fp8" and not elsewhere and find_spec("torchao") is None:
         raise NotInstalled(f"--precision fp8 needs torchao: {how_to_install('gpu')}")
     return Resolved(
-        config=config, model=model, accumulation=setting.accumulation, attention=attention
+        config=config,
+        model=model,
+        accumulation=setting.accumulation,
+        attention=attention,
+        expandable_segments=device_type == "cuda" and expands_segments(),
     )
 
 
@@ -146,7 +153,6 @@ def _filled(
     if strategy == "fsdp" and "cpu" in (sharding.offload_optimizer, sharding.offload_param):
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
-    segments = config.loop.expandable_segments
     config = fill(config, recipe_of(task_of(config), config.optim))
     return config.replace(
         strategy=strategy,
@@ -156,7 +162,6 @@ def _filled(
         context_parallel_method=context_parallel_method(sharding, model),
         steps=steps,
         device=device_type,
-        expandable_segments=expands_segments(segments) if device_type == "cuda" else segments,
     )
 
 

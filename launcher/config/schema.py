@@ -133,9 +133,6 @@ class LoopChoice:
     libraries log; warning keeps warnings, errors and the end; error keeps errors and the end."""
     compile: bool = False
     """Compile each block with torch.compile."""
-    expandable_segments: bool = True
-    """GPU: let the allocator's segments grow page by page, so that freed memory does not stay in
-    pieces too small to use. $PYTORCH_ALLOC_CONF and $PYTORCH_CUDA_ALLOC_CONF win where set."""
     collective_timeout_s: float = 600.0
     """A collective that waits longer than this ends the run."""
 

@@ -76,7 +76,7 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         prediction.events,
         prediction.streams,
         limit_bytes=limit_bytes,
-        expandable_segments=resolved.config.loop.expandable_segments,
+        expandable_segments=resolved.expandable_segments,
     )
     return around + within(use, limit_bytes)
 

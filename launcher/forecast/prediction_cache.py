@@ -78,7 +78,7 @@ class PredictionCache:
             found.events,
             found.streams,
             limit_bytes=limit_bytes,
-            expandable_segments=run.config.loop.expandable_segments,
+            expandable_segments=run.expandable_segments,
         )
         self._put(run, name, asdict(use))
         return use

@@ -224,7 +224,7 @@ def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
     best = shown[0]
     kept = best.used_bytes - best.prediction.peak_bytes - place.fixed_bytes
     if kept > 0:
-        off = not best.run.config.loop.expandable_segments
+        off = not best.run.expandable_segments
         yield (
             f"predicted {gib(best.used_bytes)} = tensors {gib(best.prediction.peak_bytes)} + "
             f"{gib(place.fixed_bytes)} + freed blocks that CUDA's allocator keeps {gib(kept)}"

@@ -141,9 +141,9 @@ def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -
         UserError: a choice is invalid, or its library is missing.
     """
     device_type = choose_device(config.loop.device, ranks_per_node)
-    if device_type == "cuda" and config.loop.expandable_segments:
-        config = config.replace(expandable_segments=_segments_may_expand())
     resolved = resolve(config, world_size=world_size, device_type=device_type)
+    if resolved.expandable_segments:
+        resolved = dataclasses.replace(resolved, expandable_segments=_segments_may_expand())
     if missing := missing_library(strategy_of(resolved.config)):
         raise UserError(missing)
     return resolved

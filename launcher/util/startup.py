@@ -63,12 +63,11 @@ def allocator_variable() -> tuple[str, str] | None:
     )
 
 
-def expands_segments(asked: bool) -> bool:
-    """Whether torch's CUDA allocator has expandable segments in a run that asks for them, or not:
-    where the user has set its variable, that decides."""
+def expands_segments() -> bool:
+    """Whether torch's CUDA allocator has expandable segments in a run; the user's variable wins."""
     variable = allocator_variable()
     if variable is None:
-        return asked
+        return True
     _, value = variable
     found = re.findall(r"expandable_segments:(\w+)", re.sub(r"\s", "", value))
     return found[-1:] == ["True"]

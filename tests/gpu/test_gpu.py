@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,23 +91,18 @@ train.main(sys.argv[1:])
 
 
 @pytest.mark.parametrize(
-    ("flags", "variable", "expandable"),
-    [
-        ([], None, True),
-        (["--no-expandable-segments"], None, False),
-        ([], "expandable_segments:False", False),
-        (["--no-expandable-segments"], "expandable_segments:True", True),
-    ],
+    ("variable", "expandable"),
+    [(None, True), ("expandable_segments:False", False), ("expandable_segments:True", True)],
 )
-def test_segments_are_expandable_by_the_flag_and_the_users_variable(
-    corpus: Path, tmp_path: Path, flags: list[str], variable: str | None, expandable: bool
+def test_segments_are_expandable_unless_the_users_variable_says_otherwise(
+    corpus: Path, tmp_path: Path, variable: str | None, expandable: bool
 ) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.endswith("ALLOC_CONF")}
     if variable is not None:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = variable
     out = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, "-c", SEGMENTS, *TINY, "--data", str(corpus), "--out", str(out), *flags],
+        [sys.executable, "-c", SEGMENTS, *TINY, "--data", str(corpus), "--out", str(out)],
         env=environment,
         capture_output=True,
         text=True,
@@ -117,8 +111,6 @@ def test_segments_are_expandable_by_the_flag_and_the_users_variable(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(json.loads(done.stdout.splitlines()[-1])) == {expandable}
-    config = yaml.safe_load((out / "config.yaml").read_text())
-    assert config["expandable_segments"] is expandable
 
 
 def test_peaks_are_kept_apart_by_phase(corpus: Path, tmp_path: Path) -> None:

@@ -34,15 +34,11 @@ def segments(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("expandable", [True, False])
-def test_segments_are_expandable_unless_a_run_does_not_want_them(
-    expandable: bool, tmp_path: Path
-) -> None:
-    flags = () if expandable else ("--no-expandable-segments",)
-    run = train(tmp_path, "--memory-trace", *flags)
+def test_segments_are_expandable(tmp_path: Path) -> None:
+    run = train(tmp_path, "--memory-trace")
     assert run.code == 0, run.output[-4000:]
     found = segments(run.folder / "memory_snapshot_rank0.pickle")
-    assert {segment["is_expandable"] for segment in found} == {expandable}
+    assert {segment["is_expandable"] for segment in found} == {True}
 
 
 def test_the_users_own_variable_wins(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def allocator() -> Finding:
         return not_applicable("no GPU usable by torch")
     variable = allocator_variable()
     if variable is None:
-        return ok("expandable segments, unless a run has --no-expandable-segments")
+        return ok("expandable segments")
     name, value = variable
     if expands_segments(asked=True):
         return ok(f"expandable segments, by {name}={value}")

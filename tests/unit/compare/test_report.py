@@ -285,11 +285,11 @@ def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str
 
 
 def test_runs_that_differ_in_their_allocator_are_compared_and_say_so(tmp_path: Path) -> None:
-    write_run(tmp_path / "off", losses=LOSSES, strategy="ddp", expandable_segments=False)
-    write_run(tmp_path / "on", losses=LOSSES, strategy="ddp", expandable_segments=True)
+    write_run(tmp_path / "off", losses=LOSSES, strategy="ddp", tf32=False)
+    write_run(tmp_path / "on", losses=LOSSES, strategy="ddp", tf32=True)
     report = report_of(tmp_path)
     rows = rows_of(report)
-    assert (rows["on"]["differs"], rows["off"]["differs"]) == ("expandable_segments True", None)
+    assert (rows["on"]["differs"], rows["off"]["differs"]) == ("tf32 True", None)
     assert len(report.data["settings"]) == 1
 
 

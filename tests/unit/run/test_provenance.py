@@ -40,7 +40,6 @@ SAYS_NOTHING = (
     *("compile", "collective_timeout_s", "log_every"),
     *("sample_every_s", "memory_trace"),
     *("memory_limit", "report_to", "test_batches", "log_level"),
-    "expandable_segments",
     *("sample_every", "context_parallel", "context_parallel_method"),
     *("tensor_parallel", "random_base"),
 )
