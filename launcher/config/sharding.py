@@ -1,8 +1,9 @@
 """The sections of the config that say who holds what, and how what is offloaded is moved."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from launcher.util.flags import MOST_ITEMS, require_positive
 from launcher.util.sizes import parse_bytes
@@ -10,6 +11,9 @@ from launcher.util.sizes import parse_bytes
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
 ContextParallelMethod = Literal["auto", "ulysses", "ring"]
+MODEL_PARALLEL: Final = ("context_parallel", "tensor_parallel")
+"""Dimensions in which ranks compute one copy of the model together, each by its flag for the number
+of its ranks, from the outermost to the innermost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +59,21 @@ class ShardingChoice:
     def __post_init__(self) -> None:
         require_positive(self, "replicate", most=MOST_ITEMS)
         require_positive(self, "offload_fraction", most=1)
-        require_positive(self, "context_parallel", "tensor_parallel", most=MOST_ITEMS)
+        require_positive(self, *MODEL_PARALLEL, most=MOST_ITEMS)
+
+    @property
+    def model_parallel(self) -> dict[str, int]:
+        """Ranks in each dimension of `MODEL_PARALLEL`."""
+        return {name: getattr(self, name) for name in MODEL_PARALLEL}
 
     def data_ranks(self, world_size: int) -> int:
         """Of `world_size` ranks, how many read different sequences; 1 also where they are too few
         for a sequence, which is refused."""
-        return max(1, world_size // (self.context_parallel * self.tensor_parallel))
+        return max(1, world_size // math.prod(self.model_parallel.values()))
 
     def shard_ranks(self, world_size: int) -> int:
-        """Of `world_size` ranks, how many have the same parts of matrices, and can share their
-        states."""
+        """Of `world_size` ranks, how many hold the same shards of matrices, over which states can
+        be sharded."""
         return max(1, world_size // self.tensor_parallel)
 
     def flags_to(self, place: Offload) -> str:

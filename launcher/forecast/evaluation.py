@@ -133,7 +133,7 @@ def _trace_kind(choice: Choice) -> Hashable:
         *(choice.precision, choice.checkpointing),
         types.autocast is None and config.optim.precision != "fp32",  # low-precision copies
         variant_of(config).fetches_by_module,
-        *(sharding.context_parallel, sharding.tensor_parallel),
+        *sharding.model_parallel.values(),
     )
 
 

@@ -40,7 +40,7 @@ def simplicity(config: RunConfig) -> Simplicity:
     offloads = [
         _OFFLOADS.index(place) for place in (sharding.offload_optimizer, sharding.offload_param)
     ]
-    cuts = (sharding.context_parallel > 1, sharding.tensor_parallel > 1)
+    cuts = [ranks > 1 for ranks in sharding.model_parallel.values()]
     techniques = (
         sharding.reduce_each_micro_batch,
         model.lora_rank is not None,

@@ -16,6 +16,7 @@ from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.families import read_hf_config
 from launcher.config.init_from import HF_CONFIG, in_words
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
 from launcher.forecast.evaluation import Search
@@ -236,8 +237,7 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
         "init_from",
         "model",  # --goal largest-model
         *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
-        "offload_optimizer",
-        *("offload_param", "context_parallel", "tensor_parallel"),
+        *("offload_optimizer", "offload_param", *MODEL_PARALLEL),
         *("precision", "activation_checkpointing", "micro_batch", "global_batch"),
     )
     flags = list(training)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from launcher.config.resolve import Resolved
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes, verdict
 from launcher.forecast.machine import Machine
@@ -152,8 +153,8 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     yield [{"micro_batch": n, "global_batch": total} for n in halves if share % n == 0]
     if size == 1 and world_size > 1:  # one sequence does not fit on one rank
         divisors = [n for n in range(2, world_size + 1) if world_size % n == 0]
-        yield [{"context_parallel": n, "global_batch": total} for n in divisors]
-        yield [{"tensor_parallel": n, "global_batch": total} for n in divisors]
+        for dimension in MODEL_PARALLEL:
+            yield [{dimension: n, "global_batch": total} for n in divisors]
     modes = ("none", "selective", "full")
     kept = config.model.activation_checkpointing
     if kept in modes:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from rich.text import Text
 
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.forecast.evaluation import Failed
@@ -13,6 +14,7 @@ from launcher.forecast.place import Place
 from launcher.forecast.search import SearchResult
 from launcher.forecast.timing import StepTime
 from launcher.parallel.mesh import across_nodes
+from launcher.util.flags import flag
 from launcher.util.sizes import gib
 from launcher.util.tables import MUST, SHY, Column, print_table, say
 
@@ -61,8 +63,7 @@ LABEL_PARTS: Mapping[str, str] = {
     "+each": "gradients reduced in each micro-batch",
     "+cpu": "optimizer offloaded to the host",
     "+param": "parameters too",
-    "-context": "--context-parallel N",
-    "-tensor": "--tensor-parallel N",
+    **{f"-{name.removesuffix('_parallel')}": f"{flag(name)} N" for name in MODEL_PARALLEL},
 }
 """Part of a candidate's label -> its meaning, for the table's legend."""
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}

@@ -40,10 +40,9 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
     reason = prepared.resolved.attention.reason
     if sharding.context_parallel_method == "ring":
         reason = "K/V blocks circulate around the ranks of a sequence"
-    if record.context_parallel > 1:
-        ranks += f", {record.context_parallel} to a sequence ({sharding.context_parallel_method})"
-    if record.tensor_parallel > 1:
-        ranks += f", {record.tensor_parallel} to a matrix"
+    for dimension, size in sharding.model_parallel.items():
+        if size > 1:
+            ranks += f", {dimension.replace('_', '-')} {size}"
     model = prepared.resolved.model
     trained = ""
     if model.lora is not None:
@@ -101,8 +100,7 @@ def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
         device_name=torch.cuda.get_device_name(world.device) if on_gpu else None,
         strategy=variant.label,
         strategy_also_called=variant.also_called,
-        context_parallel=config.sharding.context_parallel,
-        tensor_parallel=config.sharding.tensor_parallel,
+        **config.sharding.model_parallel,
         precision=config.optim.precision,
         model=config.model.label,
         attention=_attention(resolved, world.device),

@@ -9,8 +9,10 @@ import pynvml
 import torch
 import torch.distributed as dist
 
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome, openable_gpus
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
+from launcher.util.flags import flag
 from launcher.util.sizes import GIB, gib
 from launcher.util.startup import allocator_variable, expands_segments
 
@@ -87,7 +89,8 @@ def gpus() -> Finding:
             "less memory than planned, and slower steps",
             "nvidia-smi names the processes; choose other GPUs with CUDA_VISIBLE_DEVICES",
         )
-    near = f"--tensor-parallel and --context-parallel up to {len(names)} stay on this node"
+    flags = " and ".join(map(flag, MODEL_PARALLEL))
+    near = f"{flags} up to {len(names)} stay on this node"
     return ok(f"{found}; {near}" if len(names) > 1 else found)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.candidates import choices
 from launcher.forecast.predict import traced
 from launcher.forecast.trace import blocks as trace
@@ -36,7 +37,7 @@ from launcher.util.processes import usable_cores
 from launcher.util.startup import deaf_children, interruptible
 
 _WORLD_SIZES: Final = (1, 4)
-_UNCUT: Final = {"model", "context_parallel", "tensor_parallel"}
+_UNCUT: Final = {"model", *MODEL_PARALLEL}
 _LORA_RANK: Final = 8
 _MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53 and 37
 _PRIMES: Final = {

@@ -7,6 +7,7 @@ import json
 from functools import lru_cache
 
 from launcher.config.arguments import parse_run_config
+from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import assess, tokens_per_s
 from launcher.forecast.candidates import Choice, given_fields
 from launcher.forecast.place import Place, choices_on, find_place
@@ -14,7 +15,7 @@ from launcher.forecast.plan_cli import command_of, parse_options, with_weights
 from launcher.forecast.plan_records import page_row
 from launcher.util.errors import UserError
 
-UNCUT = frozenset({"context_parallel", "tensor_parallel"})
+UNCUT = frozenset(MODEL_PARALLEL)
 """Stay at 1: traces under context and tensor parallelism are not stored."""
 CACHED = 8
 """Questions whose candidates are kept."""
