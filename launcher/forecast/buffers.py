@@ -8,7 +8,7 @@ from launcher.forecast.trace.events import Key, Module, Place
 from launcher.model.parts import is_projection
 from launcher.optim.costs import Costs
 from launcher.strategies.ledger import Where
-from launcher.strategies.mask_bits import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
+from launcher.strategies.masks import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import FP32, Rank
 

@@ -19,9 +19,8 @@ from launcher.measure.host_memory import host_bytes
 from launcher.measure.live_trace import LiveTrace
 from launcher.measure.workspaces import take_workspaces
 from launcher.parallel.world import World
-from launcher.strategies.engine import Engine
+from launcher.strategies.engine import Engine, StorageCount
 from launcher.strategies.ledger import Ledger, LedgerLines
-from launcher.strategies.storages import StorageCount
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
 

@@ -1,20 +1,21 @@
-"""Masks of pruned weights: a bit for each, cut as what the optimizer updates is cut.
+"""Masks of pruned weights: a bit for each, sharded as the tensors that the optimizer updates.
 
-Held where an optimizer has just updated a tensor: what is computed with is copied or gathered from
-that afterwards, under every strategy, and so has the same zeros.
+They are applied right after the optimizer has updated a tensor. Parameters that compute are copied
+or gathered from that afterwards, under every strategy, and so have the same zeros. Element i of a
+mask is bit i % 8, from the lowest, of byte i // 8.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from launcher.model.parts import is_projection
 from launcher.optim.dtensor import local_part
-from launcher.strategies.engine import Engine
+from launcher.strategies.engine import Engine, StorageCount
 from launcher.strategies.flat_shards import (
     MASK,
     PARAM,
@@ -23,8 +24,11 @@ from launcher.strategies.flat_shards import (
     Updated,
     UpdatedRange,
 )
-from launcher.strategies.mask_bits import bytes_of, zero
-from launcher.strategies.storages import StorageCount
+
+CHUNK_ELEMENTS: Final = 2**20
+"""Bits that are unpacked at a time; a multiple of 8."""
+UNPACKED_BYTES: Final = 2
+"""Bytes for each of them: its bit alone, and whether that is 0."""
 
 
 class Masks:
@@ -131,3 +135,41 @@ class MaskedEngine:
 def mask_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Of the parameters that have a mask -> its bytes."""
     return {n: (-(-math.prod(s) // 8),) for n, s in shapes.items() if is_projection(n)}
+
+
+def bytes_of(start: int, numel: int) -> int:
+    """Bytes of the bits [start, start + numel), which begin and end anywhere in a byte."""
+    return -(-(start + numel) // 8) - start // 8 if numel else 0
+
+
+def pack(mask: Tensor) -> Tensor:
+    """mask, bool of any shape -> uint8 [ceil(elements / 8)]; what is left of the last byte is 0."""
+    flat = mask.flatten()
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
+    return (padded * _powers(mask.device)).sum(dim=1, dtype=torch.uint8)
+
+
+def unpack(bits: Tensor, numel: int, *, skip: int = 0) -> Tensor:
+    """bits, uint8 -> bool [numel], without the first `skip` of them."""
+    return ~_is_zero(bits, numel, skip)
+
+
+def zero(values: Tensor, bits: Tensor, *, skip: int) -> None:
+    """Set to 0 the values, flat, whose bit is 0; bit number `skip` of all is the first one's.
+
+    A chunk at a time: nothing of the size of the values is allocated.
+    """
+    for begin in range(0, len(values), CHUNK_ELEMENTS):
+        part = values[begin : begin + CHUNK_ELEMENTS]
+        own = bits[(skip + begin) // 8 : -(-(skip + begin + len(part)) // 8)]
+        part.masked_fill_(_is_zero(own, len(part), skip), 0)
+
+
+def _is_zero(bits: Tensor, numel: int, skip: int) -> Tensor:
+    alone = bits.unsqueeze(1) & _powers(bits.device)
+    return (alone == 0).view(-1)[skip : skip + numel]
+
+
+def _powers(device: torch.device) -> Tensor:
+    """[1, 2, 4, ..., 128], made on the device, so that no step waits for a copy."""
+    return 1 << torch.arange(8, dtype=torch.uint8, device=device)

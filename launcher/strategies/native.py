@@ -10,11 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor, local_part
 from launcher.parallel.model_parallel import ModelShards
-from launcher.strategies.engine import Engine, LossScale, StepResult
+from launcher.strategies.engine import Engine, LossScale, StepResult, StorageCount
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native_state import native_state
 from launcher.strategies.recipe import Recipe
-from launcher.strategies.storages import StorageCount, optimizer_tensors
 
 
 class Gradients:
@@ -269,3 +268,9 @@ def _update_where_finite(optimizer: torch.optim.Optimizer, finite: Tensor) -> No
 
 def _full(norm: Tensor) -> Tensor:
     return norm.full_tensor() if is_dtensor(norm) else norm
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All tensors in an optimizer's state, the step counters included."""
+    states = optimizer.state.values()
+    return [v for state in states for v in state.values() if isinstance(v, Tensor)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.strategies.mask_bits import pack, zero
+from launcher.strategies.masks import pack, zero
 from launcher.tools.prune.choice import PruneOptions
 from launcher.tools.prune.kinds import two_of_four_note
 from launcher.tools.prune.weights import importance, kept

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.compiled import compile_blocks
-from launcher.strategies.engine import Engine, LossScale, StepResult
+from launcher.strategies.engine import Engine, LossScale, StepResult, StorageCount
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native import Gradients
 from launcher.strategies.recipe import Recipe, fill_flat_slice
-from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
 from launcher.strategies.zero.states import count_states, zero_state

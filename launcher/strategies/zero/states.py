@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from launcher.parallel.model_parallel import ModelShards
+from launcher.strategies.engine import StorageCount
 from launcher.strategies.flat_shards import (
     PARAM,
     OwnShapes,
@@ -28,7 +29,6 @@ from launcher.strategies.flat_shards import (
     write_state,
 )
 from launcher.strategies.native_state import ModelShardState, native_state
-from launcher.strategies.storages import StorageCount
 from launcher.strategies.zero.swap import Swapped, count_swapped
 
 MASTER_WEIGHTS = (

@@ -18,8 +18,7 @@ from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import MASK, PARAM, Shard
-from launcher.strategies.mask_bits import pack
-from launcher.strategies.masks import mask_shapes
+from launcher.strategies.masks import mask_shapes, pack
 from launcher.strategies.parameters import parameter_shapes
 
 REPORT_FILE = "pruning.json"

@@ -13,9 +13,9 @@ from launcher.model.gpt import GPT
 from launcher.model.sizes import named
 from launcher.optim.costs import COUNTER_BYTES
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.strategies.native import optimizer_tensors
 from launcher.strategies.parameters import parameters_of, row_shard
 from launcher.strategies.rank import Rank
-from launcher.strategies.storages import optimizer_tensors
 from launcher.strategies.zero.forecast.groups import Groups, messages
 
 

@@ -16,7 +16,7 @@ from launcher.optim.choice import OptimizerName
 from launcher.optim.low_precision import SMALLEST_QUANTIZED, LowPrecisionAdamW
 from launcher.optim.registry import OPTIMIZERS, build_optimizer, states_of
 from launcher.strategies.flat_shards import counters, create_states, read_state, state_kinds
-from launcher.strategies.storages import optimizer_tensors
+from launcher.strategies.native import optimizer_tensors
 
 CHOICES = {
     "adamw": OptimChoice(),

@@ -21,7 +21,7 @@ from launcher.run.provenance import base_of
 from launcher.run.saves import run_entries
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
-from launcher.strategies.mask_bits import unpack
+from launcher.strategies.masks import unpack
 from launcher.tools.exchange import export
 from launcher.tools.generate import generate_cli as generate
 from launcher.tools.prune import prune_cli as cli

@@ -13,7 +13,7 @@ from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT, initial_value
-from launcher.strategies.mask_bits import CHUNK_ELEMENTS, bytes_of, pack, unpack, zero
+from launcher.strategies.masks import CHUNK_ELEMENTS, bytes_of, pack, unpack, zero
 from launcher.tools.prune.choice import PruneOptions
 from launcher.tools.prune.kinds import REST, kinds_of
 from launcher.tools.prune.text import Text
