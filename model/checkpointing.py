@@ -1,6 +1,6 @@
-"""What blocks keep of a forward for their backward, read from `--activation-checkpointing`.
+"""Activation checkpointing: reads `--activation-checkpointing` into one mode per block.
 
-Imports no torch. A block's own word is one of none (keep everything), selective (all products),
+Imports no torch. A block's mode is one of none (keep everything), selective (all products),
 `keep=` and some of them, full (only its input) and offload (that, in host memory).
 """
 
@@ -16,13 +16,13 @@ from launcher.util.errors import UserError
 from launcher.util.sizes import parse_bytes
 
 ActivationCheckpointing = Literal["none", "selective", "full", "offload"]
-"""What all blocks of a model do, where they do the same and it has a name."""
+"""Named modes that hold for all blocks of a model."""
 NAMES: tuple[str, ...] = get_args(ActivationCheckpointing)
 LINEARS = ("qkv", "proj", "mlp-up")
 """Linear products that backward asks for, in the order of a block. Of the last, the MLP's second,
 it never does: that is only added to the residual stream."""
 PRODUCTS = ("qkv", "attention", "proj", "mlp-up")
-"""What a block has to compute by matmuls, without the last of them."""
+"""Results of a block's matmuls, without the last."""
 _KEEP, _EVERY, _BUDGET = "keep=", "every=", "budget="
 _CHOICES = f"{', '.join(NAMES)}, every=2, keep={','.join(PRODUCTS)} or budget=8GiB"
 
@@ -32,17 +32,17 @@ class Checkpointing:
     """The choice for all blocks of a model."""
 
     text: str
-    """As it is written; one spelling for each choice."""
+    """The flag's value; one spelling for each choice."""
     pattern: tuple[str, ...] = ()
-    """Each block's word, repeated over the blocks."""
+    """Modes of consecutive blocks, repeated over all blocks."""
     of_each: bool = False
-    """Whether the pattern names every block."""
+    """The pattern names every block."""
     budget_bytes: int | None = None
-    """Of what blocks keep of a micro-batch; the blocks' words are not yet decided about then
+    """Budget for saved activations of a micro-batch; the blocks' modes are not decided then
     (`launcher.forecast.budget`), and there is no pattern."""
 
     def blocks(self, layers: int) -> tuple[str, ...]:
-        """Each block's own word.
+        """Return the mode of each block.
 
         Raises:
             ValueError: the pattern is of another number of layers.
@@ -63,14 +63,14 @@ class Checkpointing:
 
     @property
     def keeps_products(self) -> bool:
-        """Whether a block may keep some products and recompute the rest."""
+        """Return whether a block may keep some products and recompute the rest."""
         partial = any(kept_products(word) for word in self.pattern)
         return partial or self.budget_bytes is not None
 
 
 @cache
 def parse(text: str) -> Checkpointing:
-    """What a text says.
+    """Parse a value of the flag.
 
     Raises:
         ValueError: nothing, with the value and the fix.
@@ -99,7 +99,7 @@ def parse(text: str) -> Checkpointing:
 
 
 def spelled(blocks: Sequence[str]) -> str:
-    """The text that gives each block its word: `full:8/none:4`."""
+    """Write the modes of all blocks as a value of the flag: `full:8/none:4`."""
     runs = [(word, len(list(same))) for word, same in groupby(blocks)]
     if len(runs) == 1:
         return runs[0][0]
@@ -107,7 +107,7 @@ def spelled(blocks: Sequence[str]) -> str:
 
 
 def keeping(products: Collection[str]) -> str:
-    """The word of a block that keeps these products, and recomputes what is between them."""
+    """Return the mode of a block that keeps these products and recomputes all else."""
     if len(products) == len(PRODUCTS):
         return "selective"
     return _KEEP + ",".join(p for p in PRODUCTS if p in products) if products else "full"
@@ -115,15 +115,15 @@ def keeping(products: Collection[str]) -> str:
 
 @cache
 def kept_products(word: str) -> tuple[str, ...]:
-    """What a block with this word keeps of its products and recomputes the rest of; none where it
-    keeps everything or nothing."""
+    """Return the products that a block of this mode keeps; none where it keeps everything or
+    nothing."""
     if word == "selective":
         return PRODUCTS
     return tuple(word.removeprefix(_KEEP).split(",")) if word.startswith(_KEEP) else ()
 
 
 def _block(text: str) -> str:
-    """One block's word, in its one spelling."""
+    """Normalize the mode of one block."""
     if not text.startswith(_KEEP):
         if text not in NAMES:
             raise ValueError(
@@ -141,7 +141,7 @@ def _block(text: str) -> str:
 
 
 def _is_count(text: str) -> bool:
-    """Whether it is a number of blocks that a model could have."""
+    """Return whether it is a number of blocks that a model could have."""
     return text.isascii() and text.isdigit() and len(text) <= 5
 
 

@@ -82,11 +82,11 @@ class ModelConfig:
     attention: AttentionKind = "auto"
     """Attention kernel; model.attention.choose says what auto is, and which can run."""
     sdpa_backend: SdpaBackend = "auto"
-    """What attention sdpa must use inside; auto leaves it to PyTorch."""
+    """Backend of attention sdpa; auto leaves it to PyTorch."""
     window: int | None = None
     """Sliding causal window: token i sees tokens i - window to i; None sees all before it."""
     activation_checkpointing: str = "none"
-    """What blocks keep for backward, which recomputes the rest: model.checkpointing reads it."""
+    """Activations that blocks save or recompute; model.checkpointing parses it."""
     loss_chunk: int | None = None
     """Tokens per chunk of the loss; None chooses by size, 0 computes all logits at once."""
     mlp_tile: int | None = None
@@ -94,9 +94,9 @@ class ModelConfig:
     lora: Lora | None = None
     """Adapters, which alone are trained; None trains everything."""
     quantize_base: Quantization = "none"
-    """How the weights of projections are stored that adapters are beside."""
+    """Storage of the frozen projections beside adapters."""
     masks: bool = False
-    """Whether weights of projections that were pruned stay zero while it is trained."""
+    """Pruned weights of projections stay zero in training."""
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "context", "layers", "heads", "d_model"):
@@ -129,7 +129,7 @@ class ModelConfig:
 
     @property
     def checkpointing(self) -> Checkpointing:
-        """What is kept for backward, in each block."""
+        """The activation checkpointing of all blocks."""
         return parse(self.activation_checkpointing)
 
     @property
@@ -177,7 +177,7 @@ class ModelConfig:
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether the qkv projection has a bias, with the default resolved."""
+        """Return whether the qkv projection has a bias, with the default resolved."""
         return self.attention_bias if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -186,8 +186,8 @@ class ModelConfig:
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def computes(self) -> dict[str, Any]:
-        """What gives the weights their meaning: `WHAT_IT_COMPUTES` with defaults resolved, and None
-        for what has no effect."""
+        """Return the fields that give weights their meaning (`WHAT_IT_COMPUTES`) with defaults
+        resolved, and None for those without effect."""
         found = {name: getattr(self, name) for name in WHAT_IT_COMPUTES}
         found |= {"d_ff": self.ffn_dim, "kv_heads": self.kv_head_count}
         found |= {"head_dim": self.head_size, "qkv_bias": self.has_qkv_bias}
@@ -208,8 +208,8 @@ class ModelConfig:
 
     @property
     def adapter_widths(self) -> tuple[int, ...]:
-        """Of what is between both matrices of a projection's adapter, a rank for each matrix that
-        the projection is made of; 0 where it has none."""
+        """Width between both matrices of each projection's adapter, a rank per matrix that the
+        projection fuses; 0 without an adapter."""
         if self.lora is None:
             return (0,) * len(self.linear_shapes)
         parts = (("qkv", len(self.qkv_sizes)), ("proj", 1), ("mlp", len(self.up_sizes)), ("mlp", 1))
@@ -237,7 +237,7 @@ class ModelConfig:
 
     @property
     def embedding_parameter_count(self) -> int:
-        """Of tokens, and of positions where they are learned."""
+        """Parameters of the token embedding, and of learned positions."""
         positions = self.context if self.position == "learned" else 0
         return (self.vocab_size + positions) * self.d_model
 

@@ -28,7 +28,7 @@ from launcher.model.recompute import keeping, recomputing
 
 _INITIAL_STD = 0.02
 
-# Two rules hold below for the sake of whatever wraps the model:
+# Strategies wrap these modules, so two rules hold below:
 # - A module reads only its own parameters. One that is stored elsewhere and fetched for the forward
 #   of the module that owns it would be empty anywhere else.
 # - Linears see [B*T, d], so that matmul and bias are one addmm whatever F.linear has been replaced
@@ -37,14 +37,14 @@ _INITIAL_STD = 0.02
 
 
 class Sequences:
-    """What every block needs to know of the positions in [B, T], made once per forward.
+    """Inputs that all blocks share beside [B, T, d], made once per forward.
 
     No tuple and no dataclass: FSDP looks for tensors in those, and would cast the rotation to the
     type of the parameters, for each block anew.
 
     Args:
         shape: (B, T).
-        mask: what the attention kernel has prepared for T.
+        mask: prepared for T by the attention kernel.
         rotation: None where positions are learned.
     """
 
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:
-        """What the heads have found, [B, H, T, head_dim] -> [B*T, d]."""
+        """Output projection of the heads, [B, H, T, head_dim] -> [B*T, d]."""
         y = self.proj(y.transpose(1, 2).reshape(y.size(0) * y.size(2), -1))
         y = self.residual_dropout(y)
         return y
@@ -227,7 +227,7 @@ class GPT(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Device of its parameters."""
         return self.wte.weight.device
 
     @property
@@ -236,7 +236,7 @@ class GPT(nn.Module):
         return self.wte.weight.dtype
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """What turns queries and keys at positions [T]; None where positions are learned."""
+        """Rotation of queries and keys at positions [T]; None with learned positions."""
         return rotation(self.config, positions) if self.wpe is None else None
 
 

@@ -47,13 +47,13 @@ def normalized(
 
 
 def norm(config: ModelConfig) -> nn.Module:
-    """Of rows of the residual stream, [..., d]."""
+    """Make a norm of the residual stream, [..., d]."""
     kind = LayerNorm if config.norm == "layer" else RMSNorm
     return kind(config.d_model, eps=config.norm_eps)
 
 
 def head_norm(config: ModelConfig) -> nn.Module:
-    """Of queries or keys, [..., head_dim]; the identity where a family has none."""
+    """Make a norm of queries or keys, [..., head_dim]; the identity where a family has none."""
     if not config.qk_norm:
         return nn.Identity()
     return RMSNorm(config.head_size, eps=config.norm_eps)
@@ -99,7 +99,8 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
 }
 
 KEEP_THEIR_INPUT: Final[frozenset[Activation]] = frozenset({"gelu", "swiglu"})
-"""ReLU keeps its output instead, which the projection behind it needs, too."""
+"""Activations whose backward reads their input; ReLU's reads its output, which the next projection
+saves as well."""
 
 
 # Rotary position embedding (RoFormer, arXiv:2104.09864), and its scaled form of Llama 3.

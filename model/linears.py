@@ -24,7 +24,7 @@ from launcher.model.loss import compute_dtype
 from launcher.model.recompute import as_one
 
 PACKED: Final = ".packed"
-"""How the name of a quantised weight ends."""
+"""Suffix of a quantised weight's name."""
 _RANGE_BYTES = 8
 # Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).
 _NF4 = (
@@ -46,7 +46,7 @@ def inner_of(row: int, kind: Quantization) -> int:
 
 
 def weight_of(name: str) -> str:
-    """The name that a quantised weight has in a model that is not."""
+    """Return the name of a quantised weight in the unquantised model."""
     return name.removesuffix(PACKED) + ".weight"
 
 
@@ -146,7 +146,7 @@ ADAPTERS = ("lora_a", "lora_b")
 
 
 class _Adapter(nn.Module):
-    """Adds scale B A x to what the projection that it is mixed into gives for x.
+    """Mixin that adds scale B A x to a projection's output for x.
 
     Args:
         inner: width of x.
@@ -177,13 +177,13 @@ class LoRALinear(_Adapter, nn.Linear):
 
 
 class QuantizedLoRALinear(_Adapter, QuantizedLinear):
-    """The same of a quantised W."""
+    """A `LoRALinear` over a quantised W."""
 
 
 def linear(
     config: ModelConfig, target: LoraTarget, inner: int, *sizes: int, bias: bool
 ) -> nn.Module:
-    """A projection of a block, [*, inner] -> [*, sum(sizes)], with an adapter where it has one."""
+    """Make a projection of a block, [*, inner] -> [*, sum(sizes)], with its adapter if any."""
     quantized: dict[str, Any] = {"bias": bias}
     if config.quantize_base != "none":
         quantized["kind"] = config.quantize_base
@@ -195,7 +195,7 @@ def linear(
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter belongs to an adapter."""
+    """Return whether a parameter belongs to an adapter."""
     return name.rpartition(".")[2] in ADAPTERS
 
 

@@ -1,4 +1,4 @@
-"""What is trained where a model's weights are not: low-rank adapters (LoRA, arXiv:2106.09685).
+"""Options of low-rank adapters (LoRA, arXiv:2106.09685), trained beside frozen weights.
 
 Imports no torch, as `launcher.model.config`.
 """
@@ -32,7 +32,7 @@ class Lora:
     rank: int
     """Rows of A and columns of B."""
     alpha: float
-    """What the adapter's product is multiplied with, over the rank."""
+    """Factor of the adapter's product, over the rank."""
     dropout: float = 0.0
     """Probability with which an element of an adapter's input is dropped in training."""
     targets: tuple[LoraTarget, ...] = ("qkv", "proj")
@@ -59,5 +59,5 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Of an adapter's product."""
+        """Factor of an adapter's product."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)

@@ -79,7 +79,7 @@ def _valid_count(targets: Tensor) -> Tensor:
 
 
 def compute_dtype(operand: Tensor) -> torch.dtype:
-    """What matmuls of such a tensor compute in."""
+    """Return the type in which matmuls of a tensor compute, autocast included."""
     device_type = operand.device.type
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
@@ -181,7 +181,7 @@ def _fused_chunk(
     grad_weight: Tensor | None,
     vocab_size: int,
 ) -> Tensor:
-    """As `_chunk`, of a padded weight; the logits turn into their gradients."""
+    """Like `_chunk`, with a padded weight; the logits turn into their gradients."""
     training = grad_hidden is not None or grad_weight is not None
     logits = F.linear(hidden, weight)
     losses: Tensor = softmax_gradient_(logits, targets, vocab_size, IGNORE_INDEX, training)
@@ -194,7 +194,7 @@ def _fused_chunk(
 
 @cache
 def fuses(device_type: str) -> bool:
-    """Whether triton can build the fused kernel for a device."""
+    """Return whether triton can build the fused kernel for a device."""
     return device_type == "cuda" and find_spec("triton") is not None
 
 

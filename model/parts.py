@@ -1,4 +1,4 @@
-"""Where the parts of a decoder are: embeddings, blocks, head, and the projections of a block.
+"""Parts of a decoder: embeddings, blocks, head, and the projections of a block.
 
 Strategies, the trace, checkpoints, optimizers and tools ask here and spell no module's name.
 `parts_of` finds them in any decoder whose blocks are one `nn.ModuleList`, and `block_of` reads the
@@ -26,7 +26,7 @@ class DecoderParts(NamedTuple):
     """Name -> module with parameters, of all that come before the blocks."""
     blocks: nn.ModuleList
     head: dict[str, nn.Module]
-    """The same of all that come behind the blocks: the final norm, the output projection."""
+    """Likewise of all behind the blocks: the final norm, the output projection."""
 
 
 def parts_of(decoder: nn.Module) -> DecoderParts:
@@ -108,5 +108,5 @@ def projection_of(name: str) -> str | None:
 
 
 def is_projection(name: str) -> bool:
-    """Whether a parameter is a projection's matrix: what can be quantised, pruned or adapted."""
+    """Return whether a parameter is a projection's matrix, to be quantised, pruned or adapted."""
     return name.endswith(".weight") and projection_of(name) is not None

@@ -56,8 +56,8 @@ def recomputing(
     config: ModelConfig,
     training: bool,
 ) -> Tensor:
-    """`transform(attend(x, sequences))`, the halves of a block, keeping for backward what the
-    config says where this is `training`."""
+    """Run the halves of a block, `transform(attend(x, sequences))`; in `training` backward
+    recomputes what the config does not keep."""
     tiles = config.mlp_tile is not None
     if tiles:
         transform = partial(_tiled, transform, config=config, training=training)
@@ -148,8 +148,8 @@ def _keeping_source(
 
 
 def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
-    """What `compute`, without autograd, returns, the next linear product of a block or its
-    attention: selective checkpointing keeps that, and none of what it is made of."""
+    """Run `compute`, without autograd, as one operator: a block's next linear product, or its
+    attention. Selective checkpointing keeps its result, and nothing inside."""
     if torch.compiler.is_compiling():
         return compute()
     stack = _get_current_dispatch_mode_stack()
@@ -158,7 +158,7 @@ def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
 
 
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """The pair that `torch.utils.checkpoint` wants as `context_fn`: forward, recomputation."""
+    """Make the contexts of forward and recomputation for `torch.utils.checkpoint`."""
     kept: _Kept = defaultdict(deque)
     return _Keep(config, kept), _Reuse(config, kept)
 
@@ -184,7 +184,7 @@ class _Products:
         self._expected = deque(linear_products(config))
 
     def keeps(self, op: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this operator's output is kept: a matmul's or attention's, not a norm's."""
+        """Return whether an operator's output is kept: a matmul's or attention's, not a norm's."""
         if op in FUSED_OPS or getattr(op, "namespace", None) in _FUSED_NAMESPACES:
             return self._keeps_fused
         if op in _LINEAR_OPS:
@@ -194,11 +194,11 @@ class _Products:
         return op in _BATCHED_MATMUL_OPS and "attention" in self._kept
 
     def keeps_next_linear(self) -> bool:
-        """The same of a block's next linear product, whatever makes it."""
+        """Return whether the output of the block's next linear product is kept."""
         return self._expected.popleft().kept_with in self._kept
 
     def keeps_as_one(self, attention: bool) -> bool:
-        """The same of what counts `as_one`."""
+        """Return whether the result of `as_one` is kept."""
         return "attention" in self._kept if attention else self.keeps_next_linear()
 
 
@@ -210,7 +210,7 @@ class _Mode(TorchDispatchMode):
         self.inside = False
 
     def whole(self, compute: Callable[[], T]) -> T:
-        """What `compute` returns, without a look at what it is made of."""
+        """Run `compute` and ignore the operators inside."""
         self.inside = True
         out = compute()
         self.inside = False

@@ -111,12 +111,12 @@ NAMED: dict[str, ModelConfig] = {
 
 
 CUSTOM = "custom"
-"""Of no named size: every dimension is given."""
+"""Name of a model all of whose dimensions are given."""
 _DIMENSIONS = ("vocab_size", "context", "layers", "heads", "d_model")
 
 
 def named(name: str, **overrides: Any) -> ModelConfig:
-    """The named size with some fields replaced; `custom` is made of what is given alone.
+    """Return a named size with some fields replaced; `custom` takes all from the arguments.
 
     Raises ValueError for an unknown name, listing the known ones, or for an impossible shape.
     """

@@ -62,7 +62,7 @@ def _softmax_gradient(
 def launch(
     logits: Tensor, targets: Tensor, vocab_size: int, ignore_index: int, writes: bool
 ) -> Tensor:
-    """What `launcher.model.loss.softmax_gradient_` says, of contiguous rows."""
+    """Run the kernel of `launcher.model.loss.softmax_gradient_` on contiguous rows."""
     losses = torch.empty(targets.shape, dtype=torch.float32, device=logits.device)
     rows, width = logits.shape
     _softmax_gradient[(rows,)](

@@ -1,4 +1,4 @@
-"""Where ranks, and the agents of several nodes, meet: at an address that only those can reach.
+"""Rendezvous of ranks, and of the agents of several nodes, at an address that only those can reach.
 
 torch's stores listen on all interfaces. Ours listen at the address that the others are told: the
 loopback on one node, this node's own on several.
@@ -77,7 +77,7 @@ def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
 
 
 def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> Store:
-    """What `init_process_group` needs, as torch would make it from the environment.
+    """Make the store for `init_process_group`, as torch would from the environment.
 
     Raises:
         UserError: MASTER_PORT is in use.

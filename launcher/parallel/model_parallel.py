@@ -1,5 +1,7 @@
-"""How the ranks that compute one copy of the model together divide it: the one place that knows all
-such dimensions. Strategies, checkpoints and the forecast ask here and name none of them."""
+"""Model parallelism: ranks that compute one copy of the model together, in any dimension.
+
+The one place that knows all dimensions; strategies, checkpoints and the trace name none.
+"""
 
 from __future__ import annotations
 

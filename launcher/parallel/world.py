@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, on which device, and how the group starts and ends."""
+"""This process among the ranks, its device, and the start and end of the process group."""
 
 import dataclasses
 import datetime
@@ -40,7 +40,7 @@ class World(Place):
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes what is written once."""
+        """This rank writes files and messages that exist once per run."""
         return self.rank == 0
 
     def agreed(self, value: Any) -> Any:
@@ -60,7 +60,7 @@ class World(Place):
 
 
 def place_from_environment() -> Place:
-    """As torchrun, or whoever starts ranks, has set it; the only process without.
+    """Read the place that torchrun or Slurm has set; the only process of a run without.
 
     Raises:
         UserError: a variable that is no number, or contradicts another.
@@ -108,7 +108,7 @@ def number_of(
 
 
 def _has_own_gpu(environment: Mapping[str, str]) -> bool:
-    """Whether Slurm gives each task of a step one GPU and hides the others (`srun
+    """Return whether Slurm gives each task of a step one GPU and hides the others (`srun
     --gpus-per-task=1`), so that it is device 0 of each."""
     if "RANK" not in environment or "TORCHELASTIC_RUN_ID" in environment:
         return False  # ranks of torchrun share what its task sees

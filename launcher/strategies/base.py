@@ -1,7 +1,6 @@
-"""What a strategy says of itself: names, variants, types and its engine.
+"""A strategy: its names, variants, types and engine.
 
-Everything outside of this folder that depends on the strategy asks here; nothing keeps a table of
-strategies of its own.
+Code outside of this folder that depends on the strategy asks here, and keeps no table of its own.
 """
 
 from collections.abc import Mapping
@@ -33,9 +32,9 @@ class Variant:
     also_called: str
     """The same choice in the other vocabulary (ZeRO stages, FSDP's words)."""
     fields: Fields
-    """What is set for it."""
+    """Fields that select it."""
     level: int
-    """What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
+    """Sharded states: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     complexity: int
     """Place among all variants, from the simplest: of two that are as fast `plan` recommends the
     lower one."""
@@ -44,9 +43,9 @@ class Variant:
     offloads: Mapping[str, Fields] = field(default_factory=dict)
     """Ways to offload to host memory: suffix of the label -> what is set."""
     sharded_accumulation: Fields = field(default_factory=dict)
-    """What keeps the gradients of accumulated micro-batches sharded, where that is a choice."""
+    """Fields that keep accumulated gradients sharded, where that is a choice."""
     plans_offload: bool = True
-    """Whether the planner tries them, too."""
+    """The planner tries these offloads, too."""
     fetches_by_module: bool = False
     """Parameters are fetched and released around each module, which a trace must follow."""
     planned: bool = True
@@ -54,7 +53,7 @@ class Variant:
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether parameters can leave the device together with the optimizer."""
+        """Parameters can leave the device together with the optimizer."""
         return self.level == 3 or "reshard_after_forward" in self.fields
 
 
@@ -64,9 +63,9 @@ class Strategy(Protocol):
     name: str
     variants: tuple[Variant, ...]
     needs_group: bool = True
-    """Whether even a single process needs a process group."""
+    """Even a single process needs a process group."""
     keeps_master: bool = False
-    """Whether master weights are held beside the parameters that are computed with."""
+    """Master weights are held beside the parameters that compute."""
     imports_bytes: int = 0
     """Host memory that importing its library takes (measured, see launcher/forecast/fit.py)."""
     follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
@@ -77,7 +76,7 @@ class Strategy(Protocol):
         return self.variants[0]
 
     def dtypes(self, config: RunConfig) -> Dtypes:
-        """What is stored, computed and sent in which type."""
+        """Types of storage, computation and communication."""
         return dtypes(config.optim)
 
     def build(self, recipe: "Recipe") -> "Engine":
@@ -85,7 +84,7 @@ class Strategy(Protocol):
 
 
 def missing_library(strategy: Strategy) -> str | None:
-    """What a strategy needs and is not here, with the command that installs it, or None."""
+    """Name the library that a strategy lacks, with the command that installs it, or None."""
     for library, known in strategy.follows.items():
         if find_spec(library) is None:
             return (
@@ -96,7 +95,7 @@ def missing_library(strategy: Strategy) -> str | None:
 
 
 def unknown_versions(strategy: Strategy) -> str | None:
-    """Why nothing can be said of a strategy's bytes with the libraries installed here, or None."""
+    """Say why a strategy's bytes are unknown with the libraries installed here, or None."""
     if missing := missing_library(strategy):
         return missing
     for library, known in strategy.follows.items():

@@ -1,4 +1,4 @@
-"""`--compile`: torch.compile block by block, and where it cannot be.
+"""`--compile`: torch.compile block by block, and its requirements.
 
 Compiling is in place (`nn.Module.compile`), so parameters keep their names in checkpoints.
 """
@@ -23,7 +23,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def require_compilers(device_type: str) -> None:
-    """What torch.compile calls to build kernels is on this machine.
+    """Check that the compilers that torch.compile calls are on this machine.
 
     Raises:
         UserError: no C++ compiler (CPU), no C compiler or triton (GPU), no Python headers.

@@ -1,7 +1,7 @@
-"""The training state of an engine as pieces of flattened tensors: ranges, or runs with gaps.
+"""The training state of an engine as ranges of flattened tensors, with or without gaps.
 
-Every way of sharding used here gives each rank such pieces, so one checkpoint serves them all:
-what differs is only which pieces a rank holds. Nothing is gathered.
+Every strategy gives each rank such ranges, so one checkpoint format serves them all: they differ
+only in the ranges that a rank holds. Nothing is gathered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from launcher.strategies.places import Places
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
 MASK = "mask"
-"""That of a shard of bytes which say, a bit each, what of a parameter is not pruned."""
+"""The kind of a shard of bytes with a bit for each weight of a parameter: 0 where it is pruned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """A piece of one flattened tensor of the training state.
+    """A range of one flattened tensor of the training state.
 
     `data` is a contiguous 1-D view of live memory; it is read to save and written to load. Its
     element i is element start + i // run * pitch + i % run of the tensor that the model calls
@@ -40,7 +40,7 @@ class Shard:
 
     @property
     def places(self) -> Places:
-        """Where the elements lie in the whole tensor."""
+        """Places of the elements in the full tensor."""
         return Places.of(self.start, self.data.numel(), self.run, self.pitch)
 
     @property
@@ -82,7 +82,7 @@ class Updated:
 
 
 class TrainingState(Protocol):
-    """What a checkpoint needs from an engine. Built between two steps, used at once."""
+    """An engine's state for a checkpoint. Built between two steps, used at once."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -94,26 +94,26 @@ class TrainingState(Protocol):
 
     @property
     def own_shapes(self) -> "OwnShapes":
-        """Where a kind is not there for every parameter in the parameter's shape."""
+        """Kinds that some parameters lack, or hold in another shape."""
 
     def saved(self) -> Iterator[Shard]:
-        """What this rank writes: over all ranks, every element of every kind exactly once."""
+        """Ranges that this rank writes; all ranks write every element of every kind once."""
 
     def loaded(self) -> Iterator[Shard]:
-        """What this rank fills to hold its part of the state again."""
+        """Ranges that this rank fills to restore its part of the state."""
 
     def frozen(self) -> Iterator[Shard]:
         """This rank's part of the weights that are not trained, to be filled: no checkpoint has
         them."""
 
     def updated(self) -> Updated:
-        """What of the parameters this rank's optimizer updates."""
+        """Ranges of parameters that this rank's optimizer updates."""
 
     def counters(self) -> dict[str, float]:
         """The optimizer's own step counters, the same for every parameter."""
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
-        """Set the counters, and whatever follows from the filled ranges."""
+        """Set the counters, and derive what depends on the filled ranges."""
 
 
 def create_states(

@@ -1,4 +1,4 @@
-"""What a byte is: the categories of memory, and a ledger of them in each place."""
+"""Categories of memory, and a ledger of them per place."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
@@ -39,14 +39,14 @@ class LedgerLines:
 
     @property
     def states_bytes(self) -> int:
-        """What can live between steps: weights and masks, gradients, optimizer states, buffers."""
+        """Bytes of weights, masks, gradients, optimizer states and buffers."""
         weights = self.params_bytes + self.frozen_bytes + self.master_bytes + self.masks_bytes
         return weights + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger(Record):
-    """Where one rank's bytes are at one moment.
+    """Bytes of one rank at one moment, per place and category.
 
     `held` (between steps), `peak` (of `step`, reached in `phase`), `oom` or `predicted`.
     """

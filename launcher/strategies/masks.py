@@ -32,7 +32,7 @@ UNPACKED_BYTES: Final = 2
 
 
 class Masks:
-    """Those of one rank, which keep everything until they are filled.
+    """Masks of one rank, which keep all weights until they are filled.
 
     A bit at either end of a range can share its byte with the next rank's: both hold that byte.
 
@@ -133,7 +133,7 @@ class MaskedEngine:
 
 
 def mask_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Of the parameters that have a mask -> its bytes."""
+    """Name of each parameter with a mask -> shape of the mask in bytes."""
     return {n: (-(-math.prod(s) // 8),) for n, s in shapes.items() if is_projection(n)}
 
 

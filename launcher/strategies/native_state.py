@@ -198,7 +198,7 @@ class ModelShardState:
         return self._inner.counters()
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
-        """Those of the inner state."""
+        """Set the counters of the inner state."""
         self._inner.finish_load(counters)
 
     def _placed(self, shard: Shard) -> Iterator[Shard]:

@@ -22,7 +22,7 @@ PARAM_BUFFERS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadSizes:
-    """What one rank keeps elsewhere than on its device.
+    """Bytes of one rank outside of its device.
 
     `locked_bytes` are the page-locked staging buffers of NVMe offload; they are host memory on
     top of `host_bytes`.
@@ -34,7 +34,7 @@ class OffloadSizes:
 
 
 def state_bytes(model: ModelConfig, optim: OptimChoice) -> float:
-    """What is offloaded with the optimizer, per trained parameter: the weights that it updates, and
+    """Bytes offloaded with the optimizer, per trained parameter: the weights that it updates, and
     its states without counters (all that it keeps for a tensor of no elements)."""
     entry = OPTIMIZERS[optim.optimizer]
     states = sum(

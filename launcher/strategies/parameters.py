@@ -19,7 +19,7 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     trained: bool = True
-    """Whether it has a gradient and optimizer states; what is frozen is only computed with."""
+    """It has a gradient and optimizer states; frozen parameters are only computed with."""
 
     @cached_property
     def elements(self) -> int:
@@ -28,7 +28,7 @@ class Parameter:
 
     @cached_property
     def packed(self) -> bool:
-        """Whether it is a quantised weight: its elements are bytes."""
+        """It is a quantised weight, whose elements are bytes."""
         return self.name.endswith(PACKED)
 
     @property
@@ -49,7 +49,7 @@ def parameters_of(
 
 
 def is_trained(name: str, model: ModelConfig) -> bool:
-    """Whether a parameter of the model has a gradient."""
+    """Return whether a parameter of the model has a gradient."""
     return model.lora is None or is_adapter(name)
 
 
@@ -79,12 +79,12 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def trained_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Those of them that have gradients."""
+    """Name -> shape of the parameters that have gradients."""
     return {p.name: p.shape for p in parameters_of(model) if p.trained}
 
 
 def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
-    """Of what is not trained: elements of the compute type, or bytes that are quantised."""
+    """Bytes of frozen parameters: elements of the compute type, or quantised bytes."""
     if model.lora is None:
         return 0
     frozen = (p for p in parameters_of(model) if not p.trained)

@@ -1,8 +1,8 @@
-"""Where a piece's elements lie in the flattened tensor: one after another, or in runs with gaps.
+"""Places of a shard's elements in the flattened tensor: contiguous, or in runs with gaps.
 
-A matrix cut by columns gives each rank runs: of every row the same columns. With the distance of
-two runs as the length of a row, every piece is a few boxes of one matrix, and which elements two
-pieces share is seen from the corners alone.
+A matrix sharded by columns gives each rank runs: of every row the same columns. With the distance
+of two runs as the length of a row, every shard is a few boxes of one matrix, and the corners alone
+tell which elements two shards have in common.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Box(NamedTuple):
     step: int
 
     def within(self, other: "Box") -> "Box | None":
-        """What of it lies in the other one, too."""
+        """The intersection with another box."""
         top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)
         left, right = max(self.left, other.left), min(self.right, other.right)
         if top >= bottom or left >= right:
@@ -55,14 +55,14 @@ class Places:
 
     @classmethod
     def of(cls, start: int, numel: int, run: int | None, pitch: int | None) -> Self:
-        """Those of a shard or a range, where None and None stand for one run."""
+        """Places of a shard, where a run and pitch of None stand for one run."""
         if run is None or pitch is None or run == pitch or run >= numel:
             return cls(start, numel, numel, numel)
         return cls(start, numel, run, pitch)
 
     @property
     def contiguous(self) -> bool:
-        """Whether there are no gaps."""
+        """There are no gaps."""
         return self.run == self.numel
 
     @property
@@ -71,12 +71,12 @@ class Places:
         return self.start + self.numel if self.contiguous else self.place(self.numel - 1) + 1
 
     def place(self, number: Number) -> Number:
-        """Of the piece's element of that number, or of those numbers."""
+        """Place of the element, or elements, of a number."""
         return self.start + number // self.run * self.pitch + number % self.run
 
     def boxes(self, width: int, begin: int = 0, end: int | None = None) -> Iterator[Box]:
-        """Of a matrix with rows of `width`, which is the pitch of a piece with gaps; only of the
-        elements [begin, end), from which `at` counts."""
+        """Boxes of the elements [begin, end), from which `at` counts, in a matrix with rows of
+        `width`, which is the pitch of a shard with gaps."""
         end = self.numel if end is None else end
         if self.contiguous:
             begin, end = self.start + begin, self.start + end

@@ -30,7 +30,7 @@ class Rank:
     model_parallel: ModelParallelRank = WHOLE_MODEL
     """Its place in each dimension that shards the model."""
     memory_bytes: int | None = None
-    """Of its device, where that is known: some libraries do with less where there is less."""
+    """Memory of its device, if known: some libraries take less where there is less."""
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -39,7 +39,7 @@ class Rank:
 
     @cached_property
     def trained(self) -> tuple[Parameter, ...]:
-        """Those of them that have gradients."""
+        """The parameters that have gradients."""
         return tuple(p for p in self.parameters if p.trained)
 
     def element_bytes(self, parameter: Parameter) -> int:
@@ -63,29 +63,29 @@ class Rank:
 
     @property
     def params_where(self) -> Where:
-        """Where idle parameters are."""
+        """Place of idle parameters."""
         return _WHERE[self.resolved.config.sharding.offload_param]
 
     @property
     def optimizer_where(self) -> Where:
-        """Where master weights and optimizer states are."""
+        """Place of master weights and optimizer states."""
         return _WHERE[self.resolved.config.sharding.offload_optimizer]
 
     @property
     def pins(self) -> bool:
-        """Whether what is offloaded to the host is page-locked."""
+        """Memory offloaded to the host is page-locked."""
         return self.resolved.config.offload.pin_memory and self.device_type == "cuda"
 
     @property
     def updates_in_backward(self) -> bool:
-        """Whether each gradient is used up as soon as it is there."""
+        """Each parameter is updated as soon as its gradient is there."""
         return self.resolved.config.optim.optimizer_in_backward
 
     def optimizer_costs(
         self, shape: Sequence[int], name: str = "", *, where: Where | None = None
     ) -> Costs:
-        """What the optimizer takes for one tensor, whose states are in `where` or, where that is
-        not said, with all others."""
+        """Costs of the optimizer for one tensor, whose states are in `where`; None for the place of
+        all others."""
         choice = self.resolved.config.optim
         on_device = (where or self.optimizer_where) == "device"
         updated_on = self.device_type if on_device else "cpu"

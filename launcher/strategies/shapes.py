@@ -1,4 +1,4 @@
-"""What the parameters of a decoder are called, and their sizes: the decoder itself is asked."""
+"""Names and shapes of a decoder's parameters, read off the decoder itself."""
 
 import dataclasses
 from collections.abc import Callable

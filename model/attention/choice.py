@@ -34,7 +34,7 @@ class Choice:
 
     kind: AttentionKind
     backend: str | None
-    """What does the work inside: sdpa's backend or flash's implementation. None where there is
+    """sdpa's backend or flash's implementation. None where there is
     only one, or where the GPU has to be asked (`on`)."""
     reason: str
     setting: Setting
@@ -44,7 +44,7 @@ class Choice:
         return self.kind if self.backend is None else f"{self.kind} ({self.backend})"
 
     def on(self, device: torch.device, *, seq_len: int) -> Choice:
-        """The same with the backend that PyTorch takes on `device` for sequences this long.
+        """Return it with the backend that PyTorch takes on `device` for sequences this long.
 
         Allocates a few kilobytes there. Raises ValueError when the wanted one cannot run.
         """
@@ -67,9 +67,9 @@ def choose(
     capability: tuple[int, int] | None = None,
     elsewhere: bool = False,
 ) -> Choice:
-    """The attention of that kind, or for `auto` the fastest that is installed and able.
+    """Choose the attention of a kind, or for `auto` the fastest that is installed and able.
 
-    What is to run `elsewhere` may need what is not installed here. Allocates nothing on a GPU.
+    A run `elsewhere` may need packages that are not installed here. Allocates nothing on a GPU.
     Raises ValueError, with the reason and the fix, when the kind or
     the sdpa backend that is asked for cannot run in this setting; NotInstalled when it could.
     """
@@ -117,7 +117,7 @@ def kernel_for(config: ModelConfig) -> AttentionKernel:
 
 
 def fuses_scores(config: ModelConfig) -> bool:
-    """Whether attention holds no T x T scores; sdpa's own composition of operators does."""
+    """Return whether attention holds no T x T scores; sdpa's own composition of operators does."""
     return kernel_for(config).fused and config.sdpa_backend != "math"
 
 

@@ -69,8 +69,11 @@ def sdpa(
 def takes_groups(
     device_type: str, dtype: torch.dtype, mask: Tensor | None, backend: SDPBackend | None
 ) -> bool:
-    """Whether a fused kernel takes fewer key heads than query heads: a CPU's, and on GPUs those
-    for half precision without a mask. The others' would fall back to all T x T scores."""
+    """Return whether a fused kernel takes fewer key heads than query heads.
+
+    A CPU's does, and on GPUs those for half precision without a mask. Others would fall back to
+    all T x T scores.
+    """
     if device_type == "cpu":
         return True
     able = backend is not SDPBackend.EFFICIENT_ATTENTION and mask is None

@@ -40,7 +40,7 @@ def implementation(
 
 @functools.cache
 def fa4_fits_torch() -> bool:
-    """Whether the forward of flash-attn-4 says that it returns the two tensors that torch's
+    """Return whether the forward of flash-attn-4 declares the two tensors that torch's
     wrapper (torch.nn.attention._fa4) unpacks. Read and not imported, which would need a GPU."""
     return _returned_by_fa4() == _UNPACKED_BY_TORCH
 
@@ -59,7 +59,7 @@ def _returned_by_fa4() -> int | None:
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Why FlashAttention cannot run in a setting, with the fix."""
+    """Say why FlashAttention cannot run in a setting, with the fix."""
     if setting.device_type != "cuda":
         return f"attention flash needs a GPU, and this is {setting.device_type}; {FIX}."
     if setting.dtype not in (torch.bfloat16, torch.float16):
@@ -78,7 +78,7 @@ def obstacle(setting: Setting) -> str | None:
 
 
 def missing(setting: Setting) -> str | None:
-    """What to install where there is no FlashAttention for a setting."""
+    """Name the package to install where there is no FlashAttention for a setting."""
     if implementation(setting.capability, setting.dropout, setting.window) is not None:
         return None
     if (version := version_of("flash-attn-4")) is not None:
@@ -137,7 +137,8 @@ def _package(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: fl
 
 @functools.cache
 def _uses_package(device: torch.device, dropout: float, window: int | None) -> bool:
-    """Whether the flash-attn package (FA2) does it; puts FA3 or FA4 behind torch's operator."""
+    """Return whether the flash-attn package (FA2) computes; else put FA3 or FA4, if here, behind
+    torch's operator."""
     name = implementation(torch.cuda.get_device_capability(device), dropout, window)
     assert name is not None
     if name in ("FA3", "FA4"):

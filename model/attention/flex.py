@@ -23,7 +23,7 @@ MOST_KERNELS = 64
 
 
 def obstacle(setting: Setting) -> str | None:
-    """Why FlexAttention cannot run in a setting, with the fix."""
+    """Say why FlexAttention cannot run in a setting, with the fix."""
     if setting.device_type != "cuda":
         return f"attention flex has no backward on {setting.device_type} (torch's limit); {FIX}."
     if setting.dropout > 0.0:
@@ -39,7 +39,7 @@ def obstacle(setting: Setting) -> str | None:
 
 
 def missing(setting: Setting) -> str | None:
-    """What to install where FlexAttention cannot compile its kernel."""
+    """Name the package to install where FlexAttention cannot compile its kernel."""
     if importlib.util.find_spec("triton") is not None:
         return None
     return f"attention flex compiles with triton, which is missing: pip install triton, or {FIX}."
@@ -125,7 +125,7 @@ def _rule_of_documents(window: int | None, starts: Tensor) -> _Rule:
 
 @functools.cache
 def _rule(window: int | None) -> _Rule:
-    """The same object each time: compiled code is tied to it."""
+    """Cached, since compiled code is tied to the object."""
     if window is None:
         return lambda batch, head, query, key: query >= key
     return lambda batch, head, query, key: (query >= key) & (query - key <= window)

@@ -98,12 +98,12 @@ class AttentionKernel:
     obstacle: Callable[[Setting], str | None] = lambda setting: None
     """Why it cannot run in a setting and what to do instead, or None when it can."""
     missing: Callable[[Setting], str | None] = lambda setting: None
-    """What it needs in a setting and is not installed here, with the fix; None when all is."""
+    """The package missing here for a setting, with the fix; None when all is installed."""
     fused: bool = True
     """It skips the scores that are masked, and its backward computes the others again."""
     skips_window: bool = False
     """A window is no mask to it, so that it skips what is outside."""
 
     def runs(self, setting: Setting) -> bool:
-        """Whether it can run in a setting, with what is installed here."""
+        """Return whether it can run in a setting with the packages installed here."""
         return self.obstacle(setting) is None and self.missing(setting) is None

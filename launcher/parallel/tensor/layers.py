@@ -151,7 +151,7 @@ class SequenceParallelNorm(nn.Module):
         self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the norm that it replaces."""
+        """Compute the norm that it replaces."""
         bias = None if self.bias is None else replicated(self.bias, self.tensor_group)
         return normalized(x, self.shape, replicated(self.weight, self.tensor_group), bias, self.eps)
 

@@ -57,7 +57,7 @@ class ParameterShard:
         return torch.cat([value[begin:end] for begin, end in self.rows]) if self.rows else value
 
     def ranges(self, first: int, last: int) -> Iterator[ShardRange]:
-        """Where elements [first, last) of the flattened shard are in the flattened parameter."""
+        """Place elements [first, last) of the flattened shard in the flattened parameter."""
         if self.columns is not None:
             yield from self._column_ranges(first, last)
             return
@@ -113,7 +113,7 @@ def bounds(total: int, rank: TensorRank) -> Bounds:
 
 
 def _sections(sizes: Sequence[int], rank: TensorRank) -> tuple[Bounds, ...]:
-    """The same range of each of consecutive sections."""
+    """A rank's range of each of consecutive sections."""
     found, begin = [], 0
     for size in sizes:
         low, high = bounds(size, rank)

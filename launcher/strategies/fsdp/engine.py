@@ -64,7 +64,7 @@ def build(recipe: Recipe) -> Engine:
 
 
 def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
-    """What accumulation without communication holds, on parameters that the module hides."""
+    """Unsharded gradients of accumulation without communication, which FSDP hides."""
     for module in _sharded_modules(root):
         group = module._get_fsdp_state()._fsdp_param_group
         for parameter in group.fsdp_params if group else ():

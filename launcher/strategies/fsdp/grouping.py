@@ -26,7 +26,9 @@ def groups_of(names: Iterable[str], *, tied: bool) -> Iterator[str]:
 
 
 def reshards(group: str, *, reshard_after_forward: bool, tied: bool) -> bool:
-    """Whether a group's gathered parameters are freed after its forward. The backward starts with
-    the head, so freeing that only costs a gather."""
+    """Return whether a group's gathered parameters are freed after its forward.
+
+    The backward starts with the head, so freeing that only costs a gather.
+    """
     with_head = group == HEAD or (group == ROOT and tied)
     return reshard_after_forward and not with_head

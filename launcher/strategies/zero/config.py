@@ -47,19 +47,19 @@ def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
 
 
 def zero_optimization(rank: Rank) -> JsonObject:
-    """That section of it, for a prediction."""
+    """The section `zero_optimization` of the config, for a prediction."""
     config = build_config(rank.resolved, world_size=rank.world_size)
     section: JsonObject = config["zero_optimization"]
     return section
 
 
 def accumulates_in_fp32(config: RunConfig) -> bool:
-    """Whether bf16 gradients are added up in fp32."""
+    """Return whether bf16 gradients are added up in fp32."""
     return config.optim.precision == "bf16" and config.sharding.grad_accum_dtype == "fp32"
 
 
 def has_bf16_optimizer(config: RunConfig) -> bool:
-    """Whether stage 1 is DeepSpeed's BF16_Optimizer (runtime/engine.py,
+    """Return whether stage 1 is DeepSpeed's BF16_Optimizer (runtime/engine.py,
     _do_optimizer_sanity_check)."""
     sharding = config.sharding
     on_device = sharding.offload_optimizer == "none"

@@ -66,7 +66,7 @@ def ensure_built(device_type: str) -> None:
 
 
 def is_built() -> bool:
-    """Whether the op is there: compiled here with these versions, or installed with DeepSpeed."""
+    """Return whether the op is compiled here with these versions, or installed with DeepSpeed."""
     spec = importlib.util.find_spec("deepspeed")
     if spec is None or spec.origin is None:
         return False
@@ -106,7 +106,7 @@ def use_own_ninja() -> None:
 
 
 def extensions_folder() -> Path:
-    """Where torch builds extensions: $TORCH_EXTENSIONS_DIR, else torch_extensions in the cache."""
+    """$TORCH_EXTENSIONS_DIR, where torch builds extensions, else torch_extensions in the cache."""
     if chosen := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(chosen)
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -114,7 +114,7 @@ def extensions_folder() -> Path:
 
 
 def build_folder(op: str) -> Path:
-    """Where torch builds one op: by Python and CUDA version, unless the folder was chosen."""
+    """Folder of one op's build: by Python and CUDA version, unless the root was chosen."""
     root = extensions_folder()
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
         cuda = "cpu" if torch.version.cuda is None else "cu" + torch.version.cuda.replace(".", "")

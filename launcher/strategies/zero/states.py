@@ -179,7 +179,7 @@ class _FragmentedState:
             )
 
     def loaded(self) -> Iterator[Shard]:
-        """The same and, at stages 1 and 2, the whole parameters that the model computes with."""
+        """The ranges of `saved` and, at stages 1 and 2, the full parameters that compute."""
         for write, shards in self._flat_states():
             yield from shards
             write()
@@ -189,7 +189,7 @@ class _FragmentedState:
                 yield Shard(name=name, kind=PARAM, start=0, data=data)
 
     def frozen(self) -> Iterator[Shard]:
-        """Whole at stages 1 and 2, slices at stage 3."""
+        """Full parameters at stages 1 and 2, slices at stage 3."""
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 continue

@@ -143,7 +143,7 @@ def prefetch_each_once(engine: Any) -> None:
 
 
 def is_swapped(parameter: Any) -> bool:
-    """Whether a stage 3 parameter's slice is in a file, and not in memory now."""
+    """Return whether a stage 3 parameter's slice is in a file, and not in memory now."""
     swapper = parameter.nvme_swapper
     return swapper is not None and parameter.ds_id in swapper.id_to_path
 
