@@ -254,7 +254,7 @@ def initial_value(
     Weights are normal with std 0.02, the two projections into the residual stream with
     0.02 / sqrt(2 * layers); biases are 0 and LayerNorm weights 1. An adapter's A is uniform up to
     1 / sqrt(in), its B 0, as PEFT has them. A pure function of seed, name, shape and config on one
-    type of device, so a slice of a parameter can be cut from the same values anywhere and in any
+    type of device, so any rank can take its shard of a parameter from the same values, in any
     order.
     """
     if name.endswith(PACKED):

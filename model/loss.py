@@ -25,7 +25,7 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     """Rows of [B*T] per chunk that save memory, or 0 where the plain loss is the smaller one.
 
     A chunk's fp32 logits take 64 MiB, or as much as the weight gradient if that is more (then
-    chunk_rows = d_model): adding each chunk's share to the [V, d] weight gradient costs the same
+    chunk_rows = d_model): adding each chunk's gradient to the [V, d] weight gradient costs the same
     whatever the chunk, and at d_model rows or more it stays small beside the chunk's own work.
 
     Bytes grow with the rows, so that a larger micro-batch never needs less. At its highest moment

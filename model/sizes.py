@@ -35,8 +35,8 @@ def _llama(
     )
 
 
-def _llama3(*shape: int, stretch: float, **options: Any) -> ModelConfig:
-    scaling = (stretch, 1.0, 4.0, 8192.0)
+def _llama3(*shape: int, rope_factor: float, **options: Any) -> ModelConfig:
+    scaling = (rope_factor, 1.0, 4.0, 8192.0)
     return _llama(
         *shape,
         vocab_size=128_256,
@@ -90,11 +90,11 @@ NAMED: dict[str, ModelConfig] = {
     "smollm2-135m": _smollm2(30, 9, 3, 576, 1536),
     "smollm2-360m": _smollm2(32, 15, 5, 960, 2560),
     "smollm2-1.7b": _smollm2(24, 32, 32, 2048, 8192, rope_theta=130_000.0),
-    "llama-3.2-1b": _llama3(16, 32, 8, 2048, 8192, stretch=32.0, tied=True),
-    "llama-3.2-3b": _llama3(28, 24, 8, 3072, 8192, stretch=32.0, tied=True),
-    "llama-3.1-8b": _llama3(32, 32, 8, 4096, 14_336, stretch=8.0),
-    "llama-3.1-70b": _llama3(80, 64, 8, 8192, 28_672, stretch=8.0),
-    "llama-3.1-405b": _llama3(126, 128, 8, 16_384, 53_248, stretch=8.0),
+    "llama-3.2-1b": _llama3(16, 32, 8, 2048, 8192, rope_factor=32.0, tied=True),
+    "llama-3.2-3b": _llama3(28, 24, 8, 3072, 8192, rope_factor=32.0, tied=True),
+    "llama-3.1-8b": _llama3(32, 32, 8, 4096, 14_336, rope_factor=8.0),
+    "llama-3.1-70b": _llama3(80, 64, 8, 8192, 28_672, rope_factor=8.0),
+    "llama-3.1-405b": _llama3(126, 128, 8, 16_384, 53_248, rope_factor=8.0),
     "llama-2-7b": _llama(32, 32, 32, 4096, 11_008),
     "llama-2-13b": _llama(40, 40, 40, 5120, 13_824),
     "llama-2-70b": _llama(80, 64, 8, 8192, 28_672),

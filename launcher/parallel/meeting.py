@@ -1,6 +1,6 @@
 """Rendezvous of ranks, and of the agents of several nodes, at an address that only those can reach.
 
-torch's stores listen on all interfaces. Ours listen at the address that the others are told: the
+torch's stores listen on all interfaces. Ours listen at the address given to the others: the
 loopback on one node, this node's own on several.
 """
 
@@ -95,7 +95,7 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
 
 
 def stay_on_this_node() -> None:
-    """Have gloo and NCCL meet over the loopback, unless somebody has said otherwise."""
+    """Have gloo and NCCL meet over the loopback, unless the user has chosen an interface."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)

@@ -20,7 +20,7 @@ class LedgerLines:
     `frozen_bytes` are weights that are not trained. `master_bytes` are fp32 master weights where an
     engine keeps them beside the parameters it computes with (DeepSpeed does, in fp32 too);
     `masks_bytes` say which weights are pruned, a bit each;
-    `buffers_bytes` are communication buffers that stay. Lines that nobody measured are None.
+    `buffers_bytes` are communication buffers that stay. Unmeasured lines are None.
     """
 
     params_bytes: int = 0

@@ -90,7 +90,7 @@ class NativeEngine:
         autocast: type to compute in where the module itself keeps fp32 parameters.
         scaled: whether losses are scaled, as fp16 needs it.
         shards: its shards of parameters, where model-parallel ranks hold different ones.
-        set_sync: told before each forward whether its backward communicates gradients.
+        set_sync: called before each forward; True if its backward communicates gradients.
         free_gathered: called after a forward without the backward that frees what it has gathered.
         keeps_gradients: whether gradients are zeroed in place, where dropping them frees nothing.
         hidden_gradients: gradients that are on no parameter of the module, for the ledger.

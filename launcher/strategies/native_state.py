@@ -44,7 +44,7 @@ class NativeState:
     """`TrainingState` of single, DDP, FSDP2 and ZeRO 0: a module whose parameters are plain tensors
     or rows of DTensors, and a torch optimizer over them.
 
-    Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) share the
+    Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) divide the
     writing of them evenly.
 
     Args:
@@ -169,6 +169,8 @@ class ModelShardState:
         self.shapes = {name: shards.of[name].full_shape for name in inner.shapes}
         self.kinds = inner.kinds
         self.own_shapes: OwnShapes = {}  # of optimizers that are not elementwise: refused
+        self.updated = inner.updated  # within shards; masks are refused with tensor parallelism
+        self.counters, self.finish_load = inner.counters, inner.finish_load
 
     def saved(self) -> Iterator[Shard]:
         """The ranges that this rank writes."""
@@ -188,18 +190,6 @@ class ModelShardState:
     def frozen(self) -> Iterator[Shard]:
         """None: adapters are refused with tensor parallelism."""
         return iter(())
-
-    def updated(self) -> Updated:
-        """Ranges within shards: masks are refused with tensor parallelism."""
-        return self._inner.updated()
-
-    def counters(self) -> dict[str, float]:
-        """The optimizer's."""
-        return self._inner.counters()
-
-    def finish_load(self, counters: Mapping[str, float]) -> None:
-        """Set the counters of the inner state."""
-        self._inner.finish_load(counters)
 
     def _placed(self, shard: Shard) -> Iterator[Shard]:
         for span in self.shards.of[shard.name].ranges(shard.start, shard.stop):

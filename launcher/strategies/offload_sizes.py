@@ -68,7 +68,7 @@ def optimizer_buffer_count(config: RunConfig) -> int:
 def _crossing_bytes(
     config: RunConfig, parameters: Sequence[Parameter], world_size: int, element: int
 ) -> int:
-    """A rank's share of some parameters, or gradients, on their way between host and device.
+    """Bytes of a rank's shards of parameters, or gradients, between host and device.
 
     For a GPU they are page-locked, and rounded up to powers of two: each of FSDP's shards, or each
     of DeepSpeed's flat groups (matrices, vectors), which frozen ones are not in. NVMe's staging
@@ -79,15 +79,15 @@ def _crossing_bytes(
         others = sum(p.elements for p in parameters) - packed
         return -(-packed // world_size) + element * -(-others // world_size)
     alone = config.sharding.strategy == "fsdp"
-    pieces = [
+    blocks = [
         (1 if p.packed else element, p.elements) for p in parameters if alone or not p.trained
     ]
     if not alone:
         flat = [p for p in parameters if p.trained]
         matrices = sum(p.elements for p in flat if len(p.shape) >= 2)
         vectors = sum(p.elements for p in flat) - matrices
-        pieces += [(element, matrices), (element, vectors)]
-    return sum(page_locked_bytes(own * -(-piece // world_size)) for own, piece in pieces)
+        blocks += [(element, matrices), (element, vectors)]
+    return sum(page_locked_bytes(own * -(-count // world_size)) for own, count in blocks)
 
 
 def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> OffloadSizes:
@@ -95,7 +95,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
 
     Beside an offloaded optimizer the accumulated gradients are in host memory too. FSDP's
     offloaded parameters are the master weights themselves, or frozen. Of a fraction of the
-    optimizer's states there may be a piece more: see `zero/fraction.py`.
+    optimizer's states there may be a sub-group more: see `zero/fraction.py`.
     """
     sharding, offload = config.sharding, config.offload
     if sharding.offload_optimizer == sharding.offload_param == "none":

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, Tensor)
 
 
 class Box(NamedTuple):
-    """Rows [top, bottom) and columns [left, right) of a matrix, as a piece's data holds them: the
+    """Rows [top, bottom) and columns [left, right) of a matrix, as a shard's data holds them: the
     first element is number `at`, and that of each further row `step` later."""
 
     top: int
@@ -35,7 +35,7 @@ class Box(NamedTuple):
         return Box(top, bottom, left, right, at, self.step)
 
     def view(self, data: Tensor) -> Tensor:
-        """Its elements of a piece's data, [rows, columns]."""
+        """View of its elements in a shard's data, [rows, columns]."""
         columns = self.right - self.left
         count = (self.bottom - self.top - 1) * self.step + columns
         return data[self.at : self.at + count].unfold(0, columns, self.step)
@@ -43,7 +43,7 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Element i of a piece is element start + i // run * pitch + i % run of the flattened tensor.
+    """Element i of a shard is element start + i // run * pitch + i % run of the flattened tensor.
 
     Elements that follow each other without gaps are one run, whatever they were called.
     """

@@ -30,8 +30,8 @@ class Setting:
 
 
 class AttentionFunction(Protocol):
-    """q [B, H, T, head_dim] and k, v of as many heads, or of fewer that divide them and are shared
-    by neighbours -> [B, H, T, head_dim], causal, scaled by 1/sqrt(head_dim).
+    """q [B, H, T, head_dim] and k, v of as many heads, or of fewer that divide them, each for
+    consecutive query heads -> [B, H, T, head_dim], causal, scaled by 1/sqrt(head_dim).
 
     `mask` is what the kernel's `prepare` made for this T; `window` is for kernels that take it
     as a number: token i sees i - window to i.

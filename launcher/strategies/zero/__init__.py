@@ -1,6 +1,6 @@
 """DeepSpeed ZeRO 0 to 3.
 
-engine.py   hands model and optimizer to DeepSpeed    config.py   what DeepSpeed is told
+engine.py   hands model and optimizer to DeepSpeed    config.py   the config of DeepSpeed
 states.py   where DeepSpeed keeps training state      swap.py     and on NVMe, nvme_*.py around it
 fraction.py which sub-groups of stage 3 are not offloaded
 forecast/   its allocations and its traffic; imported by the forecast only

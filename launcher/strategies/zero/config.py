@@ -76,7 +76,7 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
-        # It would wait for the device twice a step, for figures that nobody reads.
+        # They would wait for the device twice a step, for unused figures.
         "timers": {"throughput": {"enabled": False}},
     }
     if config.optim.precision == "bf16":

@@ -31,7 +31,7 @@ from launcher.util.startup import importing
 
 
 def build(recipe: Recipe) -> Engine:
-    """Hand model and optimizer to DeepSpeed; at stage 3 the model is born sharded."""
+    """Hand model and optimizer to DeepSpeed; stage 3 shards the model during construction."""
     deepspeed = import_deepspeed(recipe.world.device)
     config = recipe.config
     ds_config = build_config(recipe.resolved, world_size=recipe.data_parallel.size)
@@ -39,7 +39,7 @@ def build(recipe: Recipe) -> Engine:
         assert config.offload.nvme_path is not None  # resolve has refused it
         place_swap_files(ds_config, config.offload.nvme_path)
     if config.sharding.zero == 3:
-        module = _born_sharded(deepspeed, recipe, ds_config)
+        module = _sharded_module(deepspeed, recipe, ds_config)
     else:
         module = recipe.whole_module()
     if (shards := recipe.model_shards) is not None:
@@ -203,7 +203,7 @@ def _mark_sharded(module: nn.Module, shards: ModelShards) -> None:
             marked.model_parallel = True
 
 
-def _born_sharded(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
+def _sharded_module(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
     """Build under zero.Init and write each rank's flat slice of the initial values."""
     # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
     # type comes from the config.

@@ -145,7 +145,7 @@ def held_files() -> set[str]:
     """Files that processes of this user hold open."""
     held: set[str] = set()
     for process in psutil.process_iter():
-        # Somebody else's, or gone by now.
+        # Another user's, or gone by now.
         with contextlib.suppress(psutil.Error, OSError):
             held |= {file.path for file in process.open_files()}
     return held

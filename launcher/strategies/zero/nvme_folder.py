@@ -1,7 +1,7 @@
 """Folders for swap files: one of its own per rank, gone when the rank ends.
 
 What a killed run leaves behind is removed by the next run that uses the same path. A folder is
-in use as long as somebody holds the lock on its owner file; the kernel lets go of that lock
+in use as long as a process holds the lock on its owner file; the kernel lets go of that lock
 however a process ends.
 """
 
@@ -27,7 +27,7 @@ class SwapFolder:
     """An empty folder in `parent` that belongs to this process until it leaves."""
 
     def __init__(self, parent: Path) -> None:
-        # Under its final name a folder always has its lock, so nobody takes a new one for stale.
+        # Under its final name a folder always has its lock, so a new one is never taken for stale.
         made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
         self._owner = (made / OWNER).open("w", encoding="utf-8")
         fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

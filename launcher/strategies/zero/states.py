@@ -147,7 +147,7 @@ class _FragmentedState:
             if p.requires_grad
         }
         self.kinds = (PARAM, *state_kinds(self._inner, self._masters[0]))
-        self.own_shapes: OwnShapes = {}  # what is factored cannot be cut anywhere
+        self.own_shapes: OwnShapes = {}  # factored states cannot be partitioned
 
     def saved(self) -> Iterator[Shard]:
         """The fp32 master weights and optimizer states of this rank's partition."""
@@ -232,7 +232,7 @@ class _FragmentedState:
 
 
 def _fragments(engine: Any) -> Iterator[_Fragment]:
-    """Stages 1 and 2: the flat group is cut between ranks, anywhere in a parameter."""
+    """Stages 1 and 2: the flat group is partitioned between ranks, anywhere in a parameter."""
     for name, parameter in engine.module.named_parameters():
         mapping = getattr(parameter, "_hp_mapping", None)  # none of what is frozen
         if mapping is not None:
@@ -241,7 +241,7 @@ def _fragments(engine: Any) -> Iterator[_Fragment]:
 
 
 def _slices(engine: Any) -> Iterator[_Fragment]:
-    """Stage 3: every parameter is cut into equal slices, the last one padded."""
+    """Stage 3: every parameter is partitioned into equal slices, the last one padded."""
     outer = engine.optimizer
     for name, parameter in engine.module.named_parameters():
         if not parameter.requires_grad:
