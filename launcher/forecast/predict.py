@@ -24,7 +24,6 @@ from launcher.forecast.trace.events import (
 from launcher.forecast.trace.shortened import Seen, Shortened, shortened
 from launcher.forecast.trace.stretches import Stretch
 from launcher.measure.hardware import Gpu
-from launcher.measure.workspaces import THREADS, TUNING_BYTES
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
@@ -32,8 +31,14 @@ from launcher.strategies.ledger import CATEGORIES, Ledger
 from launcher.strategies.offload_sizes import offload_sizes
 from launcher.strategies.rank import Rank
 from launcher.util.errors import UserError
+from launcher.util.sizes import MIB
 
 INT64 = 8
+MULTIPLYING_THREADS = 2  # the main one and autograd's: each keeps a cuBLAS workspace
+# Size of a GPU's L2 cache, which torch.compile flushes before it times a kernel
+# (get_device_cache_size in torch 2.13.0's torch/_inductor/runtime/benchmarking.py): 60 MiB as torch
+# reports for an H200; 40 MiB on an A100, 50 on an H100.
+TUNING_BYTES = 60 * MIB
 # Micro-batches that are followed: the first, the last and, in a first step, one between, in which
 # DDP's buckets are not yet rebuilt and ZeRO-3 fetches ahead for the first time. Others repeat them.
 _FOLLOWED = {"first_step": 3, "steady": 2}
@@ -101,7 +106,7 @@ def predict(
     timeline.period = "first_step"
     timeline.enter("data")
     workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes
-    for number in range(THREADS):  # as soon as the engine is built: see take_workspaces
+    for number in range(MULTIPLYING_THREADS):  # as soon as the engine is built: CudaMemory.period
         timeline.allocate(("workspace", number), workspace_bytes, "temporary")
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):

@@ -1,12 +1,12 @@
-"""The readings of one GPU through NVML, each of which may fail alone."""
+"""Readings of one GPU through NVML, each of which may fail alone."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome
+from launcher.measure.records import EnergyReading
 
 UNAVAILABLE_RETRY_NS = 30 * 10**9  # rights and drivers seldom change
 NEVER_NS = 2**63
@@ -37,19 +37,11 @@ READINGS: dict[str, Callable[[NvmlDevice], Values]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnergyReading:
-    """Joules since the first reading of the counter, seconds since the sampler's start."""
-
-    t_s: float
-    energy_j: float
-
-
 class GpuReadings:
-    """One GPU's readings: each fails alone, is said once, and is tried again when it may work."""
+    """Readings of one GPU: each fails alone, is reported once, and retried when it may work."""
 
     def __init__(self, uuid: str, event: Callable[..., None]) -> None:
-        self.uuid = uuid  # once opened, that of the MIG instance where there is one
+        self.uuid = uuid  # after opening, that of the MIG instance if there is one
         self.lost = False
         self.doing = "nothing yet"
         self.energy: EnergyReading | None = None
@@ -58,14 +50,13 @@ class GpuReadings:
         self._device: NvmlDevice | None = None
         self._first_energy_j: float | None = None
         self._retry_ns: dict[str, int] = {}
-        self._came: set[str] = set()
-        self._said_v1 = False
+        self._succeeded: set[str] = set()
+        self._reported_v1 = False
 
-    def read(
-        self, names: Iterable[str], now_ns: int, t_s: float, *, may_open: bool
-    ) -> Values | None:
-        """What came of the readings, None while there is no GPU to be had."""
-        if self._device is None and may_open:
+    def read(self, now_ns: int, t_s: float, *, with_memory: bool, with_rest: bool) -> Values | None:
+        """Return the values that could be read; None while the GPU cannot be opened."""
+        names = [name for name in READINGS if (with_memory if name == "memory" else with_rest)]
+        if self._device is None and with_rest:
             self._device = self._try("device", now_ns, partial(NvmlDevice.open, self.uuid))
             if self._device is not None:
                 self.uuid = self._device.uuid
@@ -82,25 +73,25 @@ class GpuReadings:
                 self._first_energy_j = values["energy_j"]
             values["energy_j"] -= self._first_energy_j
             self.energy = EnergyReading(t_s=t_s, energy_j=values["energy_j"])
-        if not (device.has_memory_v2 or self._said_v1):
-            self._said_v1 = True
+        if not (device.has_memory_v2 or self._reported_v1):
+            self._reported_v1 = True
             self._event("nvml_memory_v1", note="memory_used_bytes includes reserved bytes")
         return values
 
     def close(self) -> None:
-        """Give the device back."""
+        """Close the device."""
         device, self._device = self._device, None
         if device is not None:
             self._try("shutdown", 0, device.close)
 
     def missing(self) -> dict[str, str]:
-        """Readings that never came, with the last error."""
-        wanted = list(READINGS) if "device" in self._came else ["device"]
+        """Return the readings that never succeeded, with their last error."""
+        wanted = list(READINGS) if "device" in self._succeeded else ["device"]
         faults = {name: list(self._faults.get(name, ("not read",))) for name in wanted}
-        return {name: faults[name][-1] for name in wanted if name not in self._came}
+        return {name: faults[name][-1] for name in wanted if name not in self._succeeded}
 
     def counted_faults(self) -> dict[str, dict[str, int]]:
-        """How often each reading gave which error."""
+        """Count the errors of each reading."""
         return {name: dict(counts) for name, counts in list(self._faults.items())}
 
     def _try(self, name: str, now_ns: int, read: Callable[[], T]) -> T | None:
@@ -112,7 +103,7 @@ class GpuReadings:
         except NvmlFault as fault:
             self._failed(name, fault, now_ns)
             return None
-        self._came.add(name)
+        self._succeeded.add(name)
         return value
 
     def _failed(self, name: str, fault: NvmlFault, now_ns: int) -> None:
@@ -140,4 +131,4 @@ class GpuReadings:
         if outcome is Outcome.MISSING:
             self.close()
         elif outcome is Outcome.CLOSED:
-            self._device = None  # opened again at the next tick that may
+            self._device = None  # reopened at the next tick that allows it

@@ -1,8 +1,7 @@
-"""What one rank has in memory: headlines, peaks per phase and period, and the ledger at the peak of
-chosen steps.
+"""Memory of one rank: totals, peaks per phase and period, and the ledger at the peak of a step.
 
-On a GPU from the caching allocator's statistics; on a CPU from `--memory-trace`; without either
-the figures are unknown, and stay None.
+On a GPU they come from the caching allocator, on a CPU from `--memory-trace`; without either they
+are unknown, and None.
 """
 
 import contextlib
@@ -14,10 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from launcher.measure.allocator_history import AllocatorHistory
 from launcher.measure.host_memory import host_bytes
-from launcher.measure.live_trace import LiveTrace
-from launcher.measure.workspaces import take_workspaces
 from launcher.parallel.world import World
 from launcher.strategies.engine import Engine, StorageCount
 from launcher.strategies.ledger import Ledger, LedgerLines
@@ -26,8 +22,8 @@ LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from t
 
 
 def read_memory(device: torch.device) -> tuple[int | None, int]:
-    """Bytes of (the highest this process has reserved of a GPU, None on a CPU; what the whole
-    device, or process, uses now)."""
+    """Return bytes of (the most this process has reserved of a GPU, None on a CPU; current use of
+    the whole device, or on a CPU of this process)."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return torch.cuda.max_memory_reserved(device), total - free
@@ -35,19 +31,19 @@ def read_memory(device: torch.device) -> tuple[int | None, int]:
 
 
 def capacity_bytes(device: torch.device) -> int:
-    """All that there is of the memory that `read_memory` reads."""
+    """Return the capacity of the memory that `read_memory` reads."""
     on_gpu = device.type == "cuda"
     return torch.cuda.mem_get_info(device)[1] if on_gpu else host_bytes()
 
 
 def peak_rss_bytes() -> int:
-    """Highest resident set of this process so far."""
+    """Return the highest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class MemoryMeter:
-    """What the session asks of either way of measuring; by itself, the answers of a CPU without
-    tracing, where nothing is known phase by phase."""
+    """Base of the memory meters. By itself it meters a CPU without tracing, where the figures of
+    phases are unknown."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,47 +54,47 @@ class MemoryMeter:
         self._recording = False
 
     def period(self, name: str) -> None:
-        """From now on peaks belong to `name` (init, first_step, steady, evaluation)."""
+        """Assign peaks from now on to `name` (init, first_step, steady, evaluation)."""
         self._period = name
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Measure what runs inside."""
+        """Measure the block as a phase."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def checkpointing(self, period: str) -> Iterator[None]:
-        """A checkpoint is read or written inside, whose peaks belong to `period` from now on."""
+        """Measure a checkpoint that is read or written inside, in a period of its own."""
         self.period(period)
         with self.phase("checkpoint"):
             yield
 
     def watch(self, engine: Engine) -> None:
-        """The engine whose states the ledger names."""
+        """Set the engine whose states the ledger shows."""
         self._engine = engine
 
     def begin_step(self, step: int) -> None:
-        """A step starts."""
+        """Begin a step."""
         self._step_peak_bytes = 0
         self._recording = step in LEDGER_STEPS
 
     def end_step(self, step: int) -> Ledger | None:
-        """A step is over; the ledger at its peak, for the steps that have one."""
+        """End a step; return the ledger at its peak, for the steps that record one."""
         return None
 
     def step_peak_bytes(self) -> int | None:
-        """Highest bytes in the step that has just ended."""
+        """Return the peak of the step that has just ended."""
         return None
 
     def peaks(self) -> dict[tuple[str, str], int]:
-        """(period, phase) -> highest bytes."""
+        """Return (period, phase) -> peak bytes."""
         return self._peaks
 
     def now(self) -> Ledger | None:
-        """The ledger at this moment, for a failure report."""
+        """Return the ledger at this moment, for a failure report."""
         return None
 
     def _note(self, phase: str, peak_bytes: int) -> None:
-        """A phase is over; it may be nested in another, and come again."""
+        # Phases may be nested, and occur several times.
         self._step_peak_bytes = max(self._step_peak_bytes, peak_bytes)
         key = (self._period, phase)
         self._peaks[key] = max(peak_bytes, self._peaks.get(key, 0))
@@ -107,7 +103,6 @@ class MemoryMeter:
         return StorageCount() if self._engine is None else self._engine.count_states()
 
     def _ledger_of(self, live_bytes: int) -> Ledger:
-        """What is no state is temporary."""
         states = self._count().ledger(self._device)
         rest = live_bytes - states.device.states_bytes
         lines = replace(states.device, temporary_bytes=rest, used_bytes=live_bytes)
@@ -115,10 +110,12 @@ class MemoryMeter:
 
 
 class TracedMemory(MemoryMeter):
-    """CPU, by tracing: exact, phase by phase and byte by byte."""
+    """CPU meter that traces every tensor: exact per phase and byte."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        from launcher.measure.live_trace import LiveTrace
+
         self.trace = LiveTrace()
 
     @contextlib.contextmanager
@@ -164,10 +161,12 @@ class TracedMemory(MemoryMeter):
 
 
 class CudaMemory(MemoryMeter):
-    """GPU, from the caching allocator: peaks from its statistics, ledgers from its history."""
+    """GPU meter: peaks from the caching allocator's statistics, ledgers from its history."""
 
     def __init__(self, device: torch.device, *, history_is_recorded: bool) -> None:
         super().__init__(device)
+        from launcher.measure.allocator_history import AllocatorHistory
+
         self._context_bytes: int | None = None
         self._sampled = True
         self._history = AllocatorHistory(device, is_recorded=history_is_recorded)
@@ -175,7 +174,7 @@ class CudaMemory(MemoryMeter):
     def period(self, name: str) -> None:
         if self._period == "init" and name != "init":
             self._note("build", torch.cuda.max_memory_allocated(self._device))
-            take_workspaces(self._device)
+            _allocate_workspaces(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
             self._context_bytes = total - free - torch.cuda.memory_reserved(self._device)
         super().period(name)
@@ -187,8 +186,8 @@ class CudaMemory(MemoryMeter):
             return
         torch.cuda.reset_peak_memory_stats(self._device)
         if self._recording:
-            # Gradients are whole when the step begins, or added to by the next micro-batch. Weights
-            # that are gathered at this moment are no states.
+            # Gradients are complete when the step begins, or the next micro-batch adds to them.
+            # Weights that are gathered at this moment are no states.
             held = self._count().addresses
             if name != "step":
                 held = {address: owner for address, owner in held.items() if owner == "grads"}
@@ -204,7 +203,7 @@ class CudaMemory(MemoryMeter):
         super().begin_step(step)
         # Other backends keep no history.
         self._recording &= torch.cuda.get_allocator_backend() == "native"
-        # Reading the allocator's statistics takes tens of microseconds: often enough is enough.
+        # Reading the allocator's statistics takes tens of microseconds, so later steps are sampled.
         self._sampled = step <= 10 or step % 10 == 0
         torch.cuda.reset_peak_memory_stats(self._device)
         if self._recording:
@@ -220,7 +219,7 @@ class CudaMemory(MemoryMeter):
         states = self._count()
         content = self._history.stop(states.addresses)
         by_category = {"activations": 0, **content.by_category}
-        # Blocks that were not worth splitting are larger than what was asked for.
+        # Blocks that the allocator does not split are larger than requested.
         by_category["temporary"] += self._step_peak_bytes - content.total_bytes
         free, total = torch.cuda.mem_get_info(self._device)
         reserved, context = torch.cuda.memory_reserved(self._device), self._context_bytes
@@ -239,7 +238,7 @@ class CudaMemory(MemoryMeter):
 
 
 def dump_snapshot(folder: Path, world: World) -> str | None:
-    """Keep the GPU allocator's state for torch's memory viewer (pytorch.org/memory_viz)."""
+    """Save the GPU allocator's state for torch's memory viewer (pytorch.org/memory_viz)."""
     if world.device.type != "cuda":
         return None
     path = folder / f"memory_snapshot_rank{world.rank}.pickle"
@@ -257,3 +256,10 @@ def memory_meter(device: torch.device, *, trace: bool, history: bool = False) ->
     if device.type == "cuda":
         return CudaMemory(device, history_is_recorded=history)
     return TracedMemory(device) if trace else MemoryMeter(device)
+
+
+def _allocate_workspaces(device: torch.device) -> None:
+    # cuBLAS's workspaces of the main thread and autograd's: in the first step they would look like
+    # activations and gradients.
+    matrix = torch.ones(8, 8, device=device, requires_grad=True)
+    (matrix @ matrix).sum().backward()

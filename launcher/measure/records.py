@@ -148,6 +148,14 @@ class GpuRecord(Record):
     host_rss_bytes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnergyReading:
+    """Joules since the first reading of the counter, seconds since the sampler's start."""
+
+    t_s: float
+    energy_j: float
+
+
 State = Literal["running", "completed", "oom", "preempted", "failed"]
 
 

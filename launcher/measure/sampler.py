@@ -1,35 +1,39 @@
-"""Samples the GPU of this rank beside training: memory often, the rest now and then.
+"""Sample this rank's GPU during training: memory often, other readings less often.
 
-A daemon thread reads NVML at absolute deadlines and hands records to `emit`; it does no I/O and
-nothing waits for it. Memory is read far more often than a record is made, which holds the most that
-was seen since the one before: no peak falls between two lines. A reading that fails is None in the
-sample, said once in an event, and tried again later. Where there is no NVML at all, the resident
-set of the process is sampled instead.
+A daemon thread reads NVML at absolute deadlines and passes records to `emit`; it does no I/O, and
+nothing waits for it. Memory is read far more often than a record is made, and the record holds the
+maximum since the last one, so that no peak is missed. A reading that fails is None in the sample,
+reported once in an event, and retried later. Without NVML, the resident set of the process is
+sampled instead.
 """
+
+from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 import torch
 
-from launcher.measure.gpu_readings import READINGS, EnergyReading, GpuReadings, Values
-from launcher.measure.nvml import resolve_uuid
-from launcher.measure.records import EventRecord, GpuRecord, SamplerSummary
+from launcher.measure.records import EnergyReading, EventRecord, GpuRecord, SamplerSummary
 from launcher.util.json_file import Record
 
-MOST = ("memory_used_bytes", "host_rss_bytes")  # of all since the last record; the rest: the newest
-STOP_WAIT_S = 1.0  # an NVML call that hangs for longer is left behind
+if TYPE_CHECKING:  # pynvml is imported where there is a GPU
+    from launcher.measure.gpu_readings import GpuReadings
+
+Values = dict[str, Any]  # fields of GpuRecord
+MAXIMA = ("memory_used_bytes", "host_rss_bytes")  # since the last record; others: the newest
+STOP_WAIT_S = 1.0  # a thread whose NVML call hangs for longer is abandoned
 
 
 class Grid:
-    """Ticks at start + k * period, in whole nanoseconds, so that no error adds up.
+    """Ticks at start + k * period, in whole nanoseconds, so that errors do not accumulate.
 
-    `missed` counts the ticks that nobody came for before the next one was due.
+    `missed` counts the ticks that were not taken before the next one was due.
     """
 
     def __init__(self, start_ns: int, period_ns: int) -> None:
@@ -40,11 +44,11 @@ class Grid:
 
     @property
     def next_ns(self) -> int:
-        """Deadline of the next tick."""
+        """Return the deadline of the next tick."""
         return self._start_ns + self._tick * self._period_ns
 
     def take(self, now_ns: int) -> bool:
-        """Whether a tick is due. The latest one due is taken, those before it are missed."""
+        """Take the latest tick that is due, if any; those before it are missed."""
         if now_ns < self.next_ns:
             return False
         latest = (now_ns - self._start_ns) // self._period_ns
@@ -54,10 +58,10 @@ class Grid:
 
 
 def mean_power_w(first: EnergyReading | None, last: EnergyReading | None) -> float | None:
-    """Watts between two readings of the energy counter, None when there are not two.
+    """Return the mean power between two readings of the energy counter; None without two.
 
-    Joules per step are these watts times the seconds per step, and tokens per joule the tokens
-    per second over these watts. Both hold although the counter is not read where a step ends.
+    Joules per step are this power times the seconds per step, and tokens per joule are tokens per
+    second divided by it, although the counter is not read at the ends of steps.
     """
     if first is None or last is None or last.t_s <= first.t_s:
         return None
@@ -69,9 +73,10 @@ class Sampler:
 
     Args:
         uuid: from `nvml.resolve_uuid`.
-        emit: takes each GpuRecord and EventRecord, mostly on the sampler's thread; must not block.
+        emit: receives each GpuRecord and EventRecord, mostly on the sampler's thread; must not
+            block.
         memory_every_s, rest_every_s: between readings; line_every_s: between GpuRecords.
-        clock_ns, wait: time, and sleep that returns True to end; tests simulate them.
+        clock_ns, wait: time, and a sleep that returns True to end; tests simulate them.
     """
 
     def __init__(
@@ -95,15 +100,24 @@ class Sampler:
         self._closed = False
         self._grids: list[Grid] = []
         self._process = psutil.Process()
-        self._gpu = None if uuid is None else GpuReadings(uuid, self._event)
+        self._gpu: GpuReadings | None = None
+        if uuid is not None:
+            from launcher.measure.gpu_readings import GpuReadings
+
+            self._gpu = GpuReadings(uuid, self._event)
         self._totals = _Totals()
         self._line: Values = {}  # of the next record
 
     @classmethod
     def every(cls, period_s: float, device: torch.device, emit: Callable[[Record], None]) -> Self:
         """Sample a device with a record each `period_s`; memory is read more often."""
+        uuid = None
+        if device.type == "cuda":
+            from launcher.measure.nvml import resolve_uuid
+
+            uuid = resolve_uuid(device)
         return cls(
-            uuid=resolve_uuid(device),
+            uuid=uuid,
             emit=emit,
             memory_every_s=min(0.1, period_s),
             rest_every_s=max(1.0, period_s),
@@ -112,15 +126,15 @@ class Sampler:
 
     @property
     def energy(self) -> EnergyReading | None:
-        """The newest reading of the energy counter, None until there is one."""
+        """Return the newest reading of the energy counter; None until there is one."""
         return None if self._gpu is None else self._gpu.energy
 
     def start(self) -> None:
-        """Begin sampling; returns at once, NVML starts on the sampler's own thread."""
+        """Start sampling; returns at once, since NVML starts on the sampler's thread."""
         self._thread.start()
 
     def stop(self) -> SamplerSummary:
-        """End sampling and sum up, within about a second even when NVML hangs. May come twice."""
+        """Stop and summarize, within about a second even if NVML hangs. May be called twice."""
         self._stopping.set()
         if self._thread.is_alive() and not self._closed:
             self._thread.join(STOP_WAIT_S)
@@ -131,13 +145,13 @@ class Sampler:
             return self._totals.summary(self._gpu, sum(grid.missed for grid in self._grids))
 
     def run(self) -> None:
-        """The thread's body: sample until told to stop or the GPU is lost."""
+        """Sample until stopped or until the GPU is lost: the body of the thread."""
         try:
             self._sample_until_stopped()
             if self._gpu is not None:
                 self._gpu.close()
         except Exception as error:
-            # A defect in here ends the samples, never the training beside it.
+            # A defect in here must not end the training.
             self._event("sampler_failed", error=repr(error))
 
     def _sample_until_stopped(self) -> None:
@@ -159,10 +173,9 @@ class Sampler:
         self._emit_line(t_s)
 
     def _read(self, now_ns: int, t_s: float, *, with_memory: bool, with_rest: bool) -> None:
-        names = [name for name in READINGS if (with_memory if name == "memory" else with_rest)]
         values = None
         if self._gpu is not None:
-            values = self._gpu.read(names, now_ns, t_s, may_open=with_rest)
+            values = self._gpu.read(now_ns, t_s, with_memory=with_memory, with_rest=with_rest)
             if self._gpu.lost:
                 return
         source = "psutil" if values is None else "nvml"
@@ -175,7 +188,9 @@ class Sampler:
         with self._lock:
             if not self._closed:
                 self._totals.add(source, values)
-        most = {name: max(values[name], self._line.get(name, 0)) for name in MOST if name in values}
+        most = {
+            name: max(values[name], self._line.get(name, 0)) for name in MAXIMA if name in values
+        }
         uuid = {"uuid": self._gpu.uuid} if self._gpu is not None and source == "nvml" else {}
         self._line |= {"source": source, **uuid, **values, **most}
 
@@ -189,6 +204,11 @@ class Sampler:
         with self._lock:
             if not self._closed:
                 self._emit(EventRecord(name=name, unix_s=time.time(), detail=detail))
+
+
+def energy_of(sampler: Sampler | None) -> EnergyReading | None:
+    """Return a sampler's newest reading of the energy counter; None without a sampler."""
+    return None if sampler is None else sampler.energy
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,7 +16,6 @@ import psutil
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.measure.host_memory import available_host_bytes, host_bytes
-from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
 from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, states_of
 from launcher.strategies import strategy_of
@@ -97,6 +96,8 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
 
 def _device_bytes() -> int:
     """Return the memory of the largest GPU, by NVML, which takes none; unlimited if unknown."""
+    from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
+
     sizes = []
     for uuid in openable_gpus():
         with contextlib.suppress(NvmlFault):

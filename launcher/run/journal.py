@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from launcher.measure import loggers
-from launcher.measure.hardware import peak_flops_per_s
 from launcher.measure.loggers import Loggers
 from launcher.measure.memory import capacity_bytes, read_memory
 from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
@@ -74,7 +73,11 @@ class Journal:
         self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
         self._loggers = loggers
         self._capacity_bytes = capacity_bytes(world.device)
-        self._peak_flops = peak_flops_per_s(run.device_name)
+        self._peak_flops: float | None = None
+        if run.device_name is not None:
+            from launcher.measure.hardware import peak_flops_per_s
+
+            self._peak_flops = peak_flops_per_s(run.device_name)
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self._sample: GpuRecord | None = None

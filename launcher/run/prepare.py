@@ -26,7 +26,6 @@ from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_o
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
 from launcher.measure.loggers import require_loggers
-from launcher.measure.nvml import names_gpu
 from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
 from launcher.run.folder import default_run_folder
@@ -162,6 +161,8 @@ def _budgeted(
 
 def _segments_may_expand() -> bool:
     """Return whether torch can use expandable segments on this process's GPU."""
+    from launcher.measure.nvml import names_gpu
+
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if names_gpu(local_rank if local_rank < torch.cuda.device_count() else 0):
         return True

@@ -11,13 +11,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.limit import limit_memory
 from launcher.measure.loggers import Loggers
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
-from launcher.measure.sampler import Sampler, mean_power_w
+from launcher.measure.sampler import Sampler, energy_of, mean_power_w
 from launcher.parallel.world import OWN_AGENT, World
 from launcher.run.agreement import Agreement, stop_exit_code, stop_reason
 from launcher.run.console import RunConsole
@@ -96,7 +95,7 @@ class Session:
             skipped=self.skipped,
             memory=self.memory,
         )
-        self._energy_before = self._energy_after = self._energy()
+        self._energy_before = self._energy_after = energy_of(self.sampler)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -148,7 +147,7 @@ class Session:
             self.memory.period("first_step" if step == first else "steady")
             self.memory.begin_step(step - first + 1)
             if step == first + WARMUP_STEPS:
-                self._energy_before = self._energy()
+                self._energy_before = energy_of(self.sampler)
             yield step
             if self._saves.after_step(step, self._engine):
                 self.clock.restart()
@@ -160,7 +159,7 @@ class Session:
         if self.agreement.time_is_up:
             self._stopped_by = "max_minutes"
         self._saves.after_training(self.step, self._engine, preempted=self.agreement.preempted)
-        self._energy_after = self._energy()
+        self._energy_after = energy_of(self.sampler)
         self.memory.period("evaluation")
         self.journal.write(self._engine.count_states().ledger(self._world.device))
 
@@ -294,6 +293,3 @@ class Session:
         with contextlib.suppress(OSError):
             self.folder.write_summary(replace(summary, plan=plan.as_record()))
         self.console.lines(plan.lines())
-
-    def _energy(self) -> EnergyReading | None:
-        return None if self.sampler is None else self.sampler.energy

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from trace_levels import levels
 
+from launcher.forecast.predict import TUNING_BYTES
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.events import Born, Compute, Tuned
 from launcher.measure.live_trace import LiveTrace
-from launcher.measure.workspaces import TUNING_BYTES
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, Sequences
 from launcher.model.lora_config import Lora
