@@ -24,5 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is written into the user's own cache, unless a warm one is asked for."""
-    os.environ.setdefault("SHARDSCALE_CACHE", str(tmp_path_factory.mktemp("corpora")))
+    """Nothing is written into the user's own cache, unless a warm one is asked for; workers of
+    pytest-xdist share theirs, as runs on one machine do."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ.setdefault("SHARDSCALE_CACHE", str(shared / "corpora"))

@@ -4,27 +4,24 @@
 
 `save` trains each case, saving on the way, into FOLDER/CASE; `load` lets each case continue from
 the checkpoints that it is paired with; `both` does one after the other; `die` saves
-and then loses its last rank in the middle of the next save. Rank 0 appends a JSON line for
-each to FOLDER/results.jsonl.
+and then loses its last rank in the middle of the next save.
 """
 
-import json
 import os
 import signal
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator
-from itertools import product
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoint_cases import AFTER, BEFORE, BY_NAME, PAIRS, Case
-from rank_loop import freeze_imports, release, steps
+from rank_loop import Work, rank_of_group, release, report, steps
 
 from launcher.checkpoint import Checkpointer
-from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.parallel.world import World, ranks_from_environment
 from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine
@@ -32,19 +29,22 @@ from launcher.train import build_engine
 
 def main() -> None:
     mode, text, folder, *names = sys.argv[1:]
-    world = start("cpu", timeout_s=60, needs_group=True)
-    freeze_imports()
-    acts = {"save": (save,), "load": (load,), "both": (save, load), "die": (save, die)}[mode]
-    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
-        for act, name in product(acts, names):
-            for result in act(BY_NAME[name], text, Path(folder), world):
-                if world.is_main:
-                    file.write(json.dumps({"name": name, **result}) + "\n")
-                    file.flush()
-    leave(0, together=True)
+    cases = [BY_NAME[name] for name in names]
+    with rank_of_group() as world:
+        if mode != "load":
+            saves: Work = (
+                ({"name": case.name, "from": None}, partial(save, case, text, Path(folder), world))
+                for case in cases
+            )
+            report(folder, world, saves)
+        if mode == "die":
+            die(cases[0], text, Path(folder), world)
+        elif mode != "save":
+            for case in cases:
+                load(case, text, folder, world)
 
 
-def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+def save(case: Case, text: str, folder: Path, world: World) -> dict[str, Any]:
     """Train, save, train on while the save runs."""
     with built(case, text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / case.name, asynchronous=case.asynchronous)
@@ -53,8 +53,7 @@ def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
         after = figures(prepared, world, engine, range(BEFORE + 1, BEFORE + AFTER + 1))
         saved = checkpointer.wait() or saved
         assert saved is not None
-        yield {
-            "from": None,
+        return {
             "before": before,
             "after": after,
             "size_bytes": saved.size_bytes,
@@ -62,23 +61,26 @@ def save(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str
         }
 
 
-def load(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+def load(case: Case, text: str, folder: str, world: World) -> None:
     """Into a fresh engine first, then into the same engine again, whatever it has become."""
     with built(case, text, world) as (prepared, engine):
-        checkpointer = Checkpointer(folder / "unused")
-        for saver in (saver for saver, loader in PAIRS if loader == case):
-            loaded = checkpointer.load(folder / saver.name, engine)
+
+        def go_on(saver: Case) -> dict[str, Any]:
+            loaded = Checkpointer(Path(folder) / "unused").load(Path(folder) / saver.name, engine)
             assert loaded is not None
             assert loaded.passed_over == ()
             first = loaded.checkpoint.step + 1
-            yield {
-                "from": dict(loaded.checkpoint.extra)["strategy"],
+            return {
                 "after": figures(prepared, world, engine, range(first, first + AFTER)),
                 "rng_restored": loaded.rng_restored,
             }
 
+        savers = [saver for saver, loader in PAIRS if loader == case]
+        work = (({"name": case.name, "from": s.name}, partial(go_on, s)) for s in savers)
+        report(folder, world, work)
 
-def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str, Any]]:
+
+def die(case: Case, text: str, folder: Path, world: World) -> None:
     """SIGKILL on the last rank when it has written some of its second save."""
     with built(case, text, world) as (prepared, engine):
         checkpointer = Checkpointer(folder / case.name, asynchronous=True)
@@ -87,7 +89,6 @@ def die(case: Case, text: str, folder: Path, world: World) -> Iterator[dict[str,
             setattr(zlib, "crc32", lambda _: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
         checkpointer.save(2 * BEFORE, engine, {})
         checkpointer.wait()
-        yield {"from": "survived"}
 
 
 class built:

@@ -2,42 +2,34 @@
 
     torchrun --nproc 2 deepspeed_rank.py TEXT FOLDER
 
-FOLDER holds NAME.json files of {"argv": [...], "file": {...}}; rank 0 writes NAME.result with
-losses, gradient norms, and how far the training state covers the model.
+FOLDER/runs.json maps names to arguments. The result of each: losses, gradient norms, and how far
+the training state covers the model.
 """
 
 import json
 import math
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
-from rank_loop import freeze_imports, release, steps
+from rank_loop import rank_of_group, release, report, steps
 
-from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.parallel.world import World, ranks_from_environment
 from launcher.run.prepare import prepare
 from launcher.strategies.engine import Engine
 from launcher.train import build_engine
 
 
 def main() -> None:
-    text, folder = sys.argv[1], Path(sys.argv[2])
-    world = start("cpu", timeout_s=60, needs_group=True)
-    freeze_imports()
-    for path in sorted(folder.glob("*.json")):
-        case = json.loads(path.read_text())
-        try:
-            result = run(case["argv"], text, world)
-        except Exception:
-            # The same mistake on every rank; the next case can still run.
-            result = {"error": traceback.format_exc()}
-        if world.is_main:
-            path.with_suffix(".result").write_text(json.dumps(result))
-    leave(0, together=True)
+    text, folder = sys.argv[1:]
+    runs = json.loads((Path(folder) / "runs.json").read_text(encoding="utf-8"))
+    with rank_of_group() as world:
+        cases = (({"name": name}, partial(run, argv, text, world)) for name, argv in runs.items())
+        report(folder, world, cases)
 
 
 def run(argv: list[str], text: str, world: World) -> dict[str, Any]:

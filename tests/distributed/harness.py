@@ -1,4 +1,4 @@
-"""Starting ranks, and the small model and text that they train on."""
+"""Starting ranks, the small model and text that they train on, and what they report."""
 
 import json
 import os
@@ -6,9 +6,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 HERE = Path(__file__).parent
 TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"
@@ -23,6 +26,45 @@ MODEL_FLAGS = (
     "--tokenizer=byte",
     "--device=cpu",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Results that ranks have reported into a folder, one dictionary for each."""
+
+    folder: Path
+    found: list[dict[str, Any]]
+    output: str
+
+    @classmethod
+    def of(cls, folder: Path, *ended: "subprocess.CompletedProcess[str]") -> "Results":
+        """What process groups that have ended have left in `folder`."""
+        files = sorted(folder.glob("results-*.jsonl"))
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        output = "\n".join(f"{e.args} ended with {e.returncode}:\n{e.stderr}" for e in ended)
+        return cls(folder=folder, found=list(map(json.loads, lines)), output=output)
+
+    def get(self, **key: Any) -> dict[str, Any]:
+        """The result that has these values; the test fails where there is none, or an error."""
+        for result in self.found:
+            if key.items() <= result.items():
+                if "error" in result:
+                    pytest.fail(f"{key} raised:\n{result['error']}")
+                return result
+        pytest.fail(f"no result of {key}:\n{self.output[-6000:]}")
+
+
+def selected(request: pytest.FixtureRequest, *tests: str) -> list[dict[str, Any]]:
+    """Parameters of the module's tests (of these names, or all) that are to be run here."""
+    return [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.module is request.module
+        and hasattr(item, "callspec")
+        and (not tests or item.originalname in tests)
+        and not any(mark.args[0] for mark in item.iter_markers("skipif"))
+    ]
 
 
 def write_text(path: Path) -> Path:
@@ -56,19 +98,26 @@ def environment(**more: str) -> dict[str, str]:
     return {**ours, "OMP_NUM_THREADS": "1", **more}
 
 
-def torchrun(ranks: int, *command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+def torchrun(
+    ranks: int, *command: str | Path, cwd: Path | None = None, **more: str
+) -> "subprocess.CompletedProcess[str]":
     """`torchrun --nproc RANKS COMMAND`, to its end."""
-    return run([TORCHRUN, "--nproc", str(ranks), *command], **more)
+    return run([TORCHRUN, "--nproc", str(ranks), *command], cwd=cwd, **more)
 
 
-def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+def python(
+    *command: str | Path, cwd: Path | None = None, **more: str
+) -> "subprocess.CompletedProcess[str]":
     """This interpreter with `command`, to its end."""
-    return run([sys.executable, *command], **more)
+    return run([sys.executable, *command], cwd=cwd, **more)
 
 
-def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProcess[str]":
+def run(
+    command: Sequence[str | Path], cwd: Path | None = None, **more: str
+) -> "subprocess.CompletedProcess[str]":
     process = subprocess.Popen(
         [str(part) for part in command],
+        cwd=cwd,
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,59 +1,43 @@
 """One rank of the process group that counts bytes, case after case.
 
-    torchrun --nproc 4 memory_rank.py TEXT DEEPSPEED_JSON RESULTS CASE...
+    torchrun --nproc 4 memory_rank.py TEXT DEEPSPEED_JSON FOLDER CASE...
 
-Rank 0 appends a JSON line per case: for each moment and rank, what the engine counts and what the
-interpreter really keeps alive.
+The result of a case: for each moment and rank, what the engine counts and what the interpreter
+really keeps alive.
 """
 
 import gc
-import json
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from harness import MODEL_FLAGS
 from memory_cases import CASES, INPUTS_BYTES, Case
-from rank_loop import release
+from rank_loop import of_all_ranks, rank_of_group, release, report
 from torch.distributed.tensor import DTensor
 
 from launcher.data import GlobalBatches
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World
 from launcher.run.prepare import prepare
 from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine, to_device
 
 
 def main() -> None:
-    text, deepspeed, results, *names = sys.argv[1:]
+    text, deepspeed, folder, *names = sys.argv[1:]
     known = {case.name: case for case in CASES}
-    world = start("cpu", timeout_s=60, needs_group=True)
-    with Path(results).open("a", encoding="utf-8") as file:
-        for name in names:
-            result: dict[str, Any] = {"name": name}
-            try:
-                mine = run(known[name], text, deepspeed, world)
-                ranks: list[Any] = [None] * world.size
-                dist.all_gather_object(ranks, mine)
-                result["ranks"] = ranks
-            except Exception:
-                # The same mistake on every rank; the next case can still run.
-                result["error"] = traceback.format_exc()
-            if world.is_main:
-                file.write(json.dumps(result) + "\n")
-                file.flush()
-    leave(0, together=True)
+    with rank_of_group() as world:
+        cases = (({"name": n}, partial(run, known[n], text, deepspeed, world)) for n in names)
+        report(folder, world, cases)
 
 
 def run(case: Case, text: str, deepspeed: str, world: World) -> dict[str, Any]:
-    """One step, so that everything has been allocated, and then a look at each moment."""
+    """On every rank: one step, so that all is allocated, and then a look at each moment."""
     arguments = [
         *MODEL_FLAGS,
         *case.flags,
@@ -87,7 +71,8 @@ def run(case: Case, text: str, deepspeed: str, world: World) -> dict[str, Any]:
         train_step(engine, to_device(rows, 1, world.device), 1e-3, phase=phase)
     seen["after_step"] = look(engine)
     release(engine)
-    return {"parameters": resolved.model.parameter_count, **seen}
+    mine = {"parameters": resolved.model.parameter_count, **seen}
+    return {"ranks": of_all_ranks(mine, world)}
 
 
 def look(engine: Engine) -> dict[str, Any]:

@@ -1,21 +1,21 @@
 """One rank that takes four steps under each strategy, once plainly and once with a NaN between.
 
-    torchrun --nproc 2 nonfinite_rank.py TEXT RESULTS
+    torchrun --nproc 2 nonfinite_rank.py TEXT FOLDER
 
-Rank 0 writes {case: {"plain": losses, "disturbed": losses, "applied": [...]}} to RESULTS.
+The result of a case: {"plain": losses, "disturbed": losses, "applied": [...]}.
 """
 
-import json
 import sys
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
-from rank_loop import release
+from rank_loop import rank_of_group, release, report
 
 from launcher.data import GlobalBatches
-from launcher.parallel.world import World, leave, ranks_from_environment, start
+from launcher.parallel.world import World, ranks_from_environment
 from launcher.run.prepare import prepare
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -39,16 +39,16 @@ STEPS, POISONED = 4, 2  # the poisoned step comes after this many good ones
 
 
 def main() -> None:
-    text, results = sys.argv[1:]
-    world = start("cpu", timeout_s=60, needs_group=True)
-    found = {}
-    for name, flags in CASES.items():
-        plain, _ = train(flags.split(), text, world, poison=False)
-        disturbed, applied = train(flags.split(), text, world, poison=True)
-        found[name] = {"plain": plain, "disturbed": disturbed, "applied": applied}
-    if world.is_main:
-        Path(results).write_text(json.dumps(found))
-    leave(0, together=True)
+    text, folder = sys.argv[1:]
+    with rank_of_group() as world:
+        cases = (({"name": n}, partial(run, f.split(), text, world)) for n, f in CASES.items())
+        report(folder, world, cases)
+
+
+def run(flags: list[str], text: str, world: World) -> dict[str, Any]:
+    plain, _ = train(flags, text, world, poison=False)
+    disturbed, applied = train(flags, text, world, poison=True)
+    return {"plain": plain, "disturbed": disturbed, "applied": applied}
 
 
 def train(

@@ -24,11 +24,6 @@ STRATEGIES = {
 }
 NATIVE = ("ddp", "fsdp")
 SHARDED = (*NATIVE, "zero2", "zero3")
-QWEN3 = (
-    *("--heads=4", "--kv-heads=2", "--head-dim=24", "--position=rope", "--norm=rms"),
-    *("--qk-norm=True", "--activation=swiglu", "--d-ff=96"),
-    *("--attention-bias=False", "--mlp-bias=False"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,35 +123,6 @@ KINDS = {
         Kind(
             name="in-backward-adafactor",
             flags=("--optimizer-in-backward", "--clip=0", "--optimizer=adafactor", "--lr=3e-2"),
-            strategies=("fsdp",),
-        ),
-        Kind(
-            name="qwen3-adafactor",
-            flags=(*QWEN3, "--optimizer=adafactor", "--lr=3e-2"),
-            strategies=NATIVE,
-        ),
-        Kind(
-            name="qwen3-muon",
-            flags=(*QWEN3, "--optimizer=muon"),
-            strategies=NATIVE,
-            parity=1e-3,
-            resumed=1e-3,
-        ),
-        Kind(
-            name="qwen3-apollo",
-            flags=(*QWEN3, "--optimizer=apollo", "--apollo-rank=8"),
-            strategies=NATIVE,
-        ),
-        Kind(
-            name="qwen3-adamw8bit",
-            flags=(*QWEN3, "--optimizer=adamw8bit"),
-            strategies=("fsdp", "zero2"),
-            parity=1e-4,
-            resumed=1e-4,
-        ),
-        Kind(
-            name="qwen3-in-backward",
-            flags=(*QWEN3, "--optimizer-in-backward", "--clip=0"),
             strategies=("fsdp",),
         ),
     )

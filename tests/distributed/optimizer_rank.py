@@ -3,24 +3,22 @@
     torchrun --nproc 2 optimizer_rank.py TEXT FOLDER [KIND...]
 
 Each run saves half-way into FOLDER/KIND-STRATEGY, then a fresh engine goes on from the checkpoint
-of a single process, FOLDER/KIND-single. Rank 0 appends a JSON line for each to
-FOLDER/results.jsonl.
+of a single process, FOLDER/KIND-single.
 """
 
-import json
 import sys
-import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from optimizer_cases import AFTER, BEFORE, KINDS, STRATEGIES, Kind, arguments
-from rank_loop import freeze_imports, release, steps
+from rank_loop import rank_of_group, release, report, steps
 
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.pretrained.stored import open_stored
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World
 from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine, LossScale
 from launcher.train import build_engine
@@ -28,21 +26,16 @@ from launcher.train import build_engine
 
 def main() -> None:
     text, folder, *names = sys.argv[1:]
-    world = start("cpu", timeout_s=60, needs_group=True)
-    freeze_imports()
-    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
-        for kind in map(KINDS.__getitem__, names):
-            for strategy in kind.strategies:
-                try:
-                    result = run(kind, strategy, text, Path(folder), world)
-                except Exception:
-                    # The same mistake on every rank; the next case can still run.
-                    result = {"error": traceback.format_exc()}
-                if world.is_main:
-                    line = {"kind": kind.name, "strategy": strategy, **result}
-                    file.write(json.dumps(line) + "\n")
-                    file.flush()
-    leave(0, together=True)
+    pairs = [(KINDS[name], strategy) for name in names for strategy in KINDS[name].strategies]
+    with rank_of_group() as world:
+        cases = (
+            (
+                {"kind": kind.name, "strategy": strategy},
+                partial(run, kind, strategy, text, Path(folder), world),
+            )
+            for kind, strategy in pairs
+        )
+        report(folder, world, cases)
 
 
 def run(kind: Kind, strategy: str, text: str, folder: Path, world: World) -> dict[str, Any]:

@@ -1,69 +1,74 @@
 """One rank of a process group that runs parity cases one after the other.
 
-    torchrun --nproc 2 parity_rank.py TEXT RESULTS CASE...
+    torchrun --nproc 2 parity_rank.py CASE...
 
-Rank 0 appends a JSON line with losses and gradient norms to RESULTS for each case.
+Cases without a group are shared out among the ranks; all ranks train the others together. The
+working folder has the data and gets the results: losses and gradient norms of each case.
 """
 
-import json
+import contextlib
 import math
 import sys
-import time
-import traceback
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import MODEL_FLAGS
-from parity_cases import CASES, Case, references
-from rank_loop import freeze_imports, release, steps
+from parity_cases import BASE, BY_NAME, Case
+from rank_loop import rank_of_group, release, report, steps
+from torch._dynamo.utils import counters
 
-from launcher.parallel.world import World, leave, ranks_from_environment, start
-from launcher.run.prepare import prepare
-from launcher.strategies.engine import Engine
+from launcher.config.resolve import resolve
+from launcher.data import open_corpus
+from launcher.forecast.budget import within_budget
+from launcher.measure.memory import TracedMemory
+from launcher.parallel.world import World
+from launcher.run.enough_room import check_offload
+from launcher.strategies.engine import Engine, LossScale
 from launcher.strategies.native_state import ModelShardState
-from launcher.train import build_engine, load_forecast
+from launcher.train import build_engine
 
 
 def main() -> None:
-    text, results, *names = sys.argv[1:]
-    known = {case.name: case for case in (*references(), *CASES)}
-    world = start("cpu", timeout_s=60, needs_group=True)
-    freeze_imports()
-    with Path(results).open("a", encoding="utf-8") as file:
-        for name in names:
-            started = time.perf_counter()
-            try:
-                result: dict[str, Any] = {"name": name, **run(known[name], text, world)}
-            except Exception:
-                # The same mistake on every rank; the next case can still run.
-                result = {"name": name, "error": traceback.format_exc()}
-            if world.is_main:
-                result["duration_s"] = time.perf_counter() - started
-                file.write(json.dumps(result) + "\n")
-                file.flush()
-    leave(0, together=True)
+    with rank_of_group(timeout_s=600) as world:
+        alone = replace(world, rank=0, local_rank=0, size=1, local_size=1)
+        cases = [BY_NAME[name] for name in sys.argv[1:]]
+        mine = [case for case in cases if case.alone][world.rank :: world.size]
+        together = [case for case in cases if not case.alone]
+        report(".", world, ((_key(c), lambda c=c: run(c, alone)) for c in mine), every_rank=True)
+        report(".", world, ((_key(c), lambda c=c: run(c, world)) for c in together))
 
 
-def run(case: Case, text: str, world: World) -> dict[str, list[float]]:
-    """Losses (mean over the global batch) and gradient norms of every step."""
-    size, local_size = ranks_from_environment()
-    prepared = prepare(
-        [*MODEL_FLAGS, *case.arguments(text)],
-        world_size=size,
-        ranks_per_node=local_size,
-        load_forecast=load_forecast,
+def _key(case: Case) -> dict[str, Any]:
+    return {"name": case.name}
+
+
+def run(case: Case, world: World) -> dict[str, Any]:
+    """What `launcher.train` does, with its checks, less its records."""
+    torch._dynamo.reset()  # compiled for one case, a block would count against the next one's limit
+    counters.clear()
+    config = case.config()
+    resolved = resolve(config, world_size=world.size, device_type="cpu")
+    resolved = within_budget(resolved, world_size=world.size)
+    corpus = open_corpus(
+        data=str(config.data.data),
+        tokenizer="byte",
+        vocab_size=BASE["vocab_size"],
+        seq_len=resolved.seq_len,
+        document_attention=config.data.document_attention,
     )
-    resolved = prepared.resolved
-    torch.manual_seed(resolved.config.loop.seed + world.rank)
-    engine = build_engine(resolved, world)
-    losses, norms = steps(resolved, prepared.corpus, world, engine, range(1, case.steps + 1))
-    assert all(map(math.isfinite, norms))
-    if resolved.config.sharding.tensor_parallel > 1:
-        replicated_parameters_agree(engine)
-    release(engine)
-    return {"losses": losses, "norms": norms}
+    check_offload(resolved.config, resolved.model, world_size=world.size, ranks_per_node=world.size)
+    traced = config.measure.memory_trace
+    with TracedMemory(world.device).trace if traced else contextlib.nullcontext():
+        torch.manual_seed(world.rank)
+        engine = build_engine(resolved, world)
+        engine.set_loss_scale(LossScale(scale=1024.0, good_steps=0))  # 65536 overflows at first
+        losses, norms = steps(resolved, corpus, world, engine, range(1, case.steps + 1))
+        assert all(map(math.isfinite, norms))
+        if resolved.config.sharding.tensor_parallel > 1:
+            replicated_parameters_agree(engine)
+        release(engine)
+    return {"losses": losses, "norms": norms, "graphs": counters["stats"]["unique_graphs"]}
 
 
 def replicated_parameters_agree(engine: Engine) -> None:

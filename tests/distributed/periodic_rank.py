@@ -3,15 +3,12 @@
     torchrun --nproc 2 periodic_rank.py TEXT FOLDER VARIANT...
 
 Each run is a session of its own in FOLDER/VARIANT/SCHEDULE. One more engine of the variant trains
-without any of it, then goes on from every checkpoint that the sessions have left. Rank 0 appends a
-JSON line for each variant to FOLDER/results.jsonl.
+without any of it, then goes on from every checkpoint that the sessions have left.
 """
 
-import json
 import sys
-import time
-import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,11 @@ from periodic_cases import (
     UNDISTURBED,
     Variant,
 )
-from rank_loop import freeze_imports, release, steps
+from rank_loop import rank_of_group, release, report, steps
 
 from launcher.checkpoint import Checkpointer, CheckpointFolder
 from launcher.measure.records import EvalRecord
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World
 from launcher.run.prepare import prepare
 from launcher.run.session import Session
 from launcher.train import build_engine, take_steps
@@ -38,21 +35,11 @@ from launcher.train import build_engine, take_steps
 
 def main() -> None:
     text, folder, *names = sys.argv[1:]
-    world = start("cpu", timeout_s=300, needs_group=True)
-    freeze_imports()
-    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
-        for variant in map(BY_NAME.__getitem__, names):
-            started_s = time.monotonic()
-            try:
-                result = run(variant, text, Path(folder) / variant.name, world)
-            except Exception:
-                # The same mistake on every rank; the next variant can still run.
-                result = {"error": traceback.format_exc()}
-            if world.is_main:
-                result["duration_s"] = time.monotonic() - started_s
-                file.write(json.dumps({"variant": variant.name, **result}) + "\n")
-                file.flush()
-    leave(0, together=True)
+    with rank_of_group(timeout_s=300) as world:
+        cases = (
+            ({"variant": n}, partial(run, BY_NAME[n], text, Path(folder) / n, world)) for n in names
+        )
+        report(folder, world, cases)
 
 
 def run(variant: Variant, text: str, folder: Path, world: World) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from harness import MODEL_FLAGS
 from plan_cases import CASES
-from rank_loop import freeze_imports, release
+from rank_loop import release
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from launcher.config.arguments import parse_run_config
@@ -25,6 +25,7 @@ from launcher.forecast.predict import predict
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
 from launcher.strategies.engine import train_step
+from launcher.strategies.zero.engine import import_deepspeed
 from launcher.train import build_engine
 
 MICRO_BATCH, ACCUMULATION = 4, 2
@@ -35,7 +36,7 @@ def main() -> None:
     world_size = int(size)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # nobody listens
-    freeze_imports()
+    import_deepspeed(torch.device("cpu"))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     for name in names:
         print(json.dumps({"name": name, **compare(CASES[name], world_size)}), flush=True)

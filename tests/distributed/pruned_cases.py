@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from parity_cases import OFFLOADS, STRATEGIES
-
 RANKS = 2
 STEPS, SAVED = 100, 10
 FEW_STEPS = 6
@@ -35,10 +33,22 @@ class Case:
         ]
 
 
+STRATEGIES = {
+    "ddp": ("--strategy=ddp",),
+    "fsdp": ("--strategy=fsdp",),
+    "fsdp-grad-op": ("--strategy=fsdp", "--no-reshard-after-forward"),
+    "fsdp-hybrid": ("--strategy=fsdp", "--replicate=2"),
+    "zero0": ("--zero=0",),
+    "zero1": ("--zero=1",),
+    "zero2": ("--zero=2",),
+    "zero3": ("--zero=3",),
+}
 REFERENCE = Case(name="single", flags=("--strategy=single",))
 VARIANTS = tuple(Case(name=name, flags=flags) for name, flags in STRATEGIES.items())
 _OTHERS = {
-    **OFFLOADS,
+    "zero2-offload": ("--zero=2", "--offload-optimizer=cpu"),
+    "zero3-offload": ("--zero=3", "--offload-optimizer=cpu", "--offload-param=cpu"),
+    "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu"),
     "fsdp-bf16": ("--strategy=fsdp", _BF16),
     "zero1-bf16": ("--zero=1", _BF16),
     "zero2-bf16": ("--zero=2", _BF16),

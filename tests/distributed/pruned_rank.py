@@ -2,29 +2,26 @@
 
     torchrun --nproc 2 pruned_rank.py TEXT PRUNED FOLDER CASE...
 
-Variants save on the way; when all have, each goes on from another one's checkpoint. Rank 0 appends
-a JSON line for each to FOLDER/results.jsonl.
+Variants save on the way; when all have, each goes on from another one's checkpoint.
 """
 
 import dataclasses
 import json
-import os
 import sys
-import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from pruned_cases import BY_NAME, FEW_STEPS, SAVED, Case, source_of
-from rank_loop import freeze_imports, release, steps
+from rank_loop import of_all_ranks, rank_of_group, release, report, steps
 
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.forecast.predict import predict
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World
 from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM
@@ -35,22 +32,17 @@ LINES = ("params", "master", "masks", "grads", "optimizer", "buffers")
 
 def main() -> None:
     text, pruned, folder, *names = sys.argv[1:]
-    world = start("cpu", timeout_s=60, needs_group="RANK" in os.environ)
-    freeze_imports()
-    variants = [name for name in names if BY_NAME[name].exact and world.size > 1]
-    with (Path(folder) / "results.jsonl").open("a", encoding="utf-8") as file:
+    with rank_of_group() as world:
+        variants = [name for name in names if BY_NAME[name].exact and world.size > 1]
         for act, acting in ((begin, names), (resume, variants)):
-            for name in acting:
-                result: dict[str, Any] = {"name": name, "act": act.__name__}
-                try:
-                    result |= act(BY_NAME[name], text, pruned, Path(folder), world)
-                except Exception:
-                    # The same mistake on every rank; the next case can still run.
-                    result["error"] = traceback.format_exc()
-                if world.is_main:
-                    file.write(json.dumps(result) + "\n")
-                    file.flush()
-    leave(0, together=True)
+            work = (
+                (
+                    {"name": name, "act": act.__name__},
+                    partial(act, BY_NAME[name], text, pruned, Path(folder), world),
+                )
+                for name in acting
+            )
+            report(folder, world, work)
 
 
 def begin(case: Case, text: str, pruned: str, folder: Path, world: World) -> dict[str, Any]:
@@ -114,11 +106,7 @@ def looked_at(engine: Engine, prepared: Prepared, pruned: str, world: World) -> 
         "held": [dataclasses.asdict(held)[f"{line}_bytes"] for line in LINES],
         "predicted": [dataclasses.asdict(predicted)[f"{line}_bytes"] for line in LINES],
     }
-    ranks: list[Any] = [mine]
-    if world.size > 1:
-        ranks = [None] * world.size
-        dist.all_gather_object(ranks, mine)
-    return {"ranks": ranks}
+    return {"ranks": of_all_ranks(mine, world)}
 
 
 def masks_in(pruned: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -1,6 +1,15 @@
-"""What ranks of tests have in common: the loop of `launcher.train` without its records."""
+"""What ranks of tests have in common: their process group, the file of their results, and the loop
+of `launcher.train` without its records."""
 
 import gc
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,16 +18,51 @@ from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
 from launcher.optim.schedule import learning_rate
 from launcher.parallel.mesh import Mesh
-from launcher.parallel.world import World
+from launcher.parallel.world import World, leave, start
 from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.zero.engine import import_deepspeed
 from launcher.train import to_device
 
+Work = Iterable[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]
+"""Pieces of work, each with the key that its result is looked up by."""
 
-def freeze_imports() -> None:
-    """Import what is large, so that it is never looked through for what a case can drop: that
-    would take longer than most cases."""
+
+@contextmanager
+def rank_of_group(timeout_s: float = 60) -> Iterator[World]:
+    """This process among those that torchrun has started, or alone, on the CPU."""
+    world = start("cpu", timeout_s=timeout_s, needs_group="RANK" in os.environ)
+    # What is large is imported now, so that it is never searched for what a case can drop, which
+    # would take longer than most cases.
     import_deepspeed(torch.device("cpu"))
+    yield world
+    leave(0, together=True)
+
+
+def report(folder: str | Path, world: World, work: Work, *, every_rank: bool = False) -> None:
+    """Do the work, and append a JSON line of each piece to FOLDER/results-RANK.jsonl.
+
+    Rank 0 reports for all, or every rank for itself. What a piece raises is its result: it is the
+    same mistake on every rank, and the next piece can still run.
+    """
+    with (Path(folder) / f"results-{world.rank}.jsonl").open("a", encoding="utf-8") as file:
+        for key, run in work:
+            started_s = time.perf_counter()
+            try:
+                result = run()
+            except Exception:
+                result = {"error": traceback.format_exc()}
+            if world.is_main or every_rank:
+                result["duration_s"] = time.perf_counter() - started_s
+                file.write(json.dumps({**key, **result}) + "\n")
+                file.flush()
+
+
+def of_all_ranks(mine: Any, world: World) -> list[Any]:
+    """What each rank has found, on every rank."""
+    found = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(found, mine)
+    return found
 
 
 def steps(

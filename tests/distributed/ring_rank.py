@@ -1,21 +1,18 @@
 """One rank of the process group that runs cases of ring attention, one after the other.
 
-    torchrun --nproc 4 ring_rank.py RESULTS CASE...
+    torchrun --nproc 4 ring_rank.py FOLDER CASE...
 
-Rank 0 appends a JSON line for each case to RESULTS: each rank's largest errors.
+The result of a case: each rank's largest errors.
 """
 
-import datetime
-import json
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from rank_loop import of_all_ranks, rank_of_group, report
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
@@ -79,32 +76,23 @@ CASES = [
 
 
 def main() -> None:
-    results, *names = sys.argv[1:]
+    folder, *names = sys.argv[1:]
     known = {case.name: case for case in CASES}
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    groups = {
-        ranks: dist.new_subgroups_by_enumeration(
-            [
-                list(range(first, WORLD_SIZE, WORLD_SIZE // ranks))
-                for first in range(WORLD_SIZE // ranks)
-            ]
-        )[0]
-        for ranks in (1, 2, 4)
-    }
-    with Path(results).open("a", encoding="utf-8") as file:
-        for name in names:
-            case = known[name]
-            try:
-                errors: list[Any] = [None] * WORLD_SIZE
-                dist.all_gather_object(errors, errors_of(case, groups[case.ranks]))
-                result: dict[str, Any] = {"name": name, "errors": errors}
-            except Exception:
-                # The same mistake on every rank; the next case can still run.
-                result = {"name": name, "error": traceback.format_exc()}
-            if dist.get_rank() == 0:
-                file.write(json.dumps(result) + "\n")
-                file.flush()
-    dist.destroy_process_group()
+    with rank_of_group() as world:
+        groups = {
+            ranks: dist.new_subgroups_by_enumeration(
+                [
+                    list(range(first, WORLD_SIZE, WORLD_SIZE // ranks))
+                    for first in range(WORLD_SIZE // ranks)
+                ]
+            )[0]
+            for ranks in (1, 2, 4)
+        }
+
+        def run(case: Case) -> dict[str, Any]:
+            return {"errors": of_all_ranks(errors_of(case, groups[case.ranks]), world)}
+
+        report(folder, world, (({"name": name}, partial(run, known[name])) for name in names))
 
 
 def errors_of(case: Case, group: dist.ProcessGroup) -> dict[str, float]:

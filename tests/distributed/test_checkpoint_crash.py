@@ -19,7 +19,7 @@ def test_the_checkpoint_before_is_intact(name: str, tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
     done = torchrun(2, HERE / "checkpoint_rank.py", "die", text, tmp_path, name)
     assert done.returncode != 0
-    results = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    results = (tmp_path / "results-0.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["from"] for line in results] == [None], done.stderr
     # What was being written is there, but under no name that anybody would take.
     (unfinished,) = (tmp_path / name).glob(".saving-step-00000020-*")

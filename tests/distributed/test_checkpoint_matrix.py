@@ -4,47 +4,26 @@ One process group per number of ranks saves all cases, another one loads them al
 looks up its own pair.
 """
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
 from checkpoint_cases import AFTER, BY_NAME, CASES, PAIRS, Case
-from harness import HERE, torchrun, write_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """What the process groups reported: (case, checkpoint it came from) -> figures."""
-
-    folder: Path
-    by_pair: dict[tuple[str, str | None], dict[str, Any]]
-    output: str
-
-    def of(self, name: str, source: str | None = None) -> dict[str, Any]:
-        if (name, source) not in self.by_pair:
-            pytest.fail(f"no result of {name} from {source}:\n{self.output[-6000:]}")
-        return self.by_pair[name, source]
+from harness import HERE, Results, torchrun, write_text
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("checkpoints")
     text = write_text(folder / "text.txt")
-    output = ""
+    ended = []
     for mode, ranks in (("save", 1), ("save", 2), ("both", 4), ("load", 1), ("load", 2)):
         names = [case.name for case in CASES if case.ranks == ranks]
-        done = torchrun(ranks, HERE / "checkpoint_rank.py", mode, text, folder, *names)
-        output += f"{mode} on {ranks} ranks ended with {done.returncode}:\n{done.stderr}\n"
-    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    by_pair = {(r["name"], r["from"]): r for r in map(json.loads, lines)}
-    return Results(folder=folder, by_pair=by_pair, output=output)
+        ended.append(torchrun(ranks, HERE / "checkpoint_rank.py", mode, text, folder, *names))
+    return Results.of(folder, *ended)
 
 
 @pytest.mark.parametrize(("saver", "loader"), PAIRS, ids=lambda case: case.name)
 def test_goes_on_as_the_saver_did(saver: Case, loader: Case, results: Results) -> None:
-    expected, got = results.of(saver.name)["after"], results.of(loader.name, saver.name)["after"]
+    expected = results.get(**{"name": saver.name, "from": None})["after"]
+    got = results.get(**{"name": loader.name, "from": saver.name})["after"]
     low = saver.family == "bf16"
     assert len(got["losses"]) == len(got["norms"]) == AFTER
     assert got["losses"] == pytest.approx(expected["losses"], rel=2e-2 if low else 2e-5)
@@ -56,7 +35,7 @@ def test_goes_on_as_the_saver_did(saver: Case, loader: Case, results: Results) -
 
 @pytest.mark.parametrize("saver", CASES, ids=lambda case: case.name)
 def test_every_element_is_written_once(saver: Case, results: Results) -> None:
-    saved = results.of(saver.name)
+    saved = results.get(**{"name": saver.name, "from": None})
     payload = 12 * saved["parameters"]
     assert payload < saved["size_bytes"] < payload + 100 * 3 * 20 * saver.ranks
     files = sorted((results.folder / saver.name / "step-00000010").glob("rank-*.safetensors"))
@@ -67,11 +46,11 @@ def test_every_element_is_written_once(saver: Case, results: Results) -> None:
 
 def test_generators_go_on_where_the_ranks_are_the_same(results: Results) -> None:
     for saver, loader in PAIRS:
-        restored = results.of(loader.name, saver.name)["rng_restored"]
-        assert restored == (saver.ranks == loader.ranks)
+        loaded = results.get(**{"name": loader.name, "from": saver.name})
+        assert loaded["rng_restored"] == (saver.ranks == loader.ranks)
 
 
 def test_training_is_not_what_makes_the_checkpoints_equal(results: Results) -> None:
     """The steps after the save would show a state that was not restored."""
-    run = results.of(next(iter(BY_NAME)))
+    run = results.get(**{"name": next(iter(BY_NAME)), "from": None})
     assert run["after"]["losses"][0] < 0.9 * run["before"]["losses"][0]

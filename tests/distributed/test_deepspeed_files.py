@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import HERE, torchrun, write_text
+from harness import HERE, Results, torchrun, write_text
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.deepspeed_file.table import ZERO
@@ -87,17 +87,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, An
     for name, with_file, without in known:
         runs[name] = with_file
         runs[" ".join(without)] = without
-    names = {name: f"{number:03d}" for number, name in enumerate(runs)}
-    for name, argv in runs.items():
-        (folder / f"{names[name]}.json").write_text(json.dumps({"argv": argv}))
-    done = torchrun(
-        RANKS, HERE / "deepspeed_rank.py", text, folder, SHARDSCALE_CACHE=str(folder / "cache")
-    )
-    assert done.returncode == 0, done.stderr
-    found = {
-        name: json.loads((folder / f"{number}.result").read_text())
-        for name, number in names.items()
-    }
+    (folder / "runs.json").write_text(json.dumps(runs))
+    ended = torchrun(RANKS, HERE / "deepspeed_rank.py", text, folder)
+    found = {result["name"]: result for result in Results.of(folder, ended).found}
+    assert set(found) == set(runs), ended.stderr
     return {name: (found[name], found[" ".join(without)]) for name, _, without in known}
 
 

@@ -6,12 +6,11 @@ explained is an error: what the interpreter keeps alive is searched without aski
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import HERE, torchrun, write_text
+from harness import HERE, Results, selected, torchrun, write_text
 from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, ROPE, Case
 
 from launcher.model.config import ModelConfig
@@ -36,39 +35,27 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def counted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """Case name -> what each rank reported, from one process group for all selected cases."""
+def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank reported, from one process group for all selected cases."""
     folder = tmp_path_factory.mktemp("memory")
     text = write_text(folder / "text.txt")
     deepspeed = folder / "zero3.json"
     # By default biases and norms stay whole on every rank; the arithmetic is about what does not.
     section = {"stage": 3, "stage3_param_persistence_threshold": 0}
     deepspeed.write_text(json.dumps({"zero_optimization": section}))
-    names = {
-        item.callspec.params["case"].name
-        for item in request.session.items
-        if item.path == Path(__file__) and hasattr(item, "callspec")
-    }
-    results = folder / "results.jsonl"
-    done = torchrun(RANKS, HERE / "memory_rank.py", text, deepspeed, results, *sorted(names))
-    assert done.returncode == 0, done.stderr
-    lines = results.read_text(encoding="utf-8").splitlines()
-    return {result["name"]: result for result in map(json.loads, lines)}
+    names = sorted({params["case"].name for params in selected(request)})
+    ended = torchrun(RANKS, HERE / "memory_rank.py", text, deepspeed, folder, *names)
+    return Results.of(folder, ended)
 
 
-def reports(counted: dict[str, Any], case: Case) -> list[dict[str, Any]]:
-    result = counted[case.name]
-    if "error" in result:
-        pytest.fail(f"{case.name} raised:\n{result['error']}")
-    ranks: list[dict[str, Any]] = result["ranks"]
+def reports(counted: Results, case: Case) -> list[dict[str, Any]]:
+    ranks: list[dict[str, Any]] = counted.get(name=case.name)["ranks"]
     assert len(ranks) == RANKS
     return ranks
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_states_follow_the_arithmetic(case: Case, counted: dict[str, Any]) -> None:
+def test_states_follow_the_arithmetic(case: Case, counted: Results) -> None:
     for rank, report in enumerate(reports(counted, case)):
         assert report["parameters"] == model_of(case).parameter_count
         expected = expect(case, rank)
@@ -84,7 +71,7 @@ def test_states_follow_the_arithmetic(case: Case, counted: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_ledger_explains_every_live_tensor(case: Case, counted: dict[str, Any]) -> None:
+def test_the_ledger_explains_every_live_tensor(case: Case, counted: Results) -> None:
     for rank, report in enumerate(reports(counted, case)):
         for moment in MOMENTS:
             unexplained = report[moment]["alive_bytes"] - report[moment]["states_bytes"]

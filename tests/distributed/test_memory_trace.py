@@ -1,30 +1,23 @@
 """`--memory-trace` against the allocator's own events and against saved-tensor hooks."""
 
-import json
-from typing import Any
-
 import pytest
-from harness import HERE, torchrun, write_text
+from harness import HERE, Results, torchrun, write_text
 from trace_rank import STRATEGIES
 
 WITHIN = 0.01
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def compared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """Strategy -> what each rank found, on 2 and on 4 ranks."""
+def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank found of each strategy, on 2 and on 4 ranks."""
     folder = tmp_path_factory.mktemp("trace")
-    results = folder / "results.jsonl"
-    done = torchrun(request.param, HERE / "trace_rank.py", write_text(folder / "text.txt"), results)
-    assert done.returncode == 0, done.stderr
-    return {line["name"]: line for line in map(json.loads, results.read_text().splitlines())}
+    text = write_text(folder / "text.txt")
+    return Results.of(folder, torchrun(request.param, HERE / "trace_rank.py", text, folder))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_lines_add_up_to_the_true_peak(compared: dict[str, Any], strategy: str) -> None:
-    for rank in compared[strategy]["ranks"]:
+def test_the_lines_add_up_to_the_true_peak(compared: Results, strategy: str) -> None:
+    for rank in compared.get(name=strategy)["ranks"]:
         lines = {name: size for name, size in rank["ledger"].items() if size is not None}
         used = lines.pop("used_bytes")
         assert sum(lines.values()) == used
@@ -32,7 +25,7 @@ def test_the_lines_add_up_to_the_true_peak(compared: dict[str, Any], strategy: s
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_activations_are_what_autograd_saved(compared: dict[str, Any], strategy: str) -> None:
-    for rank in compared[strategy]["ranks"]:
+def test_activations_are_what_autograd_saved(compared: Results, strategy: str) -> None:
+    for rank in compared.get(name=strategy)["ranks"]:
         activations = rank["ledger"]["activations_bytes"]
         assert activations == pytest.approx(rank["saved_bytes"], rel=WITHIN)

@@ -3,7 +3,6 @@
 One process group runs all pairs; each test then looks up its own.
 """
 
-import json
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness import HERE, torchrun, write_text
+from harness import Results as Reported
 from optimizer_cases import AFTER, BEFORE, KINDS, PAIRS, Kind
 from optimizer_rank import begun, build, prepared_run
 from rank_loop import steps
@@ -35,16 +35,10 @@ class Results:
     folder: Path
     text: str
     single: dict[str, tuple[list[float], list[float]]]
-    by_pair: dict[tuple[str, str], dict[str, Any]]
-    output: str
+    reported: Reported
 
     def of(self, kind: Kind, strategy: str) -> dict[str, Any]:
-        if (kind.name, strategy) not in self.by_pair:
-            pytest.fail(f"no result of {kind.name} under {strategy}:\n{self.output[-6000:]}")
-        result = self.by_pair[kind.name, strategy]
-        if "error" in result:
-            pytest.fail(f"{kind.name} under {strategy} raised:\n{result['error']}")
-        return result
+        return self.reported.get(kind=kind.name, strategy=strategy)
 
 
 @cache
@@ -70,9 +64,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         )
         single[kind.name] = (losses + more[0], norms + more[1])
     done = torchrun(2, HERE / "optimizer_rank.py", text, folder, *KINDS)
-    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    by_pair = {(r["kind"], r["strategy"]): r for r in map(json.loads, lines)}
-    return Results(folder=folder, text=text, single=single, by_pair=by_pair, output=done.stderr)
+    return Results(folder=folder, text=text, single=single, reported=Reported.of(folder, done))
 
 
 def ids(value: object) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import HERE, torchrun, write_text
+from harness import HERE, selected, torchrun, write_text
+from harness import Results as Reported
 from periodic_cases import (
     ALONE,
     PERIODS,
@@ -43,16 +44,10 @@ class Results:
     """What the process groups reported of each variant."""
 
     folder: Path
-    by_name: dict[str, dict[str, Any]]
-    output: str
+    reported: Reported
 
     def of(self, variant: Variant) -> dict[str, Any]:
-        if variant.name not in self.by_name:
-            pytest.fail(f"no result of {variant.name}:\n{self.output[-6000:]}")
-        result = self.by_name[variant.name]
-        if "error" in result:
-            pytest.fail(f"{variant.name} raised:\n{result['error']}")
-        return result
+        return self.reported.get(variant=variant.name)
 
     def checkpoints(self, variant: Variant, schedule: str) -> list[Path]:
         return CheckpointFolder(self.folder / variant.name / schedule / "checkpoints").list()
@@ -65,18 +60,25 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Runs all variants, or the one that selected tests are of."""
     folder = tmp_path_factory.mktemp("periodic")
+    asked = selected(request)
+    wanted = {params["variant"].name for params in asked if "variant" in params}
+    if not wanted or any("variant" not in params for params in asked):
+        wanted = {variant.name for variant in VARIANTS}
     text = write_text(folder / "text.txt")
     text.write_text(text.read_text(encoding="utf-8")[:8000], encoding="utf-8")
-    output = ""
+    ended = []
     for ranks in (1, 2):
-        names = [variant.name for variant in VARIANTS if variant.ranks == ranks]
-        done = torchrun(ranks, HERE / "periodic_rank.py", text, folder, *names)
-        output += f"{ranks} ranks ended with {done.returncode}:\n{done.stderr}\n"
-    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    by_name = {r["variant"]: r for r in map(json.loads, lines)}
-    return Results(folder=folder, by_name=by_name, output=output)
+        names = [
+            variant.name
+            for variant in VARIANTS
+            if variant.ranks == ranks and variant.name in wanted
+        ]
+        if names:
+            ended.append(torchrun(ranks, HERE / "periodic_rank.py", text, folder, *names))
+    return Results(folder=folder, reported=Reported.of(folder, *ended))
 
 
 def ids(value: object) -> str:

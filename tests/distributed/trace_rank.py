@@ -1,28 +1,26 @@
 """One rank that compares `--memory-trace` with counts that know nothing of it.
 
-    torchrun --nproc N trace_rank.py TEXT RESULTS
+    torchrun --nproc N trace_rank.py TEXT FOLDER
 
 The allocator's own events (torch.profiler) give the true height of a step's peak; saved-tensor
 hooks give what autograd really keeps for the backward.
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from harness import MODEL_FLAGS
-from rank_loop import release
+from rank_loop import of_all_ranks, rank_of_group, release, report
 from torch.profiler import ProfilerActivity, profile
 
 from launcher.data import GlobalBatches
 from launcher.measure.memory import TracedMemory
-from launcher.parallel.world import World, leave, start
+from launcher.parallel.world import World
 from launcher.run.prepare import prepare
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine, to_device
@@ -39,16 +37,10 @@ TRACED_STEP = 3
 
 
 def main() -> None:
-    text, results = sys.argv[1:]
-    world = start("cpu", timeout_s=60, needs_group=True)
-    with Path(results).open("a", encoding="utf-8") as file:
-        for name, flags in STRATEGIES.items():
-            ranks: list[Any] = [None] * world.size
-            dist.all_gather_object(ranks, compare(flags, text, world))
-            if world.is_main:
-                file.write(json.dumps({"name": name, "ranks": ranks}) + "\n")
-                file.flush()
-    leave(0, together=True)
+    text, folder = sys.argv[1:]
+    with rank_of_group() as world:
+        cases = (({"name": n}, partial(compare, f, text, world)) for n, f in STRATEGIES.items())
+        report(folder, world, cases)
 
 
 def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
@@ -100,7 +92,7 @@ def compare(flags: list[str], text: str, world: World) -> dict[str, Any]:
                 }
             del micro_batches
     release(engine)
-    return found
+    return {"ranks": of_all_ranks(found, world)}
 
 
 def settled_bytes(memory: TracedMemory) -> int:

@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
+from launcher.checkpoint import (
+    Checkpoint,
+    Checkpointer,
+    CheckpointFolder,
+    SaveError,
+    staging,
+    store,
+)
 from launcher.checkpoint import saving as saving_module
 from launcher.checkpoint.files import write_shards
 from launcher.measure.live_trace import LiveTrace
@@ -84,6 +91,31 @@ def test_a_fresh_engine_becomes_the_saved_one(engine: NativeEngine, folder: Path
     assert same(values(fresh), values(engine))
     assert values(fresh)["wte.weight:step"] == 3
     assert train(fresh, 3, seed=1) == train(engine, 3, seed=1)
+
+
+def test_it_gets_its_name_when_its_data_is_on_disk(
+    engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power that fails behind the rename must not leave a name without data."""
+    synced: list[str] = []
+    at_rename: list[str] = []
+    sync, rename = store.sync, Path.rename
+
+    def noted(path: Path) -> None:
+        synced.append(path.name)
+        sync(path)
+
+    def renamed(path: Path, to: Path) -> Path:
+        if to.name == "step-00000003":
+            at_rename.extend(synced)
+        return rename(path, to)
+
+    monkeypatch.setattr(store, "sync", noted)
+    monkeypatch.setattr(Path, "rename", renamed)
+    Checkpointer(folder).save(3, engine, {})
+    files = {path.name for path in (folder / "step-00000003").iterdir()}
+    assert files == {"index.json", "rank-00000.safetensors"}
+    assert files < set(at_rename)
 
 
 def test_before_the_first_step_there_is_nothing_lost_either(folder: Path) -> None:
