@@ -60,7 +60,7 @@ def _named(prefix: str, *but: str) -> tuple[str, ...]:
     return tuple(name for name in TECHNIQUES if name.startswith(prefix) and name not in but)
 
 
-DEFAULT = "default"
+DEFAULT, BUDGET = "default", "--activation-checkpointing budget=SIZE"
 ODD_BUCKET = Path(__file__).with_name("bucket-101.json")
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "strategy": tuple(VARIANTS),
@@ -85,7 +85,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
         *(DEFAULT, *_named("--attention ", "--attention flash")),
         *("--window W", "--document-attention"),
     ),
-    "recomputation": (DEFAULT, *_named("--activation-checkpointing ")),
+    "recomputation": (DEFAULT, *_named("--activation-checkpointing ", BUDGET)),
     "parallel": (
         *(DEFAULT, *_named("--context-parallel"), "--tensor-parallel N", "tensor 2, context 2"),
     ),
@@ -97,10 +97,10 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "tile": (DEFAULT, "--mlp-tile N"),
     "clip": (DEFAULT, "unclipped"),
     "data": (DEFAULT, "masked"),
-    "trace": (DEFAULT, "--memory-trace"),
 }
 APART = {
-    *("--compile", "--offload-optimizer nvme", "--offload-param nvme"),  # KEPT; test_offload_nvme
+    *("--compile", "--memory-trace", BUDGET),  # with every strategy, in KEPT: they take long
+    *("--offload-optimizer nvme", "--offload-param nvme"),  # test_offload_nvme
     *("--precision fp32", "--optimizer adamw", "--clip C"),  # what is done anyway
     *("--norm rms", "--activation swiglu", "--kv-heads N", "--head-dim N", "--qk-norm"),
     "--qkv-bias",  # with --position rope, all at once
@@ -148,7 +148,7 @@ class Case:
             name=f"reference {' '.join(settings)}".strip(),
             ranks=1,
             changes={"strategy": "single", "attention": "eager", "loss_chunk": 0, **kept},
-            steps=LONG,
+            steps=max(STEPS, LONG * (not kept)),
         )
 
     def config(self) -> RunConfig:
@@ -226,14 +226,16 @@ def _kept() -> Iterator[Case]:
     for strategy in VARIANTS:
         ranks = 1 if strategy == "single" else 2
         yield replace(case(strategy, ranks=ranks, name=f"{strategy}, long"), steps=LONG)
-        if strategy != "single":
+        if strategy not in ("single", "zero0") and "grad-op" not in strategy:
             yield case(strategy, two, "untied", selective, ranks=4, name=f"{strategy} on 4")
         if strategy not in ("single", "ddp") and "hybrid" not in strategy:
             yield case(strategy, two, ranks=1, name=f"{strategy} on 1")
         # Shapes of one process, so that what is compiled serves all.
         alone = (two,) if strategy == "single" else ()
-        if (compiled := case(strategy, "--compile", *alone, ranks=ranks)).runs():
-            yield compiled
+        for technique in ("--compile", "--memory-trace", BUDGET):
+            beside = alone if technique == "--compile" else ()
+            if (found := case(strategy, technique, *beside, ranks=ranks)).runs():
+                yield found
     for strategy in ("zero1", "zero2", "zero3"):  # an odd number of elements in a block, a bucket
         yield case(strategy, "odd", ranks=2)
         yield case(strategy, ranks=2, deepspeed=ODD_BUCKET, name=f"{strategy}, odd bucket")

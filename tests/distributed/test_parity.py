@@ -8,7 +8,7 @@ from itertools import chain, product
 
 import pytest
 from harness import HERE, Results, selected, torchrun, write_examples, write_text
-from parity_cases import APART, BY_NAME, CASES, DIMENSIONS, Case
+from parity_cases import APART, BUDGET, BY_NAME, CASES, DIMENSIONS, Case
 
 from launcher.compare.sweep.matrix import TECHNIQUES, cell
 from launcher.strategies import VARIANTS
@@ -55,7 +55,7 @@ def test_the_reference_learns_and_clipping_matters(case: Case, results: Results)
     reference = results.get(name=case.name)
     # Adapters have little to say beside an embedding that nobody has trained.
     adapters = "lora_rank" in case.changes
-    assert reference["losses"][-1] < (0.995 if adapters else 0.9) * reference["losses"][0]
+    assert reference["losses"][-1] < (0.999 if adapters else 0.95) * reference["losses"][0]
     if "clip" not in case.changes:  # what the clipped cases clip to
         assert (max if adapters else min)(reference["norms"]) > 0.5
 
@@ -64,6 +64,8 @@ def test_every_technique_of_the_matrix_is_trained_under_every_strategy_that_has_
     paired = {*chain(*DIMENSIONS.values())}
     assert set(TECHNIQUES) <= paired | APART
     trained = {(technique, case.strategy) for case in CASES for technique in case.techniques}
-    for technique, strategy in product({*paired & set(TECHNIQUES), "--compile"}, VARIANTS):
+    for technique, strategy in product(
+        {*paired & set(TECHNIQUES), "--compile", "--memory-trace", BUDGET}, VARIANTS
+    ):
         if cell(technique, strategy).cpu is None:
             assert (technique, strategy) in trained
