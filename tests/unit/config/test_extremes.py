@@ -52,6 +52,9 @@ NUMBERS = (
 )
 """From nothing to more than Python reads, and other scripts' digits."""
 
+BOUNDS = ("-1", "0", "1", "2147483648", "9223372036854775808", "1e30", "nan")
+"""What a flag's own rule answers; the other numbers are the parser's, once for each type."""
+
 PATHS = (
     *("x/" * 2500, "x" * 256, "nowhere/" + "x" * 256, "~nouser/x", "loop", "loop/x", "dangling"),
     *("pipe", "pipe.txt", "/dev/full", "zero.jsonl", "file/x", "a\nb", "a\x1b[31mb", "a\x9bb", "."),
@@ -94,12 +97,14 @@ def plain(annotation: Any) -> Any:
     return next((a for a in get_args(annotation) if a is not type(None)), annotation)
 
 
-def values_for(name: str, annotation: Any) -> list[tuple[str, ...]]:
+def values_for(name: str, annotation: Any, *, first: bool) -> list[tuple[str, ...]]:
+    """Values of one flag, which is the first of its type or not."""
     kind = annotation if get_origin(annotation) is Literal else plain(annotation)
+    numbers = NUMBERS if first else BOUNDS
     if get_origin(annotation) is tuple:
-        return [("0.5", value) for value in NUMBERS]
+        return [("0.5", value) for value in numbers]
     if kind in (int, float):
-        return [(value,) for value in NUMBERS]
+        return [(value,) for value in numbers]
     if kind is bool:
         return []
     if kind is Path or name in ("data", "tokenizer"):
@@ -111,8 +116,11 @@ def values_for(name: str, annotation: Any) -> list[tuple[str, ...]]:
 
 def cases() -> list[Case]:
     made = []
+    types: set[Any] = set()
     for name, annotation in field_types().items():
-        for values in values_for(name, annotation):
+        first = plain(annotation) not in types
+        types.add(plain(annotation))
+        for values in values_for(name, annotation, first=first):
             kept = list(BASE)
             if flag(name) in kept:
                 at = kept.index(flag(name))
@@ -191,7 +199,7 @@ def test_every_flag_is_covered() -> None:
     kinds = {name for name, annotation in field_types().items() if plain(annotation) is not bool}
     assert kinds == {case.name for case in CASES}
     assert len({str(case) for case in CASES}) == len(CASES)
-    assert len(CASES) > 700
+    assert len(CASES) > 450
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
