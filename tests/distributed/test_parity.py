@@ -55,7 +55,7 @@ def test_the_reference_learns_and_clipping_matters(case: Case, results: Results)
     reference = results.get(name=case.name)
     # Adapters have little to say beside an embedding that nobody has trained.
     adapters = "lora_rank" in case.changes
-    assert reference["losses"][-1] < (0.999 if adapters else 0.95) * reference["losses"][0]
+    assert reference["losses"][-1] < (0.999 if adapters else 0.97) * reference["losses"][0]
     if "clip" not in case.changes:  # what the clipped cases clip to
         assert (max if adapters else min)(reference["norms"]) > 0.5
 
