@@ -23,7 +23,7 @@ from launcher.data import open_corpus
 from launcher.forecast.budget import within_budget
 from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
-from launcher.run.enough_room import check_offload
+from launcher.run.capacity import check_offload
 from launcher.strategies.engine import Engine, LossScale
 from launcher.strategies.native_state import ModelShardState
 from launcher.train import build_engine
@@ -51,11 +51,7 @@ def run(case: Case, world: World) -> dict[str, Any]:
     resolved = resolve(config, world_size=world.size, device_type="cpu")
     resolved = within_budget(resolved, world_size=world.size)
     corpus = open_corpus(
-        data=str(config.data.data),
-        tokenizer="byte",
-        vocab_size=BASE["vocab_size"],
-        seq_len=resolved.seq_len,
-        document_attention=config.data.document_attention,
+        resolved.config.data, vocab_size=BASE["vocab_size"], seq_len=resolved.seq_len
     )
     check_offload(resolved.config, resolved.model, world_size=world.size, ranks_per_node=world.size)
     traced = config.measure.memory_trace
