@@ -74,9 +74,9 @@ TECHNIQUES = {
         (*BF16, "--offload-optimizer=cpu", "--offload-fraction=0.5"),
     ),
     "eager": (("single", "fsdp"), (*BF16, "--attention=eager")),
-    "math": (("single",), (*BF16, "--sdpa-backend=math")),
-    "efficient": (("single", "fsdp"), (*BF16, "--sdpa-backend=efficient")),
-    "flash": (("single", "zero2"), (*BF16, "--sdpa-backend=flash")),
+    "math": (("single",), (*BF16, "--attention=sdpa-math")),
+    "efficient": (("single", "fsdp"), (*BF16, "--attention=sdpa-efficient")),
+    "flash": (("single", "zero2"), (*BF16, "--attention=sdpa-flash")),
     "window": (("single", "fsdp"), (*BF16, "--window=64")),
     "dropout": (("single", "fsdp", "zero2"), (*BF16, "--dropout=0.1")),
     "dropout-full": (

@@ -102,7 +102,7 @@ TECHNIQUES: Final[tuple[tuple[float, Draw], ...]] = (
     (0.1, lambda draw: f"--mlp-tile {draw.choice((512, 2048, 10_000))}"),
     (0.1, lambda draw: f"--loss-chunk {draw.choice((0, 1000, 4096))}"),
     (0.1, one_of("--window 255", "--dropout 0.1", "--document-attention")),
-    (0.1, one_of("--attention eager", "--attention flex", "--sdpa-backend math")),
+    (0.1, one_of("--attention eager", "--attention flex", "--attention sdpa-math")),
     (0.1, one_of("--layers 80", "--layers 1")),
     (0.15, lambda draw: f"--micro-batch {draw.choice((1, 3, 8, 32))}"),
     (0.2, one_of("--goal least-memory", "--goal largest-batch", "--goal largest-model", "--all")),

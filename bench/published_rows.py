@@ -139,7 +139,7 @@ def _llm_foundry() -> list[Row]:
                 "--precision fp8 --compile" if fp8 else "--precision bf16",
                 f"--micro-batch {line['micro_batch']} --global-batch {line['global_batch']}",
                 # Half the rate of FlashAttention-2, as that of the kernel they had.
-                "--attention sdpa --sdpa-backend efficient --reduce-each-micro-batch",
+                "--attention sdpa-efficient --reduce-each-micro-batch",
                 "--activation-checkpointing",
                 "full" if line["checkpointing"] == "True" else "none",
             ]

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from launcher.model import config as decoder
 from launcher.model.checkpointing import parse
@@ -17,6 +17,9 @@ CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 """The fields that change what adapters compute."""
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora", "random_base")
 """The fields that choose adapters."""
+Attention = Literal[
+    decoder.AttentionKind, "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"
+]
 MOST_ALPHA = 1e6  # usual are 8 to 256; larger than this only overflows
 
 
@@ -73,11 +76,9 @@ class ModelChoice:
     """Whether the output head shares the token embedding's weight."""
     dropout: float | None = None
     """Dropout probability (embedding, attention, residual)."""
-    attention: decoder.AttentionKind = "auto"
-    """Attention kernel: eager (the textbook form), sdpa (PyTorch's), flash (FlashAttention), flex
-    (FlexAttention), or auto: the fastest that is installed and able."""
-    sdpa_backend: decoder.SdpaBackend = "auto"
-    """What sdpa uses inside: PyTorch's own choice (auto), or the one named."""
+    attention: Attention = "auto"
+    """Attention kernel: eager (the textbook form), sdpa (PyTorch's choice, or sdpa-BACKEND), flash
+    (FlashAttention), flex (FlexAttention), or auto: the fastest that is installed and able."""
     window: int | None = None
     """Sliding causal window: a token sees itself and this many tokens before it."""
     activation_checkpointing: str = "none"
@@ -131,6 +132,8 @@ class ModelChoice:
         """
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         name = changes.pop("model")
+        changes["attention"], _, backend = self.attention.partition("-")
+        changes["sdpa_backend"] = backend or None
         del changes["init_from"]  # whose shape has been adopted (launcher/config/init_from.py)
         for field in LORA:
             del changes[field]

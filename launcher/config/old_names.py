@@ -21,8 +21,9 @@ RENAMED: Final[Mapping[str, str]] = {
 class Removed:
     """A removed field and its replacement.
 
-    `default` is the value that every file of the previous version holds. Another value becomes
-    `fields`; without an equivalent a flag is rejected, and a file's line ignored with a note.
+    `default` is the value that every file of the previous version holds. A file's other value
+    becomes `fields`, which may name it as {} and the file's `data` as {data}. Without an equivalent
+    the line is ignored with a note, and a flag is rejected.
     """
 
     default: Any
@@ -42,10 +43,18 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "memory_snapshot": Removed(
         default=False, instead="use --memory-trace", fields={"memory_trace": True}
     ),
+    "sdpa_backend": Removed(
+        default="auto", instead="use --attention sdpa-math", fields={"attention": "sdpa-{}"}
+    ),
     "max_skipped_steps": Removed(default=20, instead="20 skipped steps in a row end a run"),
     "sample_prompt": Removed(default=None, instead="samples of --sample-every begin a new text"),
     "bucket": Removed(
         default=None, instead=f"set zero_optimization.reduce_bucket_size {_DEEPSPEED_FILE}"
+    ),
+    "data_stream": Removed(
+        default=None,
+        instead="append it to --data hf:NAME as [:2GB]",
+        fields={"data": "{data}[:{}]"},
     ),
     "expandable_segments": Removed(
         default=True, instead="set PYTORCH_ALLOC_CONF=expandable_segments:False"
@@ -90,7 +99,7 @@ def _today(token: str) -> Iterator[str]:
         )
     elif name in REMOVED:
         gone = REMOVED[name]
-        if gone.fields is None:
+        if gone.fields is None or not isinstance(gone.default, bool):
             raise UserError(f"{own} was removed: {gone.instead}")
         asked = not negated if not has_value else value == "True"
         _note(name, f"{own} was removed and goes with 0.4: {gone.instead}")
@@ -103,6 +112,7 @@ def _today(token: str) -> Iterator[str]:
 def in_file(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's fields in today's names; notes what has become of the others."""
     fields: dict[str, Any] = {}
+    replaced: dict[str, Any] = {}
     for key, value in content.items():
         gone = REMOVED.get(key)
         if key in RENAMED:
@@ -113,8 +123,10 @@ def in_file(content: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None and value != gone.default:
             ignored = "" if gone.fields else ", and is ignored"
             _note(key, f"{key} {value} was removed{ignored}: {gone.instead}")
-            fields |= gone.fields or {}
-    return fields
+            data = content.get("data", "")
+            for name, new in (gone.fields or {}).items():
+                replaced[name] = new.format(value, data=data) if isinstance(new, str) else new
+    return fields | replaced
 
 
 def _note_renamed(name: str, spelled: Callable[[str], str]) -> None:

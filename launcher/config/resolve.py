@@ -168,7 +168,7 @@ def _filled(
 def _attention(
     config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
 ) -> Choice:
-    """The kernel that `--attention` and `--sdpa-backend` come to; allocates nothing on a GPU.
+    """The kernel that `--attention` selects; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
 

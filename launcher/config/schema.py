@@ -56,11 +56,10 @@ class DataChoice:
 
     data: str = "stdlib"
     """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
-    or hf:NAME[:CONFIG][@SPLIT]. Lines of .jsonl hold a text, prompt and completion, or messages."""
+    or hf:NAME[:CONFIG][@SPLIT], with [:2GB] behind it to download and read only that much text.
+    Lines of .jsonl hold a text, prompt and completion, or messages."""
     data_field: str = "text"
     """What holds the text: a field of .jsonl lines, a column of .parquet files and hf: datasets."""
-    data_stream: str | None = None
-    """hf: read only this much of the text, for example 2GB, and download no more."""
     mask_prompt: bool | None = None
     """Leave prompts out of the loss (when not given: where the data has any)."""
     document_attention: bool = False
@@ -76,15 +75,8 @@ class DataChoice:
     """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
     micro_batch x ranks does not cover is accumulated."""
 
-    @property
-    def stream_bytes(self) -> int | None:
-        """How much of the text is read, where it is not all of it."""
-        return None if self.data_stream is None else parse_bytes(self.data_stream, "--data-stream")
-
     def __post_init__(self) -> None:
         require_positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
-        if self.data_stream is not None:
-            parse_bytes(self.data_stream, "--data-stream")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from launcher.config import old_names
 from launcher.config.schema import DataChoice
 from launcher.data.batches import Split
 from launcher.data.files import (
@@ -56,6 +57,8 @@ class Corpus:
 
 def saved_data_choice(saved: Mapping[str, Any]) -> DataChoice:
     """Return the data settings in the flat settings of a saved run, without its batch sizes."""
+    named = {name: value for name, value in saved.items() if name.startswith("data")}
+    saved = {**saved, **old_names.in_file(named)}
     known = {field.name for field in fields(DataChoice)} & saved.keys()
     return DataChoice(**{name: saved[name] for name in known - _BATCH_SIZES})
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from launcher.data.files import HUB_PREFIX, field_key, hub_files, hub_key
 from launcher.data.formats import check_fields
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
+from launcher.util.sizes import parse_bytes
+
+_SLICE: Final = re.compile(r"(.*)\[:([^\[\]]*)\]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,27 +34,31 @@ class HubDataset:
     stream_bytes: int | None
 
     @classmethod
-    def named(cls, data: str, field: str, stream_bytes: int | None) -> Self:
-        """Parse `hf:NAME[:CONFIG][@SPLIT]`.
+    def named(cls, data: str, field: str) -> Self:
+        """Parse `hf:NAME[:CONFIG][@SPLIT]`, with `[:SIZE]` behind it to stream so much text.
 
         Raises:
-            UserError: no name.
+            UserError: no name, or no size in the brackets.
         """
-        name, at, split = data.removeprefix(HUB_PREFIX).rpartition("@")
+        label, size = data, None
+        if (sliced := _SLICE.fullmatch(data)) is not None:
+            label, size = sliced.groups()
+        whole = label.removeprefix(HUB_PREFIX)
+        name, at, split = whole.rpartition("@")
         if not at or "/" in split:  # a folder's own @
-            name, split = data.removeprefix(HUB_PREFIX), ""
+            name, split = whole, ""
         name, _, config = name.partition(":")
         if not name:
             raise UserError(
                 f"--data {data} names no dataset: write hf:NAME, hf:NAME:CONFIG or hf:NAME@SPLIT"
             )
         return cls(
-            label=data,
+            label=label,
             name=name,
             config=config or None,
             split=split or None,
             field=field,
-            stream_bytes=stream_bytes,
+            stream_bytes=None if size is None else parse_bytes(size, f"--data {label}, its part"),
         )
 
     def local_files(self) -> list[Path]:

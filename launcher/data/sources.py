@@ -147,9 +147,7 @@ def find_source(choice: DataChoice) -> Source:
     if data.startswith(HUB_PREFIX):
         from launcher.data.hub import HubDataset
 
-        return HubDataset.named(data, field, choice.stream_bytes)
-    if choice.stream_bytes is not None:
-        raise UserError(f"--data-stream is for --data hf:NAME, not {data}: leave it out")
+        return HubDataset.named(data, field)
     files = _stdlib_files() if data == "stdlib" else _text_files(data)
     if field != TEXT_FIELD and not any(path.suffix.lower() in _WITH_FIELDS for path in files):
         raise UserError(

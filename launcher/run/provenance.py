@@ -34,7 +34,7 @@ REPORTED_OF_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize
 LONGEST_SHOWN = 400
 _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 REPORTED_OF_RUN = (
-    *("data", "data_field", "data_stream", "mask_prompt", "document_attention"),
+    *("data", "data_field", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
     *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
     "apollo_rank",

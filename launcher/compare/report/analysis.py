@@ -24,7 +24,7 @@ MEMORY_KINDS = {
 }
 # These change how the same numbers are computed, not which numbers they are.
 _SAME_MATHS = (
-    *("attention", "sdpa_backend", "activation_checkpointing", "loss_chunk", "mlp_tile"),
+    *("attention", "activation_checkpointing", "loss_chunk", "mlp_tile"),
     "precision",
 )
 # Which parameters train: runs that differ here are compared, but not by their losses.

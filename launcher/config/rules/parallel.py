@@ -163,7 +163,7 @@ def ring(setting: Setting) -> Iterator[str]:
         yield f"--document-attention does not go with {why}: {fix}"
     if model.attention not in ("auto", "sdpa") or model.sdpa_backend != "auto":
         yield (
-            f"--attention {model.attention} ({model.sdpa_backend}) does not go with {why}, which "
+            f"--attention {config.model.attention} does not go with {why}, which "
             f"has a kernel of its own: leave it out, or {fix}"
         )
 

@@ -21,7 +21,7 @@ from launcher.run.evaluation import VALIDATION_SEQUENCES, evaluate
 
 BATCH = 8
 """Sequences per forward."""
-TEXT_FIELDS = ("data", "data_field", "data_stream", "mask_prompt", "document_attention")
+TEXT_FIELDS = ("data", "data_field", "mask_prompt", "document_attention")
 """Fields of RunConfig that select the text."""
 
 

@@ -303,7 +303,7 @@ def test_adapters_compete_with_all_weights_but_have_losses_of_their_own(tmp_path
 
 def test_another_kernel_of_the_same_maths_is_compared(tmp_path: Path) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
-    write_run(tmp_path / "ddp", losses=LOSSES, sdpa_backend="math", attention="eager")
+    write_run(tmp_path / "ddp", losses=LOSSES, attention="eager")
     report = report_of(tmp_path)
     row = rows_of(report)["ddp"]
     assert (row["loss_difference"], row["loss_note"]) == (0, None)

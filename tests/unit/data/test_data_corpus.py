@@ -328,7 +328,6 @@ def test_the_text_is_in_the_field_that_is_named(tmp_path: Path, suffix: str) -> 
     [
         ("stdlib", {"data_field": "body"}, "--data-field body: --data stdlib holds no .jsonl"),
         ("a.txt", {"data_field": "body"}, "--data-field body: --data "),
-        ("a.txt", {"data_stream": "5"}, "--data-stream is for --data hf:NAME"),
     ],
 )
 def test_flags_that_the_data_has_no_use_for(

@@ -177,7 +177,7 @@ def test_a_split_is_read_and_an_unknown_one_names_the_known_ones(
     pq.write_table(pa.table({"id": range(200), "text": texts}), dataset / "test.parquet")
     split = opened(tmp_path, data=f"hf:{dataset}@test")
     assert "200 documents" in str(split["description"])
-    streamed = opened(tmp_path, data=f"hf:{dataset}@test", data_stream="1GB")
+    streamed = opened(tmp_path, data=f"hf:{dataset}@test[:1GB]")
     assert streamed["fingerprint"] == split["fingerprint"]
     message = str(opened(tmp_path, data=f"hf:{dataset}@dev")["refused"])
     assert "dev" in message
@@ -189,14 +189,12 @@ def test_a_stream_is_the_beginning_of_the_text_however_often_it_is_read(
 ) -> None:
     pytest.importorskip("datasets")
     whole = opened(tmp_path, data=f"hf:{dataset}")
-    found = [
-        opened(tmp_path / cache, data=f"hf:{dataset}", data_stream="5000") for cache in ("a", "b")
-    ]
+    found = [opened(tmp_path / cache, data=f"hf:{dataset}[:5000]") for cache in ("a", "b")]
     assert found[0]["fingerprint"] == found[1]["fingerprint"]
     assert found[0]["tokens"] == whole["tokens"][: len(found[0]["tokens"])]
     documents = int(str(found[0]["description"]).split(": ")[1].split()[0])
     assert 50 < documents < 300
-    warm = opened(tmp_path / "a", data=f"hf:{dataset}", data_stream="5000", missing=("datasets",))
+    warm = opened(tmp_path / "a", data=f"hf:{dataset}[:5000]", missing=("datasets",))
     assert warm["fingerprint"] == found[0]["fingerprint"]
 
 
@@ -207,7 +205,7 @@ def test_the_field_is_the_users(tmp_path: Path, opened: Opened, dataset: Path) -
     table = pa.table({"text": ["unused"] * len(texts), "body": texts})
     pq.write_table(table, tmp_path / "other" / "train.parquet")
     usual = opened(tmp_path, data=f"hf:{dataset}")
-    named = opened(tmp_path, data=f"hf:{tmp_path}/other", data_field="body", data_stream="1GB")
+    named = opened(tmp_path, data=f"hf:{tmp_path}/other[:1GB]", data_field="body")
     assert named["fingerprint"] == usual["fingerprint"]
     message = str(opened(tmp_path, data=f"hf:{tmp_path}/other", data_field="bodi")["refused"])
     assert "has no column 'bodi' (columns: text, body)" in message
