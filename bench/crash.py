@@ -27,7 +27,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))  # found where nothing is installed
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
-from launcher.checkpoint.files import RangeReader
+from launcher.checkpoint.rank_files import RangeReader
 from launcher.strategies.flat_shards import Shard
 
 STRATEGIES = {

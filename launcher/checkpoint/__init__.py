@@ -1,7 +1,7 @@
 """One portable checkpoint for every strategy: written by any, read by any, on any number of ranks.
 
 A checkpoint is a folder `step-00000010`: one safetensors file per rank that wrote it, holding
-pieces of flattened fp32 tensors, and `index.json`, which says what lies where, with checksums.
+pieces of flattened fp32 tensors, and `index.json` with their places and checksums.
 """
 
 from launcher.checkpoint.checkpointer import Checkpointer

@@ -1,8 +1,7 @@
 """Save and load an engine's training state, whatever the strategy on either side.
 
-Not built on torch.distributed.checkpoint: its metadata is a pickle, which runs whatever somebody
-has put into it before any check could look at it, and it has no checksums. What it would add, a
-plan of who reads what, is a few comparisons once everything is boxes of flat ranges.
+Not built on torch.distributed.checkpoint: its metadata is a pickle, which can run code before any
+check, and it has no checksums. Its plan of who reads what is a few comparisons of flat ranges here.
 """
 
 import itertools
@@ -17,8 +16,8 @@ from typing import Any, Literal, Protocol, cast
 
 from launcher.checkpoint.document import DamagedCheckpoint
 from launcher.checkpoint.extra import Extra
-from launcher.checkpoint.files import RangeReader
 from launcher.checkpoint.index import Checkpoint, Contents
+from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.rng import generator_states, restore_generators
 from launcher.checkpoint.saving import Ranks, Saved, write_checkpoint
 from launcher.checkpoint.staging import Staging
@@ -30,20 +29,20 @@ from launcher.util.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """What an engine was filled from."""
+    """Outcome of a load."""
 
     checkpoint: Checkpoint
     passed_over: tuple[str, ...]
-    """Newer checkpoints that were refused, each with its reason."""
+    """Newer checkpoints that are damaged, each with its reason."""
     rng_restored: bool
-    """Whether dropout goes on exactly; another number of ranks draws other masks."""
+    """Whether dropout continues exactly; another number of ranks draws other masks."""
 
 
-class Weights(Protocol):
-    """Parameters under our names, wherever they are from."""
+class ReadableWeights(Protocol):
+    """Parameters under our names, from any kind of folder."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a parameter."""
+        """Return whether there is such a parameter."""
 
     def read_into(self, shard: Shard) -> None:
         """Fill `shard.data`, of any type on any device, with its range.
@@ -54,7 +53,7 @@ class Weights(Protocol):
 
 
 class Checkpointer:
-    """Writes and reads the checkpoints of one run. All ranks make the same calls.
+    """Writes and reads the checkpoints of one run; collective, all ranks make the same calls.
 
     Args:
         folder: `checkpoints/` of the run; on a disk that all ranks see.
@@ -135,7 +134,7 @@ class Checkpointer:
         return None
 
     def wait(self) -> Saved | None:
-        """Until the asynchronous save is on disk; None where there is none.
+        """Wait for the asynchronous save and return its result; None without one.
 
         Raises:
             SaveError: it failed; on every rank.
@@ -144,15 +143,15 @@ class Checkpointer:
         return None if pending is None else pending.result()
 
     def poll(self) -> Saved | None:
-        """Like `wait`, without waiting: None as long as the save still runs."""
+        """Return the result of the asynchronous save, or None while it runs."""
         finished = self._pending is not None and self._pending.done()
         return self.wait() if finished else None
 
     def load(self, source: Path | Literal["auto"], engine: Engine) -> Loaded | None:
-        """Fill a freshly built engine, each rank reading only what it holds, and the generators.
+        """Load a freshly built engine and the generators, each rank reading only its own ranges.
 
-        `auto` takes the newest intact checkpoint of this run, or None when it has none; a run
-        folder stands for its newest intact one. One checkpoint's path stands for itself.
+        `auto` loads the newest intact checkpoint of this run, and returns None if it has none; a
+        run folder, its newest intact one; a checkpoint's path, that one.
 
         Raises:
             DamagedCheckpoint: none is intact. The engine may be half filled: do not train it.
@@ -184,10 +183,11 @@ class Checkpointer:
             raise DamagedCheckpoint(damages[0])
         return None
 
-    def begin_with(self, weights: Weights, engine: Engine, *, trained: bool = True) -> None:
-        """Fill the parameters of a freshly built engine, each rank reading only what it holds; its
-        optimizer stays new. Adapters that are not among the weights keep their initial values;
-        without `trained` only what is frozen is filled.
+    def begin_with(self, weights: ReadableWeights, engine: Engine, *, trained: bool = True) -> None:
+        """Load the parameters of a freshly built engine, each rank reading only its own ranges.
+
+        The optimizer stays new, and adapters that are not among the weights keep their initial
+        values. Without `trained`, only frozen parameters are loaded.
 
         Raises:
             UserError: on every rank, when one rank cannot read them.
@@ -206,13 +206,13 @@ class Checkpointer:
             state.finish_load(state.counters())
 
     def _agreed(self, problem: UserError | None) -> UserError | None:
-        """The first rank's problem that has one, on every rank."""
+        """Return the lowest rank's problem on every rank, if any rank has one."""
         problems = filter(None, self._ranks.gather(problem))
         agreed: UserError | None = self._ranks.broadcast(next(problems, None))
         return agreed
 
     def _find_staging(self, state: TrainingState, most_bytes: float) -> Staging | None:
-        """The host memory of an asynchronous save, or None where a rank has no room for it."""
+        """Return host memory for an asynchronous save, or None if a rank has too little."""
         if self._staging is None:
             staging = Staging(state.saved())
             fits = self._ranks.gather(staging.size_bytes <= most_bytes)
@@ -222,7 +222,7 @@ class Checkpointer:
 
 
 def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserError | None]:
-    """Read this rank's ranges; an error is returned, for all ranks to hear of it."""
+    """Read this rank's ranges; returns the error, which all ranks must agree on."""
     try:
         checkpoint = Checkpoint.open(path)
         checkpoint.check_model(state.shapes, state.kinds, list(state.counters()))

@@ -1,5 +1,4 @@
-"""The file `index.json` itself: name, version, checksum, and what is said when it is not what was
-written."""
+"""The envelope of `index.json`: format, version, checksum, and the errors of damaged files."""
 
 import functools
 import hashlib
@@ -27,11 +26,11 @@ _WORDS = (("Input should be", "must be"), ("Value error, ", ""), ("Input should"
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint is not what was written; another one may be taken instead."""
+    """A checkpoint differs from what was written; another one may be loaded instead."""
 
 
 def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
-    """The one sentence that names checkpoint, file and fault, and says what to do."""
+    """Return the error that names checkpoint, file, fault and remedy."""
     if not path.exists():
         return DamagedCheckpoint(
             f"checkpoint {path} is not there: never saved, or removed since, as a run with --keep "
@@ -43,7 +42,7 @@ def damaged(path: Path, file: str, what: str) -> DamagedCheckpoint:
 
 
 def read_document(path: Path, kind: type[T]) -> T:
-    """The content of the index as a `kind`, after its checksum was compared."""
+    """Read the content of the index as a `kind`, after comparing its checksum."""
     if file_size_bytes(path, INDEX_NAME) > _LARGEST_INDEX_BYTES:
         raise damaged(path, INDEX_NAME, f"is larger than {_LARGEST_INDEX_BYTES:,} bytes")
     try:
@@ -87,27 +86,27 @@ def write_document(path: Path, content: Any) -> None:
 
 
 def file_size_bytes(path: Path, name: str) -> int:
-    """Of a checkpoint's file, which is a real one."""
+    """Return the size of a checkpoint's file, which must be a regular one."""
     try:
         found = (path / name).stat()
     except OSError as error:
         raise damaged(path, name, f"cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe would block
         raise damaged(path, name, "is not a file")
     return found.st_size
 
 
 def digest(content: Any) -> str:
-    """The checksum of an index's content."""
+    """Return the checksum of an index's content."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def strictly(kind: type[T], text: str) -> T:
-    """The JSON `text` as a `kind`, every value of exactly the type that is declared.
+    """Parse the JSON `text` as a `kind`, each value of exactly its declared type.
 
     Raises:
-        ValueError: it is something else; says what and where.
+        ValueError: naming the first value that differs.
     """
     from pydantic import ValidationError
 
@@ -136,6 +135,6 @@ def _adapter(kind: Any) -> Any:
 
 
 def _shown(part: Any) -> str:
-    """A step on the way to a value; keys are somebody's text."""
+    """Quote one part of a value's path; keys may be arbitrary text."""
     text = str(part)
     return text if text.isidentifier() and len(text) < 40 else reprlib.repr(part)

@@ -1,4 +1,4 @@
-"""What a run adds to its checkpoints, so that their numbers keep their meaning."""
+"""Entries of a checkpoint that describe the run which saved it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Base:
-    """Weights that adapters were trained beside, and that no checkpoint of them has."""
+    """Identity of the weights beside which adapters were trained; their checkpoint lacks them."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
@@ -37,21 +37,21 @@ class Base:
 
 
 class Extra(TypedDict, total=False):
-    """Known entries have these types. Others are kept and not looked at: later versions add some,
-    and who saves without a run adds none."""
+    """Known entries and their types. Others are kept unchecked, since later versions add some; all
+    are optional, for saves without a run."""
 
     __pydantic_config__ = _OPEN  # type: ignore[misc]  # where pydantic looks
 
     config: SavedConfig
-    """RunConfig, flat; what is not in it was not given."""
+    """RunConfig, flat; missing fields have their defaults."""
     model: ModelConfig
     """The model with every choice made; since 0.2."""
     tokenizer: Annotated[str, MinLen(1)]
     """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""
     base: Base
-    """What is beside the adapters; only where the model has some."""
+    """Weights beside the adapters, if the model has any."""
     pruned: Mapping[str, Any]
-    """What was removed, how, and of which weights; only of what shardscale prune has made."""
+    """Report of shardscale prune, if it made the checkpoint."""
     corpus: Annotated[str, MinLen(1)]
     """Fingerprint of the tokens it was trained on; since 0.2."""
     steps: Count
@@ -59,14 +59,14 @@ class Extra(TypedDict, total=False):
     skipped_steps: Count
     loss_scale: LossScale | None
     by_clock: bool
-    """Of --save-minutes: the next checkpoint replaces it."""
+    """Saved by --save-minutes: the next checkpoint replaces it."""
 
 
 def saved_model(extra: Extra) -> ModelConfig | None:
-    """The model that was saved; None where nothing says which.
+    """Return the saved model, or None if the checkpoint does not record it.
 
     Raises:
-        UserError: there is no such model.
+        UserError: the record is no valid model.
     """
     model, config = extra.get("model"), extra.get("config")
     if model is not None or config is None:

@@ -1,4 +1,4 @@
-"""`index.json`: what a checkpoint holds and where, in plain JSON that is checked before use."""
+"""`index.json`: contents of a checkpoint and their places, in JSON that is checked before use."""
 
 import dataclasses
 import json
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Self
 
 from annotated_types import Interval, Len, MinLen, Predicate
 
-from launcher.checkpoint.coverage import uncovered
 from launcher.checkpoint.document import (
     INDEX_NAME,
     Count,
@@ -21,6 +20,7 @@ from launcher.checkpoint.document import (
     write_document,
 )
 from launcher.checkpoint.extra import Extra, saved_model
+from launcher.checkpoint.geometry import uncovered
 from launcher.checkpoint.rng import is_state
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed, states_of
@@ -66,7 +66,7 @@ class Range:
 
     @property
     def places(self) -> Places:
-        """Where the elements lie in the whole tensor."""
+        """Places of the elements in the whole tensor."""
         return Places.of(self.start, self.numel, self.run, self.pitch)
 
 
@@ -83,7 +83,7 @@ class RankFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What `index.json` says. The types are its schema: what is read fits them exactly."""
+    """Contents of `index.json`. The types are its schema, which reading enforces exactly."""
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
@@ -133,10 +133,10 @@ class Checkpoint(Contents):
         return sum(file.size_bytes for file in self.files)
 
     def check_agreement(self) -> None:
-        """What the index says in several places goes together.
+        """Check entries of the index against each other.
 
         Raises:
-            DamagedCheckpoint: it contradicts itself.
+            DamagedCheckpoint: two contradict each other.
         """
         names = [file.name for file in self.files]
         problem = None
@@ -166,7 +166,7 @@ class Checkpoint(Contents):
         return f"has {held:,} parameters, and the model that it names has another number"
 
     def check_coverage(self) -> None:
-        """Every element of every kind of every parameter is there exactly once.
+        """Check that every element of every kind of every parameter is stored exactly once.
 
         Raises:
             DamagedCheckpoint: a gap or an overlap.
@@ -181,10 +181,10 @@ class Checkpoint(Contents):
             raise damaged(self.path, INDEX_NAME, problem)
 
     def missing_state(self) -> str | None:
-        """The first state or counter that is not there, None where all are.
+        """Return the first missing state or counter, or None.
 
-        The ranges are checked against `kinds` and `shapes` elsewhere; here those are checked
-        against what the optimizer of the saver's config keeps, which the engine had no part in.
+        `check_coverage` compares ranges with `kinds` and `shapes`; this compares those with the
+        states of the optimizer in the saver's config, independently of the engine.
         """
         config = self.extra.get("config", {})
         if config.get("optimizer") not in OPTIMIZERS:
@@ -200,7 +200,7 @@ class Checkpoint(Contents):
         return None
 
     def check_sizes(self) -> None:
-        """All rank files are there in full length, and ranges lie inside them.
+        """Check that all rank files have their full length, and ranges lie inside them.
 
         Raises:
             DamagedCheckpoint: a file is missing or has another length.
@@ -225,9 +225,9 @@ class Checkpoint(Contents):
     def check_model(
         self, shapes: Mapping[str, tuple[int, ...]], kinds: Sequence[str], counters: Sequence[str]
     ) -> None:
-        """The state that is to be filled has the same parameters and optimizer states.
+        """Check that the state to be loaded has the same parameters and optimizer states.
 
-        There may be more positions than were saved; those keep what they begin with.
+        It may have more positions than were saved; further ones keep their initial values.
 
         Raises:
             UserError: it is another model or another optimizer.
@@ -249,7 +249,7 @@ class Checkpoint(Contents):
             )
 
     def check_own_shapes(self, own_shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
-        """What is not in a parameter's shape is in the shape of what is to be filled.
+        """Check the shapes of optimizer states that differ from their parameter's.
 
         Raises:
             UserError: the same optimizer with another option, such as APOLLO's rank.
@@ -266,12 +266,12 @@ class Checkpoint(Contents):
 
 
 def element_bytes(kind: str) -> int:
-    """Of a stored element; those of masks are bytes of 8 bits."""
+    """Return the size of a stored element; masks are stored as bytes of 8 bits."""
     return 1 if kind == MASK else ELEMENT_BYTES
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A record as JSON has it; a range without gaps says nothing of them."""
+    """Convert a record for JSON, leaving out the gaps that a range does not have."""
     if not isinstance(value, RankFile):
         return dataclasses.asdict(value)
     return dataclasses.asdict(

@@ -1,4 +1,4 @@
-"""Random number generators across a resume: dropout goes on where it was."""
+"""Random number generators across a resume: dropout continues where it was."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _CUDA_STATE_BYTES = 16  # seed and offset of Philox
 
 
 def generator_states() -> dict[str, str]:
-    """Device type -> base64 of the state of torch's generator on this rank."""
+    """Return device type -> base64 of the state of torch's generator on this rank."""
     states = {"cpu": _encode(torch.get_rng_state())}
     if torch.cuda.is_initialized():
         states["cuda"] = _encode(torch.cuda.get_rng_state())
@@ -18,7 +18,7 @@ def generator_states() -> dict[str, str]:
 
 
 def is_state(device_type: str, text: str) -> bool:
-    """Whether a generator of this type takes what `text` encodes."""
+    """Return whether `text` encodes a state of a generator of this type."""
     try:
         state = _decode(text)
         if device_type == "cpu":
@@ -31,10 +31,10 @@ def is_state(device_type: str, text: str) -> bool:
 def restore_generators(
     saved: Sequence[Mapping[str, str]], *, rank: int, world_size: int, step: int
 ) -> bool:
-    """Put this rank's generators back; False where there is nothing to put back.
+    """Restore this rank's generators; returns False where no state fits.
 
-    Other hardware or another number of ranks has no such states. Then every rank starts a
-    sequence of its own, other than the one it had at step 0.
+    On other hardware or another number of ranks, every rank starts a sequence of its own, different
+    from the one at step 0.
     """
     here = generator_states()
     if len(saved) != world_size or saved[rank].keys() != here.keys():

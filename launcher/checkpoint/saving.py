@@ -1,4 +1,4 @@
-"""What happens on every rank to get a checkpoint onto the disk, all of it or nothing."""
+"""Write a checkpoint from all ranks, atomically."""
 
 import datetime
 import shutil
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from launcher.checkpoint.document import DamagedCheckpoint
-from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import Checkpoint, Contents, RankFile
+from launcher.checkpoint.rank_files import write_shards
 from launcher.checkpoint.store import CheckpointFolder
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.util.errors import Failure, UserError
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class SaveError(Failure):
-    """A checkpoint could not be written. Earlier ones are as they were; training can go on."""
+    """A checkpoint could not be written. Earlier ones are intact; training can continue."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """A checkpoint that is on disk."""
+    """A published checkpoint."""
 
     step: int
     path: Path
@@ -36,11 +36,11 @@ class Saved:
 
 
 class Ranks:
-    """How the ranks that save and load together agree: on a gloo group of their own, since
-    training's group is in use while a save runs.
+    """Collectives of saving and loading, on a gloo group of their own: training's is in use while a
+    save runs.
 
-    Collective: all ranks build one at the same time. What is exchanged are this run's own
-    objects, never anything read from a file.
+    All ranks build one at the same time. Exchanged objects are pickled: they are this run's own,
+    never read from a file.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -53,7 +53,7 @@ class Ranks:
             self._group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's value on the main rank, by rank; an empty list elsewhere."""
+        """Return all ranks' values on the main rank; an empty list elsewhere."""
         if self._group is None:
             return [value]
         everybody: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -61,14 +61,14 @@ class Ranks:
         return everybody or []
 
     def broadcast(self, value: object) -> Any:
-        """The main rank's value; what other ranks pass is ignored."""
+        """Return the main rank's value on all ranks."""
         message: list[Any] = [value]
         if self._group is not None:
             dist.broadcast_object_list(message, src=0, group=self._group)
         return message[0]
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` returns on the main rank; a UserError or Failure there is raised on all."""
+        """Run `work` on the main rank; its result, UserError or Failure appears on all ranks."""
         outcome: T | UserError | Failure | None = None
         if self.rank == 0:
             try:
@@ -94,9 +94,9 @@ def write_checkpoint(
     """Write every rank's file, then the index, then give the folder its name. Collective.
 
     Args:
-        contents: without the files, and with the generators of this rank alone.
+        contents: without files, and with the generators of this rank only.
         shards: yields what this rank writes, each time it is called.
-        started_s: when the save was asked for, on the monotonic clock.
+        started_s: start of the save, on the monotonic clock.
 
     Raises:
         SaveError: on every rank, when one rank failed; nothing is left of the attempt.
@@ -157,11 +157,11 @@ def _publish(
         if (missing := checkpoint.missing_state()) is not None:
             raise _error(step, f"the training state {missing}")
         checkpoint.check_coverage()
-        checkpoint.check_sizes()  # a file that the main rank does not see is on another node's disk
+        checkpoint.check_sizes()  # the main rank may not see a file on another node's disk
         checkpoint.write()
         path = folder.publish(temporary, step)
     except (SaveError, DamagedCheckpoint, OSError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)  # the failure is what is said
+        shutil.rmtree(temporary, ignore_errors=True)  # the save's own error is reported
         raise error if isinstance(error, SaveError) else _error(step, str(error)) from None
     duration_s = time.monotonic() - started_s
     return Saved(step=step, path=path, size_bytes=checkpoint.size_bytes, duration_s=duration_s)

@@ -34,7 +34,7 @@ class Staging:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks, as torch allocates them."""
+        """Host memory of all blocks, as torch allocates it."""
         sizes = [4 * elements for elements in self._sizes]
         return sum(map(page_locked_bytes, sizes) if self._pinned else sizes)
 

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: what is complete, how one appears, and how old ones go."""
+"""A run's folder of checkpoints: listing, atomic publishing and pruning."""
 
 import re
 import secrets
@@ -15,13 +15,13 @@ _UNFINISHED = (".saving-*", ".deleting-*", f".{_LATEST}-*")
 
 
 class CheckpointFolder:
-    """`checkpoints/` of one run. A step's folder is there complete, or not there."""
+    """`checkpoints/` of one run. A step's folder appears and disappears atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def list(self) -> list[Path]:
-        """The published checkpoints, oldest step first; complete, unless damaged later."""
+        """Return the published checkpoints, oldest step first; complete unless damaged later."""
         try:
             entries = list(self.path.iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -29,13 +29,13 @@ class CheckpointFolder:
         return sorted((entry for entry in entries if _NAME.fullmatch(entry.name)), key=_step)
 
     def latest(self) -> Path | None:
-        """The checkpoint of the highest step."""
+        """Return the checkpoint of the highest step."""
         return next(reversed(self.list()), None)
 
     def begin(self, step: int) -> Path:
-        """A new, empty folder to write into, that nobody takes for a checkpoint.
+        """Make an empty folder to write into, whose name is no checkpoint's.
 
-        Removes what interrupted saves have left behind.
+        Removes remains of interrupted saves.
 
         Raises:
             OSError: cannot be made.
@@ -63,9 +63,9 @@ class CheckpointFolder:
             sync(file)
         sync(temporary)
         if final.exists():
-            # Only a run that went back and came to the same step again gets here.
+            # Only a run that was resumed earlier and reached the same step again gets here.
             self._remove(final)
-        # Written before the folder gets its name: from then on nothing needs room any more.
+        # Written before the folder gets its name: nothing may need disk space after that.
         pointer = self.path / f".{_LATEST}-{secrets.token_hex(4)}"
         pointer.write_text(final.name + "\n", encoding="utf-8")
         temporary.rename(final)
@@ -76,7 +76,7 @@ class CheckpointFolder:
     def prune(self, keep: int, *, step: int) -> None:
         """Remove all but the `keep` newest checkpoints up to `step`; `keep` is at least 1.
 
-        Later ones belong to a run that went back to an earlier checkpoint: not ours to remove.
+        Later ones stay: the run was resumed from an earlier checkpoint.
         """
         past = [path for path in self.list() if _step(path) <= step]
         for old in past[:-keep]:
@@ -103,9 +103,10 @@ def _step_name(step: int) -> str:
 
 
 def candidates(source: Path) -> list[Path]:
-    """The checkpoints that `source` stands for, best first.
+    """Return the checkpoints of `source`, newest first.
 
-    `source` is one checkpoint, a run folder, or a run's folder of checkpoints.
+    Args:
+        source: one checkpoint, a run folder, or a run's folder of checkpoints.
 
     Raises:
         UserError: there is none.
@@ -117,7 +118,7 @@ def candidates(source: Path) -> list[Path]:
             if found := CheckpointFolder(folder).list():
                 return found[::-1]
         what = "holds no checkpoint" if source.exists() else "does not exist"
-    except OSError as error:  # a loop of links, a folder that one may not enter
+    except OSError as error:  # a loop of links, or no permission
         what = f"cannot be read ({error.strerror})"
     raise UserError(
         f"--resume {source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "

@@ -1,4 +1,4 @@
-"""How a rank ends: done, refused, stopped or failed, reported once and with the real cause."""
+"""Ending of a rank: done, refused, stopped or failed, reported once and with the real cause."""
 
 import contextlib
 import faulthandler

@@ -28,7 +28,7 @@ class Evaluates(Protocol):
     def evaluate(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
-        """As `Engine.evaluate`."""
+        """See `Engine.evaluate`."""
 
 
 def evaluate(

@@ -85,7 +85,7 @@ class RunFolder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a rank has failed in this attempt."""
+        """True if a rank has failed since this start."""
         return self._failure.exists()
 
     def read_status(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has begun or reopened the run."""
+        """True if this process has begun or reopened the run."""
         return self._lock.is_held
 
 

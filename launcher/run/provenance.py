@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.extra import Base, Extra, saved_model
-from launcher.checkpoint.files import RangeReader
+from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
 from launcher.config.recipes import fill_as_saved

@@ -1,4 +1,4 @@
-"""Which run a start continues, and opening its folder.
+"""Resume: the run that a start continues, and its folder.
 
 A run continues in its own folder with `--resume auto`, and unasked when torchrun or Slurm restarts
 it. A restart continues only a run that its own launch has begun: another run may have taken the
@@ -34,7 +34,7 @@ Announce = Callable[[RunFolder], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """What a start continues."""
+    """The run and the state that a start continues."""
 
     source: Path | None
     """Checkpoint or run folder to load; None for fresh weights."""

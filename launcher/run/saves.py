@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from launcher.checkpoint import Checkpoint, Checkpointer, Saved, SaveError
-from launcher.checkpoint.checkpointer import Weights
+from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
@@ -87,7 +87,7 @@ class Saves:
             if (folder := self._resolved.config.model.init_from) is not None:
                 with self._memory.checkpointing("resume"), self._weights(folder) as weights:
                     self._opened().begin_with(weights, engine)
-                self._console.line(f"starts from the weights of {folder}")
+                self._console.line(f"begins with the weights of {folder}")
             return 0
         from launcher.run.provenance import differences
 
@@ -127,10 +127,10 @@ class Saves:
                 self._opened().begin_with(weights, engine, trained=False)
 
     @contextlib.contextmanager
-    def _weights(self, folder: Path) -> Iterator[Weights]:
+    def _weights(self, folder: Path) -> Iterator[ReadableWeights]:
         """Open the weights of `--init-from`, quantized if the run keeps them quantized."""
-        from launcher.checkpoint.pretrained.quantized import Quantized
         from launcher.checkpoint.pretrained.stored import open_stored
+        from launcher.checkpoint.pretrained.transformed import Quantized
 
         model = self._resolved.model
         with open_stored(folder) as stored:

@@ -408,7 +408,7 @@ def test_a_terminal_ends_a_run_of_one_process(
     assert status["reason"] == f"stopped by {number.name}"
     reached = steps_of(tmp_path / "run")[-1]
     assert saved_steps(tmp_path / "run") == [reached]
-    assert said.splitlines()[-1].startswith(f"preempted after step {reached}: go on with")
+    assert said.splitlines()[-1].startswith(f"preempted after step {reached}: resume with")
 
 
 def test_a_second_signal_ends_a_run_of_one_process_at_once(text: Path, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
         f"skipped damaged checkpoint: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout
     )
     assert "step-00000001 after step 1" in done.stdout
-    assert "other than in the run that saved it: lr 0.001 -> 0.01" in done.stdout
+    assert "differs from the run that saved it: lr 0.001 -> 0.01" in done.stdout
 
 
 def test_damage_that_only_ranks_can_find_is_one_sentence(tmp_path: Path) -> None:

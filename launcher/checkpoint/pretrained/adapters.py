@@ -1,37 +1,49 @@
-"""Which projections of a family's model our adapters are beside, and how they are named there."""
+"""Adapters under PEFT's names: the projections of a family that have them, and writing a folder."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.pretrained.weight_files import write_json, write_safetensors
 from launcher.config.families import Part, family_for
+from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model import parts
 from launcher.model.config import ModelConfig
-from launcher.model.lora_config import LoraTarget
+from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.parts import is_projection, projection_of
 from launcher.strategies.parameters import parameter_shapes
+
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+DIFFERS: Final = "same outputs, but training on differs from PEFT's"
+BASE_FIELD: Final = "base_model_name_or_path"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
-    """A projection of theirs that can have an adapter."""
+    """A projection in a family of transformers that can have an adapter."""
 
     part: Part
-    """The rows of our matrix that it is."""
+    """Its rows in our matrix."""
     target: LoraTarget
     sizes: tuple[int, ...]
-    """Rows of the matrices that it is made of on our side: where query, key and value are one of
-    theirs, ours are three."""
+    """Rows of our matrices that it consists of: three where query, key and value are one there."""
     number: int
-    """How many matrices of ours come before them in the same one."""
+    """Number of our matrices before them in the same parameter."""
 
     @property
     def module(self) -> str:
-        """Its name there."""
+        """Its module's name there."""
         return self.part.theirs.removesuffix(".weight")
 
     @property
     def ours(self) -> str:
-        """The name of our projection."""
+        """Name of our projection."""
         return self.part.ours.removesuffix(".weight")
 
     @property
@@ -41,12 +53,12 @@ class Projection:
 
     @property
     def first(self) -> int:
-        """Its first row in our matrix."""
+        """First row in our matrix."""
         return self.part.start // self.inner
 
 
 def projections(config: ModelConfig) -> list[Projection]:
-    """All of them, in the order of our parameters.
+    """Return all projections of a model, in the order of our parameters.
 
     Raises:
         UserError: no family of transformers has this model.
@@ -70,3 +82,94 @@ def projections(config: ModelConfig) -> list[Projection]:
             )
         )
     return found
+
+
+def write_adapter(
+    folder: Path,
+    config: ModelConfig,
+    read: Callable[[str], Tensor],
+    *,
+    base: str | None,
+    dtype: torch.dtype,
+) -> str:
+    """Write adapters for PEFT; returns a description for the console.
+
+    Where three matrices of ours are one of theirs, they become one adapter of three times the rank
+    with a block-diagonal B. PEFT trains the zeros between the blocks, too.
+
+    Args:
+        read: returns a matrix by our name.
+        base: path of the model beside which they were trained.
+
+    Raises:
+        UserError: no family of transformers has this model.
+        OSError: no room, most often.
+    """
+    lora = config.lora
+    assert lora is not None
+    rank = lora.rank
+    chosen = [p for p in projections(config) if p.target in lora.targets]
+    tensors = {adapter_key(p, half): (p, half) for p in chosen for half in "AB"}
+
+    def shape(projection: Projection, half: str) -> tuple[int, ...]:
+        own_rank = rank * len(projection.sizes)
+        return (own_rank, projection.inner) if half == "A" else (sum(projection.sizes), own_rank)
+
+    def tensor(key: str) -> Tensor:
+        projection, half = tensors[key]
+        ours = read(f"{projection.ours}.lora_{half.lower()}")
+        if half == "A":
+            first, count = projection.number * rank, len(projection.sizes) * rank
+            return ours[first : first + count]
+        rows = ours[projection.first : projection.first + sum(projection.sizes)]
+        blocks: Tensor = torch.block_diag(*rows.split(list(projection.sizes)))
+        return blocks
+
+    write_safetensors(
+        folder / WEIGHTS_FILE,
+        {key: shape(*which) for key, which in tensors.items()},
+        tensor,
+        dtype=dtype,
+        metadata={"format": "pt"},
+    )
+    write_json(folder / ADAPTER_CONFIG, _settings_of(chosen, lora, base=base))
+    joined = next((p for p in chosen if p.sizes[1:]), None)
+    if joined is None:
+        return "an adapter for PEFT"
+    count = len(joined.sizes)
+    return (
+        f"an adapter for PEFT, of rank {count * rank} on {short_name(joined.module)} for {count} "
+        f"of rank {rank} here: {DIFFERS}"
+    )
+
+
+def _settings_of(chosen: Sequence[Projection], lora: Lora, *, base: str | None) -> dict[str, Any]:
+    names = {short_name(p.module): len(p.sizes) for p in chosen}
+    joined = {name: count for name, count in names.items() if count > 1}
+    growth = math.sqrt if lora.rslora else float
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        BASE_FIELD: base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "target_modules": list(names),
+        "rank_pattern": {name: lora.rank * count for name, count in joined.items()},
+        "alpha_pattern": {name: lora.alpha * growth(count) for name, count in joined.items()},
+        "bias": "none",
+        "fan_in_fan_out": chosen[0].part.transposed,
+        "inference_mode": True,
+    }
+
+
+def short_name(module: str) -> str:
+    """Return the end of a module's name that is unique to its kind: GPT-2 has two c_proj."""
+    owner, name = module.split(".")[-2:]
+    return f"{owner}.{name}" if name == "c_proj" else name
+
+
+def adapter_key(projection: Projection, half: str) -> str:
+    """Return the key of A or B in the file."""
+    return f"base_model.model.{projection.module}.lora_{half}.weight"

@@ -1,4 +1,4 @@
-"""The small files beside the weights: tokenizer, chat template, generation config."""
+"""Small files beside weights: tokenizer, chat template, generation config."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import Checkpoint
-from launcher.checkpoint.pretrained.files import write_json
+from launcher.checkpoint.pretrained.weight_files import write_json
 from launcher.config.families.base import ENDS, check_token_ids
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
@@ -24,8 +24,8 @@ _OF_A_TOKENIZER = (
 
 
 def carry_beside(tokenizer: str, run: Path) -> bool:
-    """Copy what transformers has saved beside a tokenizer.json, so that an export of the run gives
-    it back; whether the tokenizer's own configuration is among it.
+    """Copy the files beside a tokenizer.json into a run, for its exports; returns whether the
+    tokenizer's configuration is among them.
 
     Raises:
         OSError: something cannot be written.
@@ -68,7 +68,7 @@ def carry_in(folder: Path, run: Path) -> None:
 
 
 def read_generation_config(folder: Path, vocab_size: int) -> dict[str, Any] | None:
-    """A folder's generation_config.json, None where it has none.
+    """Read a folder's generation_config.json; None without one.
 
     Raises:
         UserError: it is damaged, or names tokens that the model does not have.
@@ -84,7 +84,7 @@ def read_generation_config(folder: Path, vocab_size: int) -> dict[str, Any] | No
 def generation_config(
     places: Sequence[Path], end_of_text: int | None, vocab_size: int
 ) -> dict[str, Any]:
-    """The first of these folders' that has one, or else one with the token that ends a text.
+    """Return the first folder's generation config, or one with the end-of-text token.
 
     Raises:
         UserError: as of `read_generation_config`.
@@ -98,22 +98,24 @@ def generation_config(
 
 
 def ends_of(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokens that begin and end a text, for config.json. Spelled out also where there are none:
-    left out they would be the family's own."""
+    """Return the tokens that begin and end a text, for config.json.
+
+    None is written out, too: a missing key would mean the family's default.
+    """
     first, last, padding = ENDS
     ends = {key: generation.get(key) for key in (first, last)}
     return ends | ({padding: generation[padding]} if padding in generation else {})
 
 
 def run_of(checkpoint: Checkpoint) -> Path:
-    """The run folder that a checkpoint is in."""
+    """Return the run folder of a checkpoint."""
     return checkpoint.path.absolute().parent.parent
 
 
 def choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
-    """The tokenizer whose ids the model was trained on: the run's own copy, or what is named.
+    """Return the tokenizer that the model was trained with: the one given, or the run's own copy.
 
-    None where it is left out, or where the model was imported without one.
+    None for "none", and for a model that was imported without a tokenizer.
     """
     if given == "none":
         return None
@@ -131,7 +133,7 @@ def choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
 
 
 def write_tokenizer(folder: Path, tokenizer: str, config: ModelConfig) -> int:
-    """Write what AutoTokenizer reads; the id of the end-of-text token.
+    """Write a tokenizer for AutoTokenizer; returns the id of its end-of-text token.
 
     Raises:
         UserError: there is no such tokenizer, it is not the model's, or transformers has no file

@@ -1,4 +1,4 @@
-"""A model that gives text, from whatever folder holds its weights."""
+"""A model and its tokenizer for inference, from any folder of weights."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ from launcher.checkpoint.pretrained.companions import (
     run_of,
 )
 from launcher.checkpoint.pretrained.peft import folder_beside
-from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
+from launcher.checkpoint.pretrained.stored import Stored, open_stored
+from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
@@ -33,20 +34,20 @@ _OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Weights in a folder, in whatever form they are there."""
+    """Weights in a folder, and the tokenizer that belongs to them."""
 
     config: ModelConfig
     read: Callable[[str], Tensor]
     """Our parameter of that name, in its shape."""
     tokenizer: Callable[[], str | None]
-    """The choice of tokenizer that goes with them; refuses where it is lost."""
+    """Returns their tokenizer; raises UserError where it is lost."""
     beside: Path
-    """Folder of what else belongs to the model."""
+    """Folder of the model's other files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """What a model's token ids mean."""
+    """A model's tokenizer and the tokens that end a text."""
 
     encoder: Encoder
     ends: Collection[int]
@@ -55,11 +56,10 @@ class Vocabulary:
 
 @contextmanager
 def open_source(folder: Path) -> Iterator[Source]:
-    """What `folder` holds: a run, a checkpoint, a model of transformers, or adapters of PEFT; reads
-    no weights yet.
+    """Open a run, a checkpoint, a model of transformers, or adapters of PEFT; reads no weights yet.
 
     Raises:
-        UserError: nothing of that, or it is damaged.
+        UserError: the folder holds none of them, or is damaged.
     """
     with open_stored(folder) as stored:
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
@@ -74,7 +74,7 @@ def open_source(folder: Path) -> Iterator[Source]:
 
 
 def _tokenizer_in(folder: Path) -> str | None:
-    """That of a folder of transformers."""
+    """Return the tokenizer of a folder of transformers, if it has one."""
     if (folder / TOKENIZER_FILE).exists():
         return str(folder / TOKENIZER_FILE)
     older = any((folder / name).exists() for name in _OLDER_TOKENIZERS)
@@ -82,11 +82,11 @@ def _tokenizer_in(folder: Path) -> str | None:
 
 
 def _ends_in(folder: Path, vocab_size: int) -> set[int]:
-    """The tokens that config.json says end a text, and generation_config.json, which often knows
-    more.
+    """Return the tokens that end a text, from config.json and generation_config.json, which often
+    lists more.
 
     Raises:
-        UserError: they are none of the model's.
+        UserError: the model has no such tokens.
     """
     path = folder / HF_CONFIG
     config = read_json(path) if path.is_file() else {}
@@ -98,7 +98,7 @@ def _ends_in(folder: Path, vocab_size: int) -> set[int]:
 
 
 def vocabulary(source: Source, given: str | None) -> Vocabulary:
-    """By the tokenizer that is `given`, or the one that belongs to the weights.
+    """Return the vocabulary of the `given` tokenizer, or of the weights' own.
 
     Raises:
         UserError: there is none, or it is not the model's.
@@ -144,9 +144,9 @@ def chosen_device(wanted: str) -> torch.device:
 
 
 def build(source: Readable, *, device: torch.device, dtype: torch.dtype) -> GPT:
-    """The model with its weights, ready to be asked; the peak is the model and one tensor more.
+    """Build the model with its weights for inference; the peak is the model and one more tensor.
 
-    It attends with what runs everywhere: what the training machine had may not be here.
+    Attention is chosen for this machine, which may lack the kernels of training.
     """
     config = replace(source.config, attention="auto", sdpa_backend="auto")
     with torch.device("meta"):

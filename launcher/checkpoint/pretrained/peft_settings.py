@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: each field checked, and what it says of one module."""
+"""adapter_config.json of PEFT: every field checked, and the settings of one module."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from launcher.util.errors import UserError
 from launcher.util.json_file import JsonObject, read_json
 
 MOST_ALPHA: Final = 1e6
-# Settings under which an adapter computes something else than ours, and the values that do not.
+# Settings that make an adapter compute something else than ours, and their values that do not.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -101,20 +101,20 @@ _KINDS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
         {},
     ),
 }
-"""Field -> whether a value is one, what it must be, and its default."""
+"""Field -> check of a value, its description, its default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What an adapter_config.json says."""
+    """A checked adapter_config.json."""
 
     path: Path
     values: JsonObject
-    """By name, defaults in their places."""
+    """By name, defaults included."""
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """Those of a folder that PEFT's save_pretrained has written.
+        """Read the settings in a folder that PEFT's save_pretrained has written.
 
         Raises:
             UserError: it is damaged, or a value makes the adapter compute something else than ours.
@@ -146,7 +146,7 @@ class Settings:
         return cls(path=path, values=values)
 
     def refuses(self, module: str) -> str | None:
-        """The field by which a module has no adapter, None where it has one."""
+        """Return the field that excludes a module, or None if it has an adapter."""
         if self.values["exclude_modules"] and _matches(self._names("exclude_modules"), module):
             return "exclude_modules"
         targets = self._names("target_modules")
@@ -163,15 +163,15 @@ class Settings:
         return None if int(layer["number"]) in chosen else "layers_to_transform"
 
     def rank_of(self, module: str) -> tuple[str, int]:
-        """The rank of a module's adapter, and the name of the field that says it."""
+        """Return the field that sets a module's rank, and the rank."""
         return self._of(module, "rank_pattern", "r")
 
     def scale_of(self, module: str, rank: int) -> float:
-        """What a module's adapter is multiplied with."""
+        """Return the scale of a module's adapter."""
         return float(self._of(module, "alpha_pattern", "lora_alpha")[1]) / self.growth(rank)
 
     def growth(self, rank: int) -> float:
-        """What an alpha is divided by."""
+        """Return the divisor of alpha."""
         return math.sqrt(rank) if self.values["use_rslora"] else float(rank)
 
     def _of(self, module: str, patterns: str, field: str) -> tuple[str, Any]:
@@ -216,7 +216,7 @@ def _checked(document: JsonObject, name: str, path: Path) -> Any:
 
 
 def _matches(names: Sequence[str] | re.Pattern[str] | None, module: str) -> bool:
-    """As PEFT matches them: a name is the end of a module's own, a pattern all of it."""
+    """Match as PEFT does: a name against the end of a module's, a pattern against all of it."""
     if names is None:
         return True
     if isinstance(names, re.Pattern):

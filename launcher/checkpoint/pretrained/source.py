@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.companions import read_generation_config
-from launcher.checkpoint.pretrained.files import Weights
+from launcher.checkpoint.pretrained.weight_files import WeightFiles
 from launcher.config.families import Family, Part, family_of
 from launcher.config.families.fields import Value
 from launcher.model.config import ModelConfig
@@ -26,8 +26,7 @@ _EMBEDDING = "wte.weight"
 class Source:
     """The parameters of our model in a folder that transformers' save_pretrained has written.
 
-    Nothing is read before it is asked for, and then only what is asked for; names, shapes and types
-    are checked at once. To be closed, or used in a `with`.
+    Weights are read on demand; names, shapes and types are checked on opening.
 
     Raises:
         UserError: the model is not one that ours computes, or files are missing or damaged.
@@ -51,7 +50,7 @@ class Source:
         for part in self.family.parts(self.config, self.shapes):
             self._parts.setdefault(part.ours, []).append(part)
         with contextlib.ExitStack() as opening:
-            self._weights = opening.enter_context(Weights(folder))
+            self._weights = opening.enter_context(WeightFiles(folder))
             self._stored = self._match()
             self._stack = opening.pop_all()
 
@@ -62,16 +61,16 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files; tensors that have been read stay."""
+        """Close the files; tensors that were read stay valid."""
         self._stack.close()
 
     def files(self) -> list[Path]:
-        """Those that hold weights, by name."""
+        """Return the files that hold weights, sorted by name."""
         return self._weights.paths
 
     def parts(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Our parameter `name`, flattened, as pieces one after another: the first element of each
-        and the piece as it is stored, most often a view of a file that is not read yet.
+        """Yield our flattened parameter `name` in consecutive pieces: the first element's number
+        and the piece as stored, usually a view of a file that is not read yet.
 
         Raises:
             UserError: there are values that are NaN or infinite.
@@ -80,7 +79,7 @@ class Source:
             yield part.start, self._finite(part, self._rows(part).reshape(-1))
 
     def read(self, name: str) -> Tensor:
-        """Our parameter `name` in its own shape, of the type that it is stored as.
+        """Return our parameter `name` in its shape and stored type.
 
         Raises:
             UserError: there are values that are NaN or infinite.
@@ -89,7 +88,7 @@ class Source:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def read_range(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of our flattened parameter `name`, as fp32 of our own.
+        """Return elements [start, stop) of our flattened parameter `name`, as a copy in fp32.
 
         Raises:
             UserError: there are values that are NaN or infinite.
@@ -108,7 +107,7 @@ class Source:
         return part.turned(self._weights.read(self._stored[part.theirs]))
 
     def _flat(self, part: Part, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of the part's rows; only rows with some of them are read."""
+        """Return elements [start, stop) of a part, reading only the rows that hold them."""
         width = math.prod(part.shape[1:])
         first = start // width
         rows = self._rows(part)[first : -(-stop // width)]
@@ -125,7 +124,7 @@ class Source:
         return tensor
 
     def _match(self) -> dict[str, str]:
-        """The name in the files of each tensor; none is left over."""
+        """Return each tensor's name in the files, and check that none is left over."""
         prefix = self.family.prefix
         # A language model's names have a prefix, those of its decoder saved alone do not.
         stored = {name.removeprefix(prefix): name for name in self._weights.names()}
@@ -144,7 +143,7 @@ class Source:
         return found
 
     def _check_tied(self, stored: dict[str, str], found: dict[str, str]) -> None:
-        """A head that is stored although it is tied is the embedding again."""
+        """Check that a stored head which is tied equals the embedding."""
         head = stored.pop(f"{self.family.tensors['head'][0]}.weight", None)
         if head is None:
             return

@@ -1,9 +1,10 @@
-"""A model's weights under our names, whatever folder they are in: a model of transformers, a run or
-one of its checkpoints, or adapters beside the weights of another folder."""
+"""Weights of a model under our parameter names, from any folder: a model of transformers, a run or
+checkpoint, or adapters beside the weights of another folder."""
 
 import contextlib
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -11,37 +12,36 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from launcher.checkpoint import Checkpoint
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.document import INDEX_NAME
-from launcher.checkpoint.extra import Base
+from launcher.checkpoint.extra import Base, saved_model
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
 from launcher.checkpoint.pretrained.source import Source
-from launcher.checkpoint.weights import Weights, open_weights
+from launcher.checkpoint.rank_files import RangeReader
+from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
-from launcher.model.linears import dequantize, quantize
-from launcher.model.parts import is_projection, projection_of, projections
-from launcher.strategies.flat_shards import Shard
-from launcher.strategies.parameters import parameter_shapes
+from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 
 
 class Stored(Protocol):
-    """Nothing is read before it is asked for."""
+    """Weights in a folder, read on demand."""
 
     @property
     def config(self) -> ModelConfig:
-        """The model that they are of."""
+        """Their model."""
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Where they, or adapters among them, are in one of ours."""
+        """The checkpoint that holds them, or the adapters among them, if any."""
 
     def read(self, name: str) -> Tensor:
-        """The parameter of that name, in its shape, as it is stored."""
+        """Return a parameter in its shape and stored type."""
 
     def read_into(self, shard: Shard) -> None:
         """Fill `shard.data`, of any type on any device, with its range.
@@ -51,14 +51,14 @@ class Stored(Protocol):
         """
 
     def has(self, name: str) -> bool:
-        """Whether there is such a parameter."""
+        """Return whether there is such a parameter."""
 
     def base(self) -> Base:
-        """What a run that trains beside these weights says of them."""
+        """Return the identity that a run with adapters beside them records."""
 
 
 class Folder:
-    """A folder of transformers, read in place."""
+    """Weights in a folder of transformers, read in place."""
 
     checkpoint = None
 
@@ -80,7 +80,7 @@ class Folder:
         if places.contiguous:
             shard.data.copy_(self._source.read_range(shard.name, start, places.stop))
             return
-        # What lies in the gaps is read, too: a few runs at a time, so that it takes little memory.
+        # Gaps are read, too: a few runs at a time, so that it takes little memory.
         runs = max(1, CHUNK_ELEMENTS // places.pitch)
         for part in shard.data.split(runs * places.run):
             stop = Places.of(start, len(part), places.run, places.pitch).stop
@@ -98,20 +98,22 @@ class Folder:
 
 
 class Saved:
-    """A checkpoint of whole weights."""
+    """Weights in a checkpoint."""
 
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self.config, self.checkpoint = weights.config, weights.checkpoint
+    def __init__(self, checkpoint: Checkpoint, config: ModelConfig, reader: RangeReader) -> None:
+        self.checkpoint, self.config, self._reader = checkpoint, config, reader
 
     def read(self, name: str) -> Tensor:
-        return self._weights.read(name)
+        shape = self.checkpoint.shapes[name]
+        data = torch.empty(math.prod(shape))
+        self._reader.read_into(Shard(name=name, kind=PARAM, start=0, data=data))
+        return data.view(shape)
 
     def has(self, name: str) -> bool:
         return name in self.checkpoint.shapes
 
     def read_into(self, shard: Shard) -> None:
-        self._weights.reader.read_into(shard)
+        self._reader.read_into(shard)
 
     def base(self) -> Base:
         # The index has a checksum of every piece.
@@ -121,7 +123,7 @@ class Saved:
 
 
 class Drawn:
-    """The weights that a seed gives, of which there is no file."""
+    """Initial weights of a seed, which are in no file."""
 
     checkpoint = None
 
@@ -179,7 +181,7 @@ class Adapted:
         return self._beside.base()
 
     def notes(self) -> list[str]:
-        """How training them on differs from where they come from."""
+        """Return how further training differs from where they come from."""
         return self._adapters.notes() if isinstance(self._adapters, PeftFolder) else []
 
     def _of(self, name: str) -> "Saved | PeftFolder | Stored":
@@ -188,10 +190,10 @@ class Adapted:
 
 @contextlib.contextmanager
 def open_stored(folder: Path) -> Iterator[Stored]:
-    """The weights in a folder of transformers or PEFT, in a run (its newest checkpoint) or a
-    checkpoint; those beside adapters are found where they were.
+    """Open the weights of a folder of transformers or PEFT, a run (its newest checkpoint) or a
+    checkpoint; those beside adapters are opened where they were.
 
-    Their names and shapes are checked, their values not before they are read.
+    Names and shapes are checked now, values when they are read.
 
     Raises:
         UserError: there are none, they are damaged, or not those that adapters were trained with.
@@ -203,19 +205,51 @@ def open_stored(folder: Path) -> Iterator[Stored]:
             beside = opened.enter_context(open_stored(folder_beside(folder)))
             yield Adapted(opened.enter_context(PeftFolder(folder, beside.config)), beside)
         else:
-            weights = opened.enter_context(open_weights(folder))
-            saved = Saved(weights)
+            saved = opened.enter_context(_open_saved(folder))
             if saved.config.lora is None:
                 yield saved
             else:
-                yield Adapted(saved, opened.enter_context(_beside(weights)))
+                yield Adapted(saved, opened.enter_context(_beside(saved)))
+
+
+@contextlib.contextmanager
+def _open_saved(source: Path) -> Iterator[Saved]:
+    """Open a checkpoint, or the newest one of a run folder; reads no weights yet.
+
+    Raises:
+        UserError: there is none, it is damaged, or does not say which model it holds.
+    """
+    checkpoint = _newest(source)
+    config = saved_model(checkpoint.extra)
+    if config is None:
+        raise UserError(
+            f"checkpoint {checkpoint.path}: does not say which model it holds; "
+            "give one that launcher.train has saved"
+        )
+    checkpoint.check_model(trained_shapes(config), checkpoint.kinds, list(checkpoint.counters))
+    with RangeReader(checkpoint) as reader:
+        yield Saved(checkpoint, config, reader)
+
+
+def _newest(source: Path) -> Checkpoint:
+    while True:
+        try:
+            path = candidates(source)[0]
+        except UserError as error:
+            raise UserError(str(error).removeprefix("--resume ")) from None
+        try:
+            return Checkpoint.open(path)
+        except DamagedCheckpoint:
+            # A run that is alive saves a newer one and removes this one, with --keep.
+            if path == source or path.exists():
+                raise
 
 
 def check_base(checkpoint: Checkpoint, found: Base) -> None:
-    """A checkpoint of adapters was trained beside these weights.
+    """Refuse adapters that were trained beside other weights.
 
     Raises:
-        UserError: beside others.
+        UserError: naming both.
     """
     base = checkpoint.extra.get("base")
     if base is not None and base.fingerprint != found.fingerprint:
@@ -227,8 +261,8 @@ def check_base(checkpoint: Checkpoint, found: Base) -> None:
 
 
 @contextlib.contextmanager
-def _beside(weights: Weights) -> Iterator[Stored]:
-    checkpoint = weights.checkpoint
+def _beside(adapters: Saved) -> Iterator[Stored]:
+    checkpoint = adapters.checkpoint
     base = checkpoint.extra.get("base")
     if base is None:
         raise UserError(
@@ -236,7 +270,7 @@ def _beside(weights: Weights) -> Iterator[Stored]:
             "give one that launcher.train has saved"
         )
     if base.path is None:
-        yield Drawn(weights.config, base)
+        yield Drawn(adapters.config, base)
         return
     if not Path(base.path).exists():
         raise UserError(
@@ -246,30 +280,3 @@ def _beside(weights: Weights) -> Iterator[Stored]:
     with open_stored(Path(base.path)) as beside:
         check_base(checkpoint, beside.base())
         yield beside
-
-
-class Merged:
-    """The same function as plain weights: each adapter's product is added to its weight."""
-
-    def __init__(self, model: Stored) -> None:
-        assert model.config.lora is not None
-        self._model, self._lora = model, model.config.lora
-        self._quantized = model.config.quantize_base
-        self.config = dataclasses.replace(model.config, lora=None, quantize_base="none")
-        self.checkpoint = model.checkpoint
-
-    def read(self, name: str) -> Tensor:
-        """A parameter of the plain model."""
-        weight = self._model.read(name)
-        module = name.removesuffix(".weight")
-        if self._quantized != "none" and is_projection(name):  # what the adapters were trained with
-            packed = quantize(weight.float(), self._quantized)
-            weight = dequantize(packed, weight.size(1), self._quantized, torch.float32)
-        if not self._model.has(f"{module}.lora_a"):
-            return weight
-        a, b = (self._model.read(f"{module}.lora_{part}").float() for part in "ab")
-        projection = projection_of(module)
-        assert projection is not None
-        sizes = projections(self.config)[projection].sizes
-        blocks = torch.block_diag(*b.split(list(sizes)))
-        return torch.addmm(weight.float(), blocks, a, alpha=self._lora.scale)

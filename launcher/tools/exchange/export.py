@@ -14,6 +14,7 @@ import tyro
 from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder, DamagedCheckpoint
+from launcher.checkpoint.pretrained.adapters import write_adapter
 from launcher.checkpoint.pretrained.companions import (
     GENERATION_FILE,
     choose_tokenizer,
@@ -22,9 +23,9 @@ from launcher.checkpoint.pretrained.companions import (
     run_of,
     write_tokenizer,
 )
-from launcher.checkpoint.pretrained.files import new_folder, write_json, write_weights
-from launcher.checkpoint.pretrained.peft import write_adapter
-from launcher.checkpoint.pretrained.stored import Merged, Stored, open_stored
+from launcher.checkpoint.pretrained.stored import Stored, open_stored
+from launcher.checkpoint.pretrained.transformed import Merged
+from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
 from launcher.config.families import Family, family_for
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
-from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.companions import carry_in
-from launcher.checkpoint.pretrained.files import new_folder
 from launcher.checkpoint.pretrained.peft import folder_beside
 from launcher.checkpoint.pretrained.source import Source
 from launcher.checkpoint.pretrained.stored import Adapted, open_stored
+from launcher.checkpoint.pretrained.weight_files import new_folder
+from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import ADAPTER_CONFIG, in_words
 from launcher.config.resolve import check_run_folder
 from launcher.data.files import TOKENIZER_FILE

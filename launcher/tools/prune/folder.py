@@ -10,9 +10,9 @@ from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
-from launcher.checkpoint.files import write_shards
 from launcher.checkpoint.pretrained.companions import carry_in
-from launcher.checkpoint.pretrained.files import new_folder, write_json
+from launcher.checkpoint.pretrained.weight_files import new_folder, write_json
+from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import in_words
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from launcher.checkpoint.pretrained.loading import build
-from launcher.checkpoint.pretrained.stored import Merged, Stored
+from launcher.checkpoint.pretrained.stored import Stored
+from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.tools.serve import engine
 from launcher.util.errors import UserError
 from launcher.util.files import sync

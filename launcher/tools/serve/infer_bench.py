@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import tyro
 
-from launcher.checkpoint.pretrained.files import new_folder
 from launcher.checkpoint.pretrained.loading import chosen_device
+from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.config.resolve import check_run_folder
 from launcher.tools.serve import engine as tensorrt_engine

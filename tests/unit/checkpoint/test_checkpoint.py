@@ -24,7 +24,7 @@ from launcher.checkpoint import (
     store,
 )
 from launcher.checkpoint import saving as saving_module
-from launcher.checkpoint.files import write_shards
+from launcher.checkpoint.rank_files import write_shards
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -233,7 +233,8 @@ def test_states_in_low_precision_are_decoded_one_at_a_time(
 ) -> None:
     with LiveTrace() as trace:
         torch.manual_seed(0)
-        module = GPT(ModelConfig(**{**SHAPE, "layers": 8, "d_model": 64}))
+        shape: dict[str, Any] = {**SHAPE, "layers": 8, "d_model": 64}
+        module = GPT(ModelConfig(**shape))
         options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
         optimizer = LowPrecisionAdamW(
             [{"params": [*module.parameters()]}], weight_decay=0.0, moments="bf16", **options

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint
-from launcher.checkpoint.files import write_shards
+from launcher.checkpoint.rank_files import write_shards
 from launcher.strategies.flat_shards import MASK, PARAM, Shard
 
 DOCS = Path(__file__).parents[3] / "docs" / "checkpoint-format.md"

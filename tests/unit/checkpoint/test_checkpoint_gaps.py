@@ -16,9 +16,9 @@ from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint, staging
 from launcher.checkpoint.document import digest
-from launcher.checkpoint.files import RangeReader, write_shards
 from launcher.checkpoint.index import Range, RankFile
 from launcher.checkpoint.pretrained.stored import Folder, open_stored
+from launcher.checkpoint.rank_files import RangeReader, write_shards
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step

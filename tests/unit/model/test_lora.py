@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.loading import build, open_source
-from launcher.checkpoint.pretrained.stored import Merged, open_stored
+from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig

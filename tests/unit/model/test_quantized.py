@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.checkpoint.pretrained.quantized import Quantized
+from launcher.checkpoint.pretrained.transformed import Quantized
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig, Quantization
 from launcher.model.gpt import GPT
@@ -106,7 +106,7 @@ class Drawn(Whole):
 def test_any_range_is_that_of_the_whole(kind: Quantization, monkeypatch: Any) -> None:
     """FSDP's rows, and ZeRO-3's slices, which begin and end in the middle of a code's row."""
     monkeypatch.setattr(
-        "launcher.checkpoint.pretrained.quantized.CHUNK_ELEMENTS", 3 * 128
+        "launcher.checkpoint.pretrained.transformed.CHUNK_ELEMENTS", 3 * 128
     )  # three rows
     config = ModelConfig(**MODEL, lora=Lora(rank=2, alpha=4), quantize_base=kind)
     name = "blocks.1.attn.qkv.packed"
@@ -124,7 +124,7 @@ def test_any_range_is_that_of_the_whole(kind: Quantization, monkeypatch: Any) ->
 
 def test_loading_holds_a_few_rows(monkeypatch: Any) -> None:
     """Beside the bytes themselves, live memory is that of a chunk, whatever the matrix."""
-    monkeypatch.setattr("launcher.checkpoint.pretrained.quantized.CHUNK_ELEMENTS", 4096)
+    monkeypatch.setattr("launcher.checkpoint.pretrained.transformed.CHUNK_ELEMENTS", 4096)
     config = ModelConfig(**MODEL, lora=Lora(rank=2, alpha=4), quantize_base="nf4")
     name = "blocks.0.mlp.fc.packed"
     rows, width = parameter_shapes(config)[name]

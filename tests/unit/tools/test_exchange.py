@@ -17,9 +17,10 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from launcher.checkpoint import Checkpoint, Checkpointer, weights
-from launcher.checkpoint.files import RangeReader
+from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
+from launcher.checkpoint.pretrained import stored
+from launcher.checkpoint.rank_files import RangeReader
 from launcher.data.tokenizer import ByteEncoder, load_encoder, train_bpe
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
@@ -269,9 +270,7 @@ def test_export_says_which_step_it_takes(
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("owner", "moment"), [(weights, "saved_model"), (RangeReader, "read_into")]
-)
+@pytest.mark.parametrize(("owner", "moment"), [(stored, "saved_model"), (RangeReader, "read_into")])
 def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,7 +14,7 @@ import torch
 from test_exchange_families import CASES, randomise, saved_run
 from test_lora import LLAMA, LORA, drawn, write_run
 
-from launcher.checkpoint.pretrained.files import new_folder
+from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.model.gpt import GPT

@@ -1,4 +1,4 @@
-"""Rank files: safetensors, written and read in pieces of a few MiB, each with a checksum."""
+"""Rank files: safetensors, written and read in chunks of 4 MiB, each with a checksum."""
 
 import bisect
 import json
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.document import FORMAT, damaged
+from launcher.checkpoint.geometry import mover
 from launcher.checkpoint.index import (
     CHUNK_ELEMENTS,
     Checkpoint,
@@ -22,7 +23,6 @@ from launcher.checkpoint.index import (
     RankFile,
     element_bytes,
 )
-from launcher.checkpoint.overlap import mover
 from launcher.strategies.flat_shards import Shard
 from launcher.util.files import sync
 from launcher.util.processes import usable_cores
@@ -167,7 +167,7 @@ class RangeReader:
             self._read(file, entry, number, buffer)
 
     def _read(self, file: RankFile, entry: Range, number: int, buffer: Tensor) -> Tensor:
-        """The range's chunk `number`, in `buffer`."""
+        """Read chunk `number` of a range into `buffer` and check it."""
         skipped = number * CHUNK_ELEMENTS
         chunk = buffer.view(_stored_type(entry.kind))[: min(entry.numel - skipped, CHUNK_ELEMENTS)]
         offset_bytes = entry.offset_bytes + element_bytes(entry.kind) * skipped
@@ -192,7 +192,7 @@ class RangeReader:
     def _open(self, file: RankFile) -> int:
         if file.name not in self._descriptors:
             self._descriptors[file.name] = os.open(self._path / file.name, os.O_RDONLY)
-            # The index says where tensors are; the header is for other readers, yet ours to check.
+            # The index has the places of tensors; the header is for other readers, and checked too.
             header = bytearray(file.header_bytes)
             self._fill(file, 0, memoryview(header))
             if zlib.crc32(header) != file.header_checksum:
@@ -209,8 +209,8 @@ def safetensors_header(
     dtypes: Mapping[str, torch.dtype],
     metadata: Mapping[str, str],
 ) -> bytes:
-    """What a safetensors file of tensors of `shapes`, one after the other, begins with: 8 bytes of
-    length, then JSON, padded so that the data is aligned."""
+    """Return the header of a safetensors file of consecutive tensors: 8 bytes of length, then JSON,
+    padded so that the data is aligned."""
     entries: dict[str, object] = {"__metadata__": metadata}
     begin = 0
     for name, shape in shapes.items():
@@ -232,6 +232,6 @@ def _start(found: tuple[RankFile, Range]) -> int:
 
 
 def _bytes(chunk: Tensor) -> memoryview:
-    """The memory of a host tensor."""
+    """Return the memory of a host tensor."""
     array: np.ndarray[Any, Any] = chunk.numpy()
     return array.data.cast("B")

@@ -1,4 +1,4 @@
-"""The folders on both sides: safetensors, written a tensor at a time or read in place; JSON."""
+"""Folders of weights: safetensors written one tensor at a time or read in place, and JSON."""
 
 import contextlib
 import json
@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from launcher.checkpoint.files import safetensors_header
 from launcher.checkpoint.index import CHUNK_ELEMENTS
+from launcher.checkpoint.rank_files import safetensors_header
 from launcher.config.resolve import check_run_folder
 from launcher.util.errors import UserError
 from launcher.util.files import sync
@@ -31,7 +31,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """An empty folder beside `out` to write into, which gets the name `out` at the end.
+    """Yield an empty folder to write into, which is renamed to `out` at the end.
 
     Raises:
         UserError: `out` exists or cannot be written; nothing is left of the attempt.
@@ -54,7 +54,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM, which would end the process on the spot, is an exception like Ctrl-C."""
+    """Turn SIGTERM into an exception, as Ctrl-C is one, so that cleanup runs."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -154,7 +154,7 @@ def opened_safetensors(path: Path) -> Iterator[Any]:
         yield file
 
 
-class Weights:
+class WeightFiles:
     """The tensors of a folder as `save_pretrained` writes it: one file, or shards and an index.
 
     Tensors are views of the mapped files: nothing is read before it is used.
@@ -179,11 +179,11 @@ class Weights:
         self._stack.close()
 
     def names(self) -> list[str]:
-        """All tensors, whichever file they are in."""
+        """Return the names of all tensors in all files."""
         return list(self._files)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """The tensor has this shape, and a type whose values fp32 holds exactly.
+        """Check that a tensor has this shape, and a type whose values fp32 holds exactly.
 
         Raises:
             UserError: it has not.
@@ -202,7 +202,7 @@ class Weights:
             )
 
     def read(self, name: str) -> Tensor:
-        """The tensor as it is stored."""
+        """Return a tensor in its stored type."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
 

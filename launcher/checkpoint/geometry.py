@@ -1,14 +1,19 @@
-"""Whether pieces of tensors hold every element once, without looking at elements or rows."""
+"""Geometry of pieces of tensors: whether they cover every element once, and what two of them share.
+Computed from corners of boxes, without looking at elements or rows."""
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from launcher.strategies.places import Box, Places
 
 
 class Piece(Protocol):
-    """What is to be known of a piece of a tensor."""
+    """Place of a piece in its tensor."""
 
     @property
     def name(self) -> str: ...
@@ -25,8 +30,11 @@ class Piece(Protocol):
 
 
 def uncovered(pieces: Sequence[Piece], wanted: Mapping[tuple[str, str], int]) -> str | None:
-    """What is wrong with pieces that should hold each element of every (name, kind) in `wanted`,
-    which says how many it has, exactly once; None for nothing."""
+    """Return what is wrong with pieces that should cover each tensor exactly once, or None.
+
+    Args:
+        wanted: (name, kind) -> number of elements.
+    """
     with_gaps: dict[tuple[str, str], list[Piece]] = {
         (piece.name, piece.kind): [] for piece in pieces if piece.pitch is not None
     }
@@ -50,8 +58,8 @@ def uncovered(pieces: Sequence[Piece], wanted: Mapping[tuple[str, str], int]) ->
 
 
 def _fault(pieces: Sequence[Piece], numel: int) -> str | None:
-    """Of one tensor of which some pieces have gaps: as boxes of a matrix whose rows are as long as
-    their pitch."""
+    """Check one tensor of which some pieces have gaps, as boxes of a matrix with their pitch as its
+    width."""
     width, *others = {piece.pitch for piece in pieces if piece.pitch is not None}
     if others:
         return "differently spaced"
@@ -64,7 +72,7 @@ def _fault(pieces: Sequence[Piece], numel: int) -> str | None:
 
 
 def _overlap(boxes: Iterable[Box]) -> bool:
-    """Going down the rows, with the columns of the boxes in the current one in order."""
+    # A sweep down the rows, with the columns of the boxes in the current row in order.
     edges = []
     for box in boxes:
         edges.append((box.top, True, (box.left, box.right)))
@@ -81,3 +89,38 @@ def _overlap(boxes: Iterable[Box]) -> bool:
             return True
         taken.insert(place, columns)
     return False
+
+
+def mover(
+    source: Places, begin: int, end: int, target: Places
+) -> Callable[[Tensor, Tensor], None] | None:
+    """Return a function that copies the source's elements [begin, end) to their places in a target.
+
+    It takes the chunk and all of the target's data; None where they share no element.
+    """
+    pitches = {piece.pitch for piece in (source, target) if not piece.contiguous}
+    if len(pitches) > 1:
+        apart = source.place(end - 1) < target.start or target.stop <= source.place(begin)
+        return None if apart else partial(_pick, source, begin, target)
+    width = pitches.pop() if pitches else max(source.stop, target.stop)
+    pairs = [
+        (there, here)
+        for theirs in source.boxes(width, begin, end)
+        for ours in target.boxes(width)
+        if (there := theirs.within(ours)) and (here := ours.within(theirs))
+    ]
+    return partial(_copy, pairs) if pairs else None
+
+
+def _copy(pairs: Sequence[tuple[Box, Box]], chunk: Tensor, data: Tensor) -> None:
+    for there, here in pairs:
+        here.view(data).copy_(there.view(chunk))
+
+
+def _pick(source: Places, begin: int, target: Places, chunk: Tensor, data: Tensor) -> None:
+    """Copy element by element, between pieces of different pitch."""
+    place = source.place(torch.arange(begin, begin + len(chunk))) - target.start
+    row, column = place // target.pitch, place % target.pitch
+    wanted = (place >= 0) & (row < target.numel // target.run) & (column < target.run)
+    at = (row * target.run + column)[wanted]
+    data[at.to(data.device)] = chunk[wanted].to(data)
