@@ -97,7 +97,7 @@ def test_a_combination_that_cannot_run_is_a_row() -> None:
 
 def test_hybrid_needs_groups_of_more_than_one() -> None:
     assert cells("strategy=ddp,fsdp-hybrid", nproc=4)[1].state == "pending"
-    assert "leaves one process in each group" in str(cells("strategy=ddp,fsdp-hybrid", nproc=2)[1])
+    assert "has one process per group" in str(cells("strategy=ddp,fsdp-hybrid", nproc=2)[1])
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_merged_adapters_beside_a_quantised_base(
     out = tmp_path / "out"
     flags = ("--format", "onnx", "--no-cache", "--tokenizer", "none", "--out", out)
     assert verb(tmp_path / "run", *flags) == 2
-    assert "give --merge for whole weights" in capsys.readouterr().err
+    assert "give --merge for merged weights" in capsys.readouterr().err
     assert verb(tmp_path / "run", *flags, "--adapter") == 2
     assert "--adapter is PEFT's format, not --format onnx" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]

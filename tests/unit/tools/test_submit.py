@@ -178,4 +178,4 @@ def test_variables_that_sbatch_prefers_to_the_script_are_refused(
 ) -> None:
     monkeypatch.setenv(name, "2")
     assert main(["--gpus-per-node=4", "--dry-run", "--", *SMALL]) == 2
-    assert f"the environment has {name}='2', which sbatch would take" in capsys.readouterr().err
+    assert f"the environment variable {name}='2' would override" in capsys.readouterr().err
