@@ -184,5 +184,5 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to six digits: enough for any chart, and a third of the file's size."""
+    # Six digits are enough for any chart, and a third of the file's size.
     return None if value is None else float(f"{value:.6g}")

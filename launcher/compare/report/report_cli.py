@@ -104,7 +104,6 @@ def _write_files(report: Report, out: Path) -> list[str]:
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:
-    """Read the results of `infer-bench` beside the runs, if any."""
     path = out / FOLDER / RESULT_FILE
     return read_json(path, what="the result of infer-bench") if path.is_file() else None
 
@@ -125,10 +124,9 @@ def load_runs(found: dict[str, FoundRun]) -> list[Run]:
 
 
 def _load(name: str, found: FoundRun) -> Run:
-    """Read one run; a run that cannot be reported must not fail the others."""
     try:
         run = load_run(name, found)
         Report([run])
-    except Exception as error:  # files can hold anything
+    except Exception as error:  # files can hold anything, and one run must not fail the others
         return unreadable_run(name, found, error)
     return run

@@ -82,12 +82,11 @@ class SweepDisplay:
         self._say(row, outcome(row))
 
     def _say(self, row: SweepRow, what: str) -> None:
-        """Print a line, unless there is a live table."""
         if not self._is_live:
             self.line(f"[{self._rows.index(row) + 1}/{len(self._rows)}] {row.name}: {what}")
 
     def _position(self) -> int:
-        """Number of finished cells; cells run in order."""
+        # Cells run in order.
         return self._rows.index(self._running) if self._running else 0
 
     def _left(self) -> str:

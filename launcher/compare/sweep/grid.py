@@ -206,5 +206,4 @@ def _cell(
 
 
 def _safe(text: str) -> str:
-    """Replace characters that a folder's name should not contain."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")

@@ -77,7 +77,6 @@ def prepare(argv: Sequence[str]) -> tuple[SweepFolder, Sweep]:
 
 
 def _check_source(row: SweepRow) -> None:
-    """Refuse the cell if its data, which its job will read, is missing."""
     try:
         data = parse_run_config(flags_of(row.flags)).data
         find_source(data)

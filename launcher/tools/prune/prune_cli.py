@@ -124,7 +124,6 @@ def _open(options: PruneOptions) -> Opened:
 
 
 def _settings(text: Text) -> dict[str, Any]:
-    """Return the text settings of the original run."""
     fields = {name: getattr(text.choice, name) for name in TEXT_FIELDS}
     return {**{n: v for n, v in fields.items() if v is not None}, "seq_len": text.seq_len}
 

@@ -129,7 +129,7 @@ def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench
             repeats=options.repeats,
             text=str(text),
         )
-        for case in _told(_cases(options, runs, common, Path(scratch))):
+        for case in _announced(_cases(options, runs, common, Path(scratch))):
             row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
             rows.append(row | _beside(_outcome(case), row, rows))
     return {
@@ -149,7 +149,6 @@ def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench
 
 
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
-    """Name runs by folder, or by whole path if folder names repeat."""
     alone = len({path.name for path in paths}) == len(set(paths))
     return {path: path.name if alone else str(path) for path in paths}
 
@@ -172,8 +171,7 @@ def _cases(
     ]
 
 
-def _told(cases: Sequence[Case]) -> Iterator[Case]:
-    """Yield the cases, announcing each with an estimate of the remaining time."""
+def _announced(cases: Sequence[Case]) -> Iterator[Case]:
     started = time.monotonic()
     for done, case in enumerate(cases):
         left = (time.monotonic() - started) / done * (len(cases) - done) if done else None
