@@ -1,6 +1,7 @@
 """Remove each tool from a copy of the tree and check that everything else still works.
 
-    python bench/without_tools.py
+    python bench/without_tools.py             # every tool
+    python bench/without_tools.py serve prune # these
 
 A tool is a folder of launcher/tools/ (or a single file there). Without it, `--help`, `plan --help`,
 `report --help` and two training steps on the CPU must succeed, all other modules must import, and
@@ -21,7 +22,8 @@ ROOT = Path(__file__).parents[1]
 TOOLS = Path("launcher", "tools")
 TRAINING = (
     *("-m", "launcher.train", "--model", "nano", "--layers", "1", "--steps", "2"),
-    *("--micro-batch", "2", "--device", "cpu", "--quiet", "--out"),
+    *("--d-model", "32", "--heads", "2", "--seq-len", "32", "--micro-batch", "2"),
+    *("--test-batches", "1", "--device", "cpu", "--quiet", "--out"),
 )
 VERBS_PROBE = "import json, launcher.__main__ as m; print(json.dumps([m.ALL_VERBS, m.VERBS]))"
 # Prints the modules that cannot be imported: of the whole tree, those that need a GPU's compiler.
@@ -91,7 +93,7 @@ def failures(tree: Path, expected_broken: Sequence[str]) -> list[str]:
 
 
 def broken_imports(tree: Path) -> list[str]:
-    """List the modules of the copy that cannot be imported, with the errors."""
+    """List the modules of a tree that cannot be imported, with the errors."""
     done = run(tree, "-c", IMPORT_ALL)
     if done.returncode:
         return [f"imports ended with {done.returncode}: {done.stderr[-300:]}"]
@@ -104,28 +106,27 @@ def removed_verbs(tree: Path) -> list[str]:
     return [verb for verb in all_verbs if verb not in verbs]
 
 
-def main() -> int:
-    """Check the whole tree, then each copy without a tool."""
+def main(names: Sequence[str]) -> int:
+    """Check a copy without each tool, or without each of those named."""
     any_failed = False
-    expected: list[str] = []
+    expected = broken_imports(ROOT)
     print(f"{'without':28} {'verbs removed':28} result")
-    for tool in (None, *tools()):
+    for tool in tools():
+        if names and tool.stem not in names:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             tree = Path(folder)
             copy_tree(tree)
-            if tool is None:
-                expected = broken_imports(tree)
-            elif (tree / tool).is_dir():
+            if (tree / tool).is_dir():
                 shutil.rmtree(tree / tool)
             else:
                 (tree / tool).unlink()
             failed = failures(tree, expected)
             verbs = ", ".join(removed_verbs(tree))
         any_failed = any_failed or bool(failed)
-        name = "nothing" if tool is None else str(tool)
-        print(f"{name:28} {verbs or '-':28} {'; '.join(failed) or 'all works'}", flush=True)
+        print(f"{tool!s:28} {verbs:28} {'; '.join(failed) or 'all works'}", flush=True)
     return int(any_failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
