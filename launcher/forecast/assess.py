@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,10 +81,17 @@ class Assessment:
         return first if used[0] > used[1] else later
 
 
-def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment:
+def assess(
+    choice: Choice, place: Place, *, largest: bool = False, expected: int | None = None
+) -> Assessment:
     """Evaluate a candidate at its fastest micro-batch that fits, or its `largest`; at its smallest
-    one where none fits."""
-    sizes = MicroBatches(choice, place)
+    one where none fits.
+
+    Args:
+        expected: where the search for the largest micro-batch begins; a good guess saves
+            predictions.
+    """
+    sizes = MicroBatches(choice, place, expected)
     try:
         return sizes.best(largest=largest)
     finally:
@@ -94,8 +101,8 @@ def assess(choice: Choice, place: Place, *, largest: bool = False) -> Assessment
 class MicroBatches:
     """One candidate at several micro-batches, each predicted once."""
 
-    def __init__(self, choice: Choice, place: Place) -> None:
-        self._choice, self._place = choice, place
+    def __init__(self, choice: Choice, place: Place, expected: int | None = None) -> None:
+        self._choice, self._place, self._expected = choice, place, expected
         self.cache = PredictionCache(choice.runs[0], place)
         self._known: dict[int, Assessment] = {}
 
@@ -112,8 +119,10 @@ class MicroBatches:
                 best = found = self._between(self._choice.unbounded, safe[-1], safe[-1] + 1)
         else:
             speeds = {index: tokens_per_s(runs[index], self._place) for index in running}
-            best = self.at(max(safe or running[:1], key=lambda index: speeds[index]))
-            found = self.at(running[-1])
+            wanted = sorted(safe or running[:1], key=lambda index: -speeds[index])
+            # Bisection has not seen all of them, and reserved bytes may fall in places.
+            sure = (index for index in wanted if not safe or self.at(index).verdict == "fits")
+            best, found = self.at(next(sure)), self.at(running[-1])
         return dataclasses.replace(
             self._with_allocator(best), largest_micro_batch=found.run.config.data.micro_batch
         )
@@ -137,12 +146,25 @@ class MicroBatches:
                 for number, run in enumerate(self._choice.runs)
                 if (run.accumulation > 1) == accumulates
             ]
-            failing = bisect.bisect_left(
-                indices, True, key=lambda index: self.at(index).verdict not in verdicts
-            )
+            failing = self._first_failing(indices, verdicts)
             found += indices[:failing]
             found += [index for index, _ in self._above(indices[failing:], self.at, verdicts)]
         return found
+
+    def _first_failing(self, indices: Sequence[int], verdicts: tuple[Verdict, ...]) -> int:
+        """Bisect for the first position without such a verdict, around the expected one first."""
+        least, most = 0, len(indices)
+        sizes = [self._choice.runs[index].config.data.micro_batch for index in indices]
+        expected = None if self._expected is None else bisect.bisect_right(sizes, self._expected)
+        guesses = [] if expected is None else [expected - 1, expected]
+        while least < most:
+            inside = [guess for guess in guesses if least <= guess < most]
+            middle = inside[0] if inside else (least + most) // 2
+            if self.at(indices[middle]).verdict in verdicts:
+                least = middle + 1
+            else:
+                most = middle
+        return least
 
     def _above(
         self, sizes: Iterable[int], at: Callable[[int], Assessment], verdicts: tuple[Verdict, ...]

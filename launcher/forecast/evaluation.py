@@ -171,6 +171,8 @@ class _GroupEvaluation:
             key: next(choice for choice in each if choice.checkpointing == modes[key])
             for key, each in of_key.items()
         }
+        self._largest: dict[tuple[str, str], int] = {}
+        """(precision, checkpointing) -> largest micro-batch of the latest candidate with it."""
         self._nothing_fits: set[tuple[str, str]] = set()
         self._doubtful = False
 
@@ -192,10 +194,18 @@ class _GroupEvaluation:
         """Evaluate a candidate and keep its result."""
         self._added.add(id(choice))
         try:
-            a = assess(choice, self._search.place, largest=self._search.goal == LARGEST_BATCH)
+            a = assess(
+                choice,
+                self._search.place,
+                largest=self._search.goal == LARGEST_BATCH,
+                expected=self._largest.get((choice.precision, choice.checkpointing)),
+            )
         except Exception as error:  # the other candidates are still worth an answer
             self.results.append(Failed.by(error, choice))
             return
+        if a.largest_micro_batch is not None:
+            # Activations dominate, which are alike for all strategies of a group.
+            self._largest[choice.precision, choice.checkpointing] = a.largest_micro_batch
         if a.verdict == "fits":
             self._fitting[self._rivals(choice)].append((a.time.tokens_per_s, a.merit.simplicity))
         elif a.verdict == VERDICTS[-1]:

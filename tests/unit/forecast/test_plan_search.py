@@ -219,10 +219,10 @@ def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
 def test_a_choice_that_fails_is_a_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail_on_ddp(choice: Choice, place: Place, *, largest: bool) -> Assessment:
+    def fail_on_ddp(choice: Choice, place: Place, **options: Any) -> Assessment:
         if choice.label == "ddp":
             raise AssertionError("no such size")
-        return assess(choice, place, largest=largest)
+        return assess(choice, place, **options)
 
     monkeypatch.setattr("launcher.forecast.evaluation.assess", fail_on_ddp)
     flags = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
@@ -240,7 +240,7 @@ def test_a_choice_that_fails_is_a_row(
 def test_a_planner_that_fails_on_everything_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(choice: Choice, place: Place, *, largest: bool) -> Assessment:
+    def fail(choice: Choice, place: Place, **options: Any) -> Assessment:
         raise AssertionError(choice.label)
 
     monkeypatch.setattr("launcher.forecast.evaluation.assess", fail)
@@ -276,7 +276,39 @@ def test_reserved_bytes_that_fall_do_not_hide_a_larger_micro_batch(
 
     monkeypatch.setattr(MicroBatches, "_evaluate", evaluated)
     monkeypatch.setattr("launcher.forecast.assess.PredictionCache", lambda *_: None)
-    runs = [SimpleNamespace(number=number, accumulation=2) for number in range(len(used))]
+    runs = [
+        SimpleNamespace(
+            number=number,
+            accumulation=2,
+            config=SimpleNamespace(data=SimpleNamespace(micro_batch=2**number)),
+        )
+        for number in range(len(used))
+    ]
     choice: Any = SimpleNamespace(runs=runs)
     place: Any = SimpleNamespace(fixed_bytes=0)
     assert MicroBatches(choice, place).with_verdict(("fits",)) == fitting
+    for number in range(6):
+        found = MicroBatches(choice, place, 2**number).with_verdict(("fits",))
+        assert found[-1] >= fitting[-1]
+        assert verdict(used[found[-1]], 100) == "fits"
+
+
+def test_an_expected_micro_batch_is_confirmed_by_two_predictions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = ["--model=gpt2", "--layers=2", "--strategy=single", "--precision=bf16"]
+    (choice,) = tried(*flags, "--activation-checkpointing=none", gpus=1)
+    place = place_of("--gpus", "1", "--gpu", "H100", "--gpu-memory", "4GiB")
+    found = assess(choice, place)
+    assert 1 < (found.largest_micro_batch or 0) < 128
+    evaluated: list[Any] = []
+    original = MicroBatches._evaluate
+
+    def counted(self: MicroBatches, run: Any) -> Assessment:
+        evaluated.append(run)
+        return original(self, run)
+
+    monkeypatch.setattr(MicroBatches, "_evaluate", counted)
+    again = assess(choice, place, expected=found.largest_micro_batch)
+    assert again.largest_micro_batch == found.largest_micro_batch
+    assert len(evaluated) == 2
