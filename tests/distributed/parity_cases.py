@@ -2,7 +2,7 @@
 
 Every technique of docs/matrix.md under every strategy that it runs with on a CPU, and every two
 techniques together, by pairs (`pairwise.py`); the config's own refusals say which do not go.
-`KEPT` are combinations of three and more, and sizes, that showed a mistake once.
+`_kept` has combinations of three and more, and sizes, that showed a mistake once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -99,7 +99,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "data": (DEFAULT, "masked"),
 }
 APART = {
-    *("--compile", "--memory-trace", BUDGET),  # with every strategy, in KEPT: they take long
+    *("--compile", "--memory-trace", BUDGET),  # with every strategy, in `_kept`: they take long
     *("--offload-optimizer nvme", "--offload-param nvme"),  # test_offload_nvme
     *("--precision fp32", "--optimizer adamw", "--clip C"),  # what is done anyway
     *("--norm rms", "--activation swiglu", "--kv-heads N", "--head-dim N", "--qk-norm"),
@@ -256,6 +256,6 @@ def _kept() -> Iterator[Case]:
     yield case("zero3", *half, ranks=2)
 
 
-KEPT = list(_kept())
-CASES = [*_paired(), *KEPT]
-BY_NAME = {one.name: one for one in (*(one.reference for one in CASES), *CASES)}
+def cases() -> list[Case]:
+    """All of them; making the pairs takes seconds, so that ranks are handed theirs."""
+    return [*_paired(), *_kept()]

@@ -1,20 +1,23 @@
 """One rank of a process group that runs parity cases one after the other.
 
-    torchrun --nproc 2 parity_rank.py CASE...
+    torchrun --nproc 2 parity_rank.py CASES
 
-Cases without a group are shared out among the ranks; all ranks train the others together. The
-working folder has the data and gets the results: losses and gradient norms of each case.
+CASES is a file with a pickled list of them. Those without a group are shared out among the ranks;
+all ranks train the others together. The working folder has the data and gets the results: losses
+and gradient norms of each case.
 """
 
 import contextlib
 import math
+import pickle
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from parity_cases import BASE, BY_NAME, Case
+from parity_cases import BASE, Case
 from rank_loop import rank_of_group, release, report, steps
 from torch._dynamo.utils import counters
 
@@ -32,7 +35,7 @@ from launcher.train import build_engine
 def main() -> None:
     with rank_of_group(timeout_s=600) as world:
         alone = replace(world, rank=0, local_rank=0, size=1, local_size=1)
-        cases = [BY_NAME[name] for name in sys.argv[1:]]
+        cases: list[Case] = pickle.loads(Path(sys.argv[1]).read_bytes())
         mine = [case for case in cases if case.alone][world.rank :: world.size]
         together = [case for case in cases if not case.alone]
         report(".", world, ((_key(c), lambda c=c: run(c, alone)) for c in mine), every_rank=True)

@@ -4,15 +4,17 @@ The cases that need the same number of ranks run one after the other in one proc
 test then looks up its own.
 """
 
+import pickle
 from itertools import chain, product
 
 import pytest
 from harness import HERE, Results, selected, torchrun, write_examples, write_text
-from parity_cases import APART, BUDGET, BY_NAME, CASES, DIMENSIONS, Case
+from parity_cases import APART, BUDGET, DIMENSIONS, Case, cases
 
 from launcher.compare.sweep.matrix import TECHNIQUES, cell
 from launcher.strategies import VARIANTS
 
+CASES = cases()
 REFERENCES = list({case.reference.name: case.reference for case in CASES}.values())
 
 
@@ -23,18 +25,18 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     write_text(folder / "text.txt")
     write_examples(folder / "examples.jsonl")
     asked: list[Case] = [params["case"] for params in selected(request)]
-    names = dict.fromkeys(name for case in asked for name in (case.reference.name, case.name))
-    groups: dict[int, list[str]] = {1: [], 2: [], 4: []}
-    for name in names:
-        groups[2 if BY_NAME[name].alone else BY_NAME[name].ranks].append(name)
+    wanted = {case.name: case for one in asked for case in (one.reference, one)}
+    groups: dict[int, list[Case]] = {1: [], 2: [], 4: []}
+    for case in wanted.values():
+        groups[2 if case.alone else case.ranks].append(case)
     # Each rank compiles by itself: a pool of compilers would start on top of both.
     once = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    script = HERE / "parity_rank.py"
-    ended = [
-        torchrun(ranks, script, *group, cwd=folder, **once)
-        for ranks, group in groups.items()
-        if group
-    ]
+    ended = []
+    for ranks, group in groups.items():
+        if group:
+            (folder / f"cases-{ranks}").write_bytes(pickle.dumps(group))
+            command = (HERE / "parity_rank.py", f"cases-{ranks}")
+            ended.append(torchrun(ranks, *command, cwd=folder, **once))
     return Results.of(folder, *ended)
 
 
