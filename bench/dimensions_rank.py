@@ -28,7 +28,7 @@ from launcher.forecast.collectives import sent_bytes
 from launcher.forecast.predict import predict
 from launcher.forecast.traffic import Collective
 from launcher.measure.memory import LEDGER_STEPS, MemoryMeter, TracedMemory
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import learning_rate
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.world import World, leave
 from launcher.strategies.engine import Engine, train_step

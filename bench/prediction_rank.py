@@ -29,7 +29,7 @@ from launcher.forecast.budget import within_budget
 from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.measure.memory import TracedMemory, memory_meter
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, expand_segments, leave, start
 from launcher.strategies.engine import train_step

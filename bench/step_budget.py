@@ -32,7 +32,7 @@ from torch.utils.flop_counter import flop_registry
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.optim import kernels
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import learning_rate
 from launcher.parallel.world import World, leave, start
 from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine

@@ -24,7 +24,7 @@ with importing():
     from launcher.config.schema import AutoMicroBatch
     from launcher.data import GlobalBatches, Sequences
     from launcher.measure.records import EvalRecord
-    from launcher.optim.schedule import learning_rate
+    from launcher.optim.choice import learning_rate
     from launcher.parallel.mesh import Mesh
     from launcher.parallel.model_parallel import ModelParallel
     from launcher.parallel.world import World, leave, ranks_from_environment, start

@@ -20,7 +20,7 @@ sys.path.append(str(ROOT))  # nothing is installed there
 from launcher.config.arguments import parse_run_config  # noqa: E402
 from launcher.config.resolve import resolve  # noqa: E402
 from launcher.data import Sequences  # noqa: E402
-from launcher.optim.schedule import learning_rate  # noqa: E402
+from launcher.optim.choice import learning_rate  # noqa: E402
 from launcher.parallel.world import leave, start  # noqa: E402
 from launcher.strategies import strategy_of  # noqa: E402
 from launcher.strategies.engine import train_step  # noqa: E402

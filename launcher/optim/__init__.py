@@ -1,1 +1,1 @@
-"""Optimizers, each with what it keeps and where it runs; precisions; the learning-rate schedule."""
+"""Optimizers, their precision and learning rates. Knows parameters, but no strategies or ranks."""

@@ -1,18 +1,23 @@
 """Adafactor over whole parameters and over FSDP's rows, without waiting for the device."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch import Tensor, nn
+
+from launcher.optim.base import COUNTER_BYTES, Costs, OptimizerEntry, parameter_groups
+from launcher.optim.choice import OptimChoice
+from launcher.optim.dtensor import is_dtensor
 
 
 class Adafactor(torch.optim.Adafactor):
-    """torch's Adafactor (Shazeer & Stern 2018) with an update that rows of DTensors can take.
+    """torch's Adafactor (Shazeer & Stern 2018) with an update that works on row-sharded DTensors.
 
-    torch's own update fails on them (in-place squares of partial norms), and reads two norms per
-    parameter back from the device. The column factor of a row-sharded matrix is a sum over all
-    ranks: [1, n] floats are communicated per matrix, and a few scalars.
+    torch's own fails on them (in-place squares of partial norms), and reads two norms per parameter
+    back from the device. The column factor of a row-sharded matrix is a sum over all ranks: [1, n]
+    floats are communicated per matrix, and a few scalars.
     """
 
     @torch.no_grad()
@@ -52,7 +57,7 @@ class Adafactor(torch.optim.Adafactor):
 
 
 def _means(square: Tensor) -> dict[str, Tensor]:
-    """What the states follow. Sums first: ranks hold different numbers of rows."""
+    # Sums first: ranks hold different numbers of rows.
     if square.dim() < 2:
         return {"variance": square}
     return {
@@ -62,11 +67,48 @@ def _means(square: Tensor) -> dict[str, Tensor]:
 
 
 def _rms(tensor: Tensor) -> Tensor:
-    """Root mean square over all ranks' elements."""
     return _replicated(tensor.float().square().sum() / tensor.numel()).sqrt()
 
 
 def _replicated(tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor
+    from torch.distributed.tensor import Replicate
+
     return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+
+
+def _build(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
+    return Adafactor(parameter_groups(module, choice.recipe().weight_decay), lr=choice.recipe().lr)
+
+
+def _costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Costs:
+    """Return the costs in fp32.
+
+    Bytes per element: 28 for squares, their means and the estimate, 28 for the update, 24 for root
+    mean squares of update and weight, 28 to apply it. Temporary: the squared gradient or the update
+    times its rate, the estimate and the update.
+    """
+    elements = math.prod(shape)
+    kept = [elements]
+    if len(shape) >= 2:  # of rows and of columns
+        kept = [math.prod(shape[:-1]), math.prod((*shape[:-2], shape[-1]))]
+    return Costs(
+        states_bytes=(COUNTER_BYTES, *(4 * each for each in kept)),
+        update_bytes=108 * elements,
+        temporary_bytes=12 * elements,
+    )
+
+
+def _states(_: str, shape: Sequence[int]) -> tuple[str, ...]:
+    return ("row_var", "col_var") if len(shape) >= 2 else ("variance",)
+
+
+ENTRY = OptimizerEntry(
+    build=_build,
+    states=_states,
+    costs=_costs,
+    elementwise=False,
+    rates={"training from scratch": 1e-2, "full fine-tuning": 1e-3, "LoRA": 1e-3},
+    rates_from="T5's for all weights, arXiv:1910.10683",
+)

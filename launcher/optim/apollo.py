@@ -10,22 +10,29 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from launcher.optim.base import (
+    MOMENTS,
+    Costs,
+    OptimizerEntry,
+    fused_adam_costs,
+    is_hidden,
+    of_hidden,
+    with_adamw,
+)
 from launcher.optim.choice import OptimChoice
-from launcher.optim.costs import Costs, fused_adam_costs
 from launcher.optim.dtensor import is_dtensor, local_part
-from launcher.optim.with_adamw import is_hidden
 
 DEFAULT_RANK: Final = 64
 REFRESH_STEPS: Final = 200
-"""After so many steps there is another projection, as in the paper; moments are kept."""
+"""Steps between new projections, as in the paper; moments are kept."""
 STATES: Final = ("projected_exp_avg", "projected_exp_avg_sq")
 _SMALLEST_NORM: Final = 1e-12
 _MASK: Final = 2**32 - 1
 
 
 class Apollo(torch.optim.Optimizer):
-    """Follows AdamW's moments of G P, for a gradient G [m, n] and a random P [n, rank], and scales
-    each row of G by how much longer AdamW would make that of G P: |update| / |G P| sqrt(n / rank).
+    """Track AdamW's moments of G P, for a gradient G [m, n] and a random P [n, rank], and scale
+    each row of G by the length that AdamW gives that of G P: |update| / |G P| sqrt(n / rank).
 
     The root is the paper's: AdamW's steps are all near 1, and the norm of `rank` of them is so much
     less than that of n. With it a step is as long as AdamW's at the same learning rate; the best
@@ -76,16 +83,16 @@ class Apollo(torch.optim.Optimizer):
 
 
 def rank_of(choice: OptimChoice) -> int:
-    """Columns that are left of a projected gradient."""
+    """Return the columns of a projected gradient."""
     return DEFAULT_RANK if choice.apollo_rank is None else choice.apollo_rank
 
 
 def projection(columns: int, rank: int, seed: int, device: torch.device) -> Tensor:
-    """fp32 [columns, rank] of 1 / sqrt(rank) with random signs, which keep the norm of a row on
-    average, as normal numbers do (Achlioptas 2003).
+    """Return fp32 [columns, rank] of 1 / sqrt(rank) with random signs, which preserve the norm of a
+    row on average, as normal numbers do (Achlioptas 2003).
 
-    The signs are a hash of where they stand (C. Wellons' lowbias32), in whole numbers: every rank
-    makes the same ones on every device, and so does a run that goes on from a checkpoint.
+    The signs are an integer hash of their position (C. Wellons' lowbias32): every rank, device and
+    resumed run computes the same ones.
     """
     count = columns * rank
     bits = torch.arange(seed * count, (seed + 1) * count, device=device).bitwise_and_(_MASK)
@@ -98,8 +105,8 @@ def projection(columns: int, rank: int, seed: int, device: torch.device) -> Tens
     return bits.to(torch.float32).mul_(2 * size).sub_(size).view(columns, rank)
 
 
-def costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Costs:
-    """APOLLO's or AdamW's.
+def _costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Costs:
+    """Return the costs of APOLLO for a block's matrix, else of AdamW.
 
     Its kernels read and write per element of a matrix 20 bytes, of a projected one 76, and of the
     projection 212. Held are at most the projection's 64-bit numbers twice, or it in fp32 beside the
@@ -119,7 +126,7 @@ def costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Costs
 
 
 def _empty_rows(parameter: Tensor, columns: int) -> Tensor:
-    """Zeros with another number of columns, whose rows are where the parameter's are."""
+    # Zeros with another number of columns, whose rows are sharded like the parameter's.
     here = local_part(parameter)
     rows = here.new_zeros(here.shape[0], columns)
     if not is_dtensor(parameter):
@@ -139,3 +146,8 @@ def _empty_rows(parameter: Tensor, columns: int) -> Tensor:
 def _row_norms(matrix: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(matrix, dim=1, keepdim=True)
     return norms
+
+
+ENTRY = OptimizerEntry(
+    build=with_adamw(Apollo), states=of_hidden(STATES, MOMENTS), costs=_costs, elementwise=False
+)

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 BLOCK_ELEMENTS = 256
-"""Elements that share one fp32 scale, the one of the largest magnitude."""
+"""Elements that share one fp32 scale: the element of the largest magnitude."""
 
 
 def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """fp32 [n] -> (uint8 codes [n], fp32 scales [ceil(n / 256)]); the last block may be short.
+    """Quantize fp32 [n] to (uint8 codes [n], fp32 scales [ceil(n / 256)]); the last block may be
+    short.
 
-    The scale has its sign: the map holds 1 but not -1, and what stands for the scale exactly gives
-    the same codes and scales when it is quantized again, from a checkpoint.
-    Unsigned values, second moments, are rounded to 0 only where they are 0: a gradient far below
-    its block's largest would otherwise be divided by nothing but epsilon.
+    Scales are signed: the map holds 1 but not -1, and a scale that is represented exactly gives the
+    same codes and scales when a checkpoint is quantized again. Unsigned values (second moments) are
+    rounded to 0 only if they are 0: otherwise a gradient far below its block's largest would be
+    divided by epsilon alone.
     """
     blocks = _blocks(values)
     scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)).squeeze(1)
@@ -31,13 +32,13 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The inverse: uint8 [n], fp32 [ceil(n / 256)] -> fp32 [n]."""
+    """Invert `quantize`: uint8 [n], fp32 [ceil(n / 256)] -> fp32 [n]."""
     values = levels(signed, codes.device)[_blocks(codes).int()]
     return values.mul_(scales[:, None]).view(-1)[: codes.numel()]
 
 
 def scale_count(elements: int) -> int:
-    """Scales that `elements` codes need."""
+    """Return the number of scales for `elements` codes."""
     return -(-elements // BLOCK_ELEMENTS)
 
 
@@ -49,10 +50,10 @@ def _blocks(flat: Tensor) -> Tensor:
 
 @functools.cache
 def levels(signed: bool, device: torch.device) -> Tensor:
-    """The 256 values that a code can stand for, ascending, in [-1, 1] or [0, 1].
+    """Return the 256 values of the codes, ascending, in [-1, 1] or [0, 1].
 
-    The more leading zeros the exponent has, the fewer bits are left for the fraction: seven
-    decades, of which the largest has 64 (signed) or 128 levels.
+    Smaller exponents leave fewer bits for the fraction: seven decades, of which the largest has 64
+    (signed) or 128 levels.
     """
     values = [0.0, 1.0]
     for exponent in range(7):
@@ -67,6 +68,6 @@ def levels(signed: bool, device: torch.device) -> Tensor:
 
 @functools.cache
 def midpoints(signed: bool, device: torch.device) -> Tensor:
-    """The 255 between two levels each; one that lies there is rounded down."""
+    """Return the 255 midpoints between levels; a value on one is rounded down."""
     found = levels(signed, device)
     return (found[:-1] + found[1:]) / 2

@@ -1,4 +1,4 @@
-"""The section of the config that says which optimizer updates what, in which precision."""
+"""The config section of optimizer, precision and learning rate, and the schedule it defines."""
 
 import dataclasses
 import math
@@ -27,6 +27,8 @@ class Recipe:
     weight_decay: float
 
 
+WSD_DECAY_RATIO: Final = 0.2
+"""Default length of the decay in a warm-up-stable-decay schedule, relative to all steps."""
 FROM_SCRATCH: Final = Recipe(
     lr=1e-3, schedule="cosine", min_lr_ratio=0.1, warmup_ratio=0.02, weight_decay=0.1
 )
@@ -116,3 +118,27 @@ class OptimChoice:
                 raise UserError(f"--betas has {beta}, but both must be at least 0 and below 1")
         if not 0 <= self.momentum < 1:
             raise UserError(f"--momentum {self.momentum} must be at least 0 and below 1")
+
+
+def learning_rate(step: int, choice: OptimChoice, steps: int) -> float:
+    """Return the learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then
+    the schedule down to `min_lr_ratio` of the peak.
+
+    A pure function, so that a resumed run continues with the same rates.
+    """
+    recipe = choice.recipe()
+    warmup = choice.warmup_steps
+    if warmup is None:
+        # The rounding error of 0.29 * 100 must not take a step away.
+        warmup = max(1, int(recipe.warmup_ratio * steps + 1e-9)) if recipe.warmup_ratio else 0
+    if step <= warmup:
+        return recipe.lr * step / warmup
+    if recipe.schedule == "constant":
+        return recipe.lr
+    begin = warmup
+    if recipe.schedule == "wsd":
+        decay = choice.decay_steps if choice.decay_steps is not None else WSD_DECAY_RATIO * steps
+        begin = max(warmup, steps - math.ceil(decay))
+    done = min(1.0, max(0.0, (step - begin) / max(1, steps - begin)))
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if recipe.schedule == "cosine" else 1.0 - done
+    return recipe.lr * (recipe.min_lr_ratio + (1.0 - recipe.min_lr_ratio) * left)

@@ -1,4 +1,4 @@
-"""DTensors, told from other tensors without importing what makes them."""
+"""Tests for DTensors that do not import torch.distributed.tensor."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeIs[DTensor]":
-    """Whether it is sharded over a mesh, as FSDP's are.
+    """Return whether a tensor is sharded over a mesh, as FSDP's are.
 
-    The import takes as long as half of torch's own, and most strategies never need it: where nobody
-    has imported DTensor, there is none.
+    Importing DTensor takes half as long as torch itself, and most strategies never need it: unless
+    it is imported, there is none.
     """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a DTensor; any other tensor as it is."""
+    """Return this rank's shard of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if is_dtensor(tensor) else tensor

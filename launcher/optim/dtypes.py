@@ -1,4 +1,4 @@
-"""--precision in torch's types: nobody else decides what is stored, computed and sent in which."""
+"""--precision as torch dtypes of storage, computation and parameters."""
 
 from dataclasses import dataclass
 
@@ -9,32 +9,31 @@ from launcher.optim.choice import OptimChoice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dtypes:
-    """What a run's numbers are in."""
+    """Data types of a run."""
 
     stored: torch.dtype
-    """Weights that the optimizer updates (master weights, where the model has a copy), and the
-    gradients that it gets."""
+    """Weights that the optimizer updates (master weights, if the model has a copy), and its
+    gradients."""
     computed: torch.dtype
     """Matmuls and their results."""
     parameters: torch.dtype
-    """What the model's forward finds as parameters: the stored ones, or a copy to compute with."""
+    """The model's parameters: the stored ones, or a copy to compute with."""
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type to compute in where the parameters are of another."""
+        """Return the autocast type; None if the parameters have it."""
         return None if self.computed == self.parameters else self.computed
 
     @property
     def scaled(self) -> bool:
-        """Whether losses are scaled, so that small gradients do not vanish."""
+        """Return whether losses are scaled, so that small gradients do not underflow."""
         return self.computed == torch.float16
 
 
 def dtypes(optim: OptimChoice, *, copies: bool = False) -> Dtypes:
-    """Mixed precision keeps fp32 weights; bf16-pure has nothing else than bf16.
+    """Return the data types of a precision: mixed ones keep fp32 weights, bf16-pure is all bf16.
 
-    `copies` is for strategies that give the model low-precision parameters; autocast casts them
-    under the others.
+    `copies` is for strategies that give the model low-precision parameters; others use autocast.
     """
     low = {"fp32": torch.float32, "fp16": torch.float16}.get(optim.precision, torch.bfloat16)
     stored = torch.float32 if optim.keeps_fp32 else low

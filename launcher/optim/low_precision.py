@@ -1,6 +1,6 @@
-"""AdamW that keeps its moments, or the weights themselves, in fewer bits than it computes with.
+"""AdamW whose moments, or weights, are stored in fewer bits than fp32, in which it computes.
 
-Ours, because no library's does it for every strategy: torchao's 8-bit AdamW silently keeps fp32
+No library's works with every strategy: torchao's 8-bit AdamW silently keeps fp32
 moments where a (sharded) tensor is no multiple of its block, needs a C++ compiler on CPUs, and its
 moments have the type of the weight; and stochastic rounding, which it has for bf16 weights, lets
 the replicas of DDP drift apart, each with random numbers of its own.
@@ -14,12 +14,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from launcher.optim.base import COUNTER_BYTES, MOMENTS, Costs
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.choice import Moments
-from launcher.optim.costs import COUNTER_BYTES, Costs
 from launcher.optim.dtensor import local_part
 
-MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 SMALLEST_QUANTIZED: Final = 4096
 """Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""
 _CHUNK_ELEMENTS: Final = 2**22
@@ -27,25 +26,24 @@ assert _CHUNK_ELEMENTS % BLOCK_ELEMENTS == 0
 
 
 class LowPrecisionAdamW(torch.optim.Optimizer):
-    """AdamW in fp32 arithmetic over weights and moments that are stored in less.
+    """AdamW in fp32 arithmetic over weights and moments of lower precision.
 
-    A bf16 weight gets a second bf16 number beside it that holds what rounding has cut off (Kahan's
-    compensation, kept from step to step): twice the 8 bits, so that updates down to about 2^-17 of
-    the weight add up.
-    Works on whatever range of a parameter a rank holds: on a GPU in one kernel; elsewhere about 4
-    million elements at a time, which bounds the fp32 copies that the arithmetic needs.
+    A bf16 weight gets a second bf16 number with its rounding error (Kahan's compensation, kept
+    between steps): twice the 8 bits, so that updates down to about 2^-17 of the weight add up.
+    It updates any range of a parameter that a rank holds: on a GPU in one kernel; elsewhere about 4
+    million elements at a time, which bounds the fp32 copies.
 
     Args:
         params: as for any torch optimizer; fp32 or bf16.
         lr, betas, eps, weight_decay: as torch.optim.AdamW's.
-        moments: how both moments are stored. 8 bits come in blocks of the local range, so another
-            sharding rounds differently.
-        compensation: whether a bf16 weight gets its second number. Without it an update is rounded
-            to the nearest bf16, and lost where it is less than half of the weight's last bit.
+        moments: storage of both moments. The blocks of 8-bit moments begin at the local range, so
+            each sharding rounds differently.
+        compensation: give a bf16 weight its second number. Without it an update is rounded to the
+            nearest bf16, and lost below half of the weight's last bit.
     """
 
     found_inf: Tensor | None = None
-    """A scalar that is set as for torch's fused optimizers: 1 where a gradient is not finite."""
+    """Set as for torch's fused optimizers: a scalar, 1 if a gradient is not finite."""
 
     def __init__(
         self,
@@ -66,10 +64,9 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures
-        """Update every parameter that has a gradient, unless `found_inf` is set to 1.
+        """Update every parameter that has a gradient, unless `found_inf` is 1.
 
-        On a GPU the device decides that, and the host does not wait for it; states are made in any
-        case.
+        On a GPU the device decides that, without the host waiting; states are created anyway.
         """
         assert closure is None
         found_inf = self.found_inf
@@ -96,18 +93,16 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
                 _update(weight, gradient, state, group)
 
     def read(self, parameter: Tensor, kind: str) -> Tensor:
-        """`param`, `exp_avg` or `exp_avg_sq` of this rank's range, flat, in fp32.
-
-        Live memory where it is stored so, else a copy.
-        """
+        """Return `param`, `exp_avg` or `exp_avg_sq` of this rank's range, flat, in fp32; a view
+        where it is stored in fp32, else a copy."""
         state = self.state[parameter]
         if kind in MOMENTS:
             return _load(state, kind, slice(None))
         weight = _flat(parameter)
         value = _load_weight(weight, state, slice(None))
         if "compensation" in state:
-            # Half-way between two bf16 numbers it may be rounded to the other one when it is
-            # written back: an fp32 bit nearer to the weight, both its parts come out as they were.
+            # A value half-way between two bf16 numbers may be rounded to the other one when written
+            # back: moved by one fp32 bit towards the weight, both parts are restored exactly.
             for part in _chunks(value.numel()):
                 kept = value[part].to(weight.dtype) == weight[part]
                 nearer = value[part].nextafter(weight[part].float())
@@ -115,7 +110,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         return value
 
     def write(self, parameter: Tensor, kind: str, values: Tensor) -> None:
-        """Store what `read` returned, or other values in its place."""
+        """Store values that `read` returned, or others in their place."""
         state = self.state[parameter]
         if kind in MOMENTS:
             _store(state, kind, slice(None), values)
@@ -145,14 +140,13 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    """Whether Triton is there for it; its interpreter, for tests, also takes what is on a CPU."""
+    # Triton's interpreter, for tests, also takes tensors on a CPU.
     if not weight.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return False
     return importlib.util.find_spec("triton") is not None
 
 
 def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    """One step of a flat weight and its states, with torch's own kernels."""
     state["step"] += 1
     lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
     rate = lr / (1 - beta1 ** state["step"])
@@ -171,15 +165,14 @@ def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict
 def costs(
     elements: int, *, moments: Moments, bf16_weight: bool, compensation: bool, on_gpu: bool
 ) -> Costs:
-    """Of a range of `elements`.
+    """Return the costs of a range of `elements`.
 
-    On a GPU one kernel reads the gradient, and reads and writes everything else, once.
+    On a GPU one kernel reads the gradient once, and reads and writes everything else once.
 
-    On a CPU the kernels of the update read and write, as counted, 80 bytes per element in fp32, and
-    what it takes to convert moments, and weight and gradient, to it and back; and 26 more with
-    compensation. It holds in fp32 per element of a chunk: both moments, the root of the second and
-    what is divided by it; beside a bf16 weight also the gradient and the weight. Quantizing holds
-    moments, scaled values and codes of 8 bytes at once, 25 bytes and its scales.
+    On a CPU the kernels read and write, as counted, 80 bytes per element in fp32, plus conversions
+    of moments, weight and gradient, plus 26 with compensation. They hold in fp32 per element of a
+    chunk both moments, the root of the second and the quotient; beside a bf16 weight also gradient
+    and weight. Quantizing holds moments, scaled values and 8-byte codes, 25 bytes, and scales.
     """
     chunk, scales = min(elements, _CHUNK_ELEMENTS), 0
     states = [(2 if moments == "bf16" else 4) * elements] * 2
@@ -207,7 +200,6 @@ def costs(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The local elements of a weight; of a gradient, which may be strided, possibly a copy."""
     return local_part(tensor).detach().reshape(-1)
 
 
@@ -221,14 +213,12 @@ def _scale(kind: str) -> str:
 
 
 def _blocks(part: slice) -> slice:
-    """The scales of a chunk, whose begin is a multiple of the block."""
     if part.start is None:
         return part
     return slice(part.start // BLOCK_ELEMENTS, scale_count(part.stop))
 
 
 def _load(state: dict[str, Any], kind: str, part: slice) -> Tensor:
-    """A moment in fp32; live memory where it is stored in fp32."""
     stored: Tensor = state[kind][part]
     if stored.dtype == torch.uint8:
         scales = state[_scale(kind)][_blocks(part)]

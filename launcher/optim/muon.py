@@ -6,19 +6,26 @@ from typing import Any
 
 import torch
 
+from launcher.optim.base import (
+    MOMENTS,
+    Costs,
+    OptimizerEntry,
+    fused_adam_costs,
+    is_hidden,
+    of_hidden,
+    with_adamw,
+)
 from launcher.optim.choice import OptimChoice
-from launcher.optim.costs import Costs, fused_adam_costs
-from launcher.optim.with_adamw import is_hidden
 
 
-def new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:
-    """It orthogonalises the update of a hidden matrix (Jordan, kellerjordan.github.io/posts/muon),
-    at a scale that lets it share AdamW's learning rate (Liu et al., arXiv:2502.16982)."""
+def _new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:
+    # It orthogonalises the update of a matrix (Jordan, kellerjordan.github.io/posts/muon), at a
+    # scale that lets it share AdamW's learning rate (Liu et al., arXiv:2502.16982).
     return torch.optim.Muon(hidden, lr=choice.recipe().lr, adjust_lr_fn="match_rms_adamw")
 
 
-def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
-    """Muon's or AdamW's (torch/optim/_muon.py).
+def _costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
+    """Return the costs of Muon (torch/optim/_muon.py) for a block's matrix, else of AdamW.
 
     Muon keeps one momentum in fp32. Besides the matmuls its kernels read and write per element:
     momentum and its Nesterov step 24, to bf16 and normalised 12, decay and update 18. Newton-Schulz
@@ -36,3 +43,12 @@ def costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
         update_flops=5 * (4 * m * m * n + 2 * m**3),
         temporary_bytes=8 * elements + 4 * m**2,
     )
+
+
+ENTRY = OptimizerEntry(
+    build=with_adamw(_new_muon),
+    states=of_hidden(("momentum_buffer",), MOMENTS),
+    costs=_costs,
+    counters=of_hidden((), ("step",)),
+    elementwise=False,
+)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.config.resolve import Resolved
-from launcher.optim.costs import Costs
+from launcher.optim.base import Costs
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import learning_rate
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World, leave, start
 from launcher.strategies.engine import Engine, train_step

@@ -13,8 +13,7 @@ from launcher.checkpoint.document import digest
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.optim.choice import OptimChoice
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import OptimChoice, learning_rate
 from launcher.parallel.world import start
 from launcher.run.prepare import Prepared, prepare
 from launcher.run.provenance import differences

@@ -11,7 +11,7 @@ from launcher.config.schema import RunConfig
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
-from launcher.optim.costs import COUNTER_BYTES
+from launcher.optim.base import COUNTER_BYTES
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.native import optimizer_tensors
 from launcher.strategies.parameters import parameters_of, row_shard

@@ -11,9 +11,8 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import OptimChoice, RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim.choice import Schedule
-from launcher.optim.registry import parameter_groups
-from launcher.optim.schedule import learning_rate
+from launcher.optim.base import parameter_groups
+from launcher.optim.choice import Schedule, learning_rate
 from launcher.util.errors import UserError
 
 

@@ -21,8 +21,8 @@ from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.model.gpt import GPT, initial_value
+from launcher.optim.choice import learning_rate
 from launcher.optim.registry import checkpointed
-from launcher.optim.schedule import learning_rate
 from launcher.parallel.world import World
 from launcher.strategies.engine import Engine, LossScale, train_step
 from launcher.strategies.flat_shards import PARAM

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.optim.schedule import learning_rate
+from launcher.optim.choice import learning_rate
 from launcher.parallel.world import start
 from launcher.run.prepare import prepare
 from launcher.strategies.compiled import require_compilers
