@@ -1,4 +1,4 @@
-"""The command line: `python -m launcher VERB`. The verbs, and who answers them."""
+"""The command line `python -m launcher VERB`: verbs and their modules."""
 
 import importlib
 import sys
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _run(verb: str, arguments: Sequence[str]) -> int:
-    """An exit code."""
+    """Run a verb; return its exit code."""
     if verb in ("-h", "--help"):
         print(usage())
         return ExitCode.DONE
@@ -114,7 +114,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """What `--help` prints."""
+    """Return the text of `--help`."""
     lines = [
         "usage: shardscale VERB [arguments]      (also: python -m launcher VERB)",
         "",

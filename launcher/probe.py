@@ -1,5 +1,5 @@
-"""The worker of `--micro-batch auto`: two steps as `launcher.train` would take them, in a folder
-that is thrown away. Ends with 0 where they ran, 3 where memory ran out.
+"""The worker of `--micro-batch auto`: two training steps in a temporary folder. Exit code 0: they
+ran; 3: out of memory.
 
     python -m launcher.probe FOLDER [launcher.train's flags]
 """
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def short(prepared: Prepared, out: Path) -> Prepared:
-    """The same run from fresh weights for two steps, without checkpoints and evaluations."""
+    """Return the same run from fresh weights for two steps, without checkpoints and evaluations."""
     config = prepared.resolved.config.replace(
         **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
         **{"sample_every": None, "eval_every": None, "save_every": 0, "save_minutes": 0.0},

@@ -1,4 +1,4 @@
-"""torch's torchrun, with `--nproc` accepted, and our own runs refused or reported properly.
+"""torch's torchrun with `--nproc`, and checks and reports for our own runs.
 
 As shipped, `torchrun --nproc 4` is refused as ambiguous (`--nproc-per-node`, `--nproc_per_node`).
 Programs other than `launcher.train` run exactly as under torch's own.
@@ -48,7 +48,7 @@ SAYS_WHERE_TO_MEET = ("--nnodes", "--rdzv", "--master", "--standalone", "--node"
 
 @refusing
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `torchrun` console script and `python -m launcher run`; returns an exit code."""
+    """Run the `torchrun` console script or `python -m launcher run`; return an exit code."""
     argv = sys.argv[1:] if argv is None else argv
     run: Any = importlib.import_module("torch.distributed.run")
     own, program, program_args = split_command(argv)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """torchrun's own options (`--nproc` spelled out), the program, and the program's arguments."""
+    """Split arguments into torchrun's options (`--nproc` spelled out), program and arguments."""
     own: list[str] = []
     tokens = list(argv)
     while tokens and tokens[0].startswith("-") and tokens[0] not in BEFORE_PROGRAM:
@@ -114,7 +114,7 @@ def _print_help(run: Any) -> None:
 
 
 def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
-    """Check first, start then, and return the exit code that the run itself would have.
+    """Check a training run, start it, and return its own exit code.
 
     Raises:
         UserError: whatever the user can fix.
@@ -139,7 +139,7 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
 
 
 def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
-    """Check the run, and the folder that it will have; one that is not named is named here.
+    """Check the run and return its folder, choosing a name if none is given.
 
     Where the arguments leave the micro-batch open, it is found now, once, and written into them,
     so that all ranks have the same.
@@ -184,7 +184,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
 
 
 def _supervise(run: Any, args: Any, folder: Path | None) -> int:
-    """Start the ranks, wait for their end, and say how it was."""
+    """Start the ranks, wait for their end, and report it."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -217,14 +217,14 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
 
 
 def _reported(folder: Path | None) -> dict[str, Any]:
-    """What ranks have said in status.json."""
+    """Return what ranks have written to status.json."""
     from launcher.run.folder import RunFolder
 
     return {} if folder is None else RunFolder(folder).read_status()
 
 
 def _arrange_meeting(args: Any, nodes: int | None) -> None:
-    """Our rendezvous instead of torch's own, which listens on all interfaces.
+    """Replace torch's rendezvous, which listens on all interfaces, by our own.
 
     Raises:
         UserError: the port that is asked for is in use.
@@ -272,7 +272,7 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills
 
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
-    """The exit code in status.json; a run whose ranks could not write it is marked failed here."""
+    """Return the exit code of status.json; mark a run as failed whose ranks could not write it."""
     from launcher.run.folder import RunFolder
     from launcher.run.resume import is_of_another_launch
 

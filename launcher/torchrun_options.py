@@ -1,4 +1,4 @@
-"""torchrun's own options for a training run, read by torch and refused as our own flags are."""
+"""torchrun's options for a training run, parsed by torch and rejected in one sentence."""
 
 import contextlib
 import copy
@@ -19,7 +19,7 @@ LONGEST_INTERVAL_S = 3600
 
 
 def read_options(argv: Sequence[str]) -> Any:
-    """What `torch.distributed.run` makes of `argv`.
+    """Parse `argv` as `torch.distributed.run` does.
 
     Raises:
         UserError: it would refuse a value, or fail with it once it has started.
@@ -67,7 +67,7 @@ def read_options(argv: Sequence[str]) -> Any:
 
 
 def _check_meeting(args: Any) -> None:
-    """How many nodes there are, and where they meet."""
+    """Check the number of nodes and their rendezvous."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry, utils
 
     match = re.fullmatch("([0-9]{1,5})(?::([0-9]{1,5}))?", args.nnodes)
@@ -98,7 +98,7 @@ def _require(fulfilled: bool, given: str, expected: str) -> None:
 
 @contextlib.contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Whatever torch raises for a value, in one sentence."""
+    """Turn any error of torch about a value into one sentence."""
     try:
         yield
     except Exception as error:

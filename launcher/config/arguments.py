@@ -1,4 +1,4 @@
-"""Flags and YAML -> RunConfig: one reading of both, by the types of its fields."""
+"""Read flags and YAML into a RunConfig, both by the types of its fields."""
 
 import difflib
 import types
@@ -55,7 +55,7 @@ def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunC
 
 
 def print_help_if_asked(argv: Sequence[str]) -> None:
-    """List the flags and end, if `argv` asks for that: without the seconds that torch takes."""
+    """Print the flags and exit if `argv` asks for help, before torch is imported."""
     if not set(argv) & set(HELP):
         return
     import tyro  # the help is all that it is needed for
@@ -71,7 +71,7 @@ def print_help_if_asked(argv: Sequence[str]) -> None:
 
 
 def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
-    """The same arguments with `--micro-batch SIZE` instead of what they say."""
+    """Return the arguments with `--micro-batch SIZE` in place of theirs."""
     kept: list[str] = []
     tokens = iter(argv)
     for token in tokens:
@@ -84,7 +84,7 @@ def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
 
 
 def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The flags, spelled with dashes, and the file of `--config`."""
+    """Return the flags, spelled with dashes, and the file of `--config`."""
     flags: list[str] = []
     file: Path | None = None
     tokens = iter(argv)
@@ -107,7 +107,7 @@ def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
-    """Field -> value, of flags that are spelled with dashes."""
+    """Parse flags that are spelled with dashes into field -> value."""
     names = {flag(name): name for name in field_types()}
     negated = {f"--no-{own[2:]}": name for own, name in names.items() if _is_bool(_type(name))}
     names |= negated
@@ -153,7 +153,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
-    """Field -> value, without those that a flag replaces."""
+    """Read a file into field -> value, without the fields that a flag replaces."""
     from launcher.config.yaml_file import read_yaml  # most runs have flags only
 
     replaced = {*given, *(old for name in given for old in SUPERSEDES.get(name, ()))}
@@ -196,7 +196,7 @@ def _value_of_entry(path: Path, key: str, value: Any) -> Any:
 
 
 def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
-    """The value of a field that is written as `texts`; `said` names its place in a refusal.
+    """Parse the texts of one field; `said` names its place in a refusal.
 
     Raises:
         UserError: a path that cannot be one.
@@ -215,7 +215,7 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
 
 
 def _typed(text: str, annotation: Any) -> Any:
-    """Raises ValueError where `text` is no value of the type."""
+    """Parse `text` as a type; raises ValueError if it is none of its values."""
     kind = _plain(annotation)
     if text == "None" and types.NoneType in typing.get_args(annotation):
         return None
@@ -248,7 +248,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _word(annotation: Any) -> str | None:
-    """`all` of `int | Literal["all"]`."""
+    """Return the word that a number's type also takes: `all` of `int | Literal["all"]`."""
     members = typing.get_args(annotation)[1:] if _plain(annotation) is int else ()
     words = (a for member in members for a in typing.get_args(member))
     return next(words, None)
@@ -259,7 +259,7 @@ def _is_bool(annotation: Any) -> bool:
 
 
 def _arity(annotation: Any) -> int:
-    """How many values a flag of this type takes."""
+    """Return the number of values that a flag of this type takes."""
     kind = _plain(annotation)
     if typing.get_origin(kind) is tuple:
         return len(typing.get_args(kind))
@@ -267,7 +267,7 @@ def _arity(annotation: Any) -> int:
 
 
 def _expected(annotation: Any) -> str:
-    """What a value of this type looks like, in words."""
+    """Describe the values of a type for a refusal."""
     kind = _plain(annotation)
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, typing.get_args(kind)))

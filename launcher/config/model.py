@@ -1,4 +1,4 @@
-"""The fields of RunConfig that choose the decoder."""
+"""Section of RunConfig that selects the decoder."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -25,17 +25,16 @@ MOST_ALPHA = 1e6  # usual are 8 to 256; larger than this only overflows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelChoice:
-    """Which decoder: a named size, and any dimension changed by hand."""
+    """The decoder: a named size, with any dimension changed."""
 
     model: str = "nano"
     """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b, 6.7b, 13b, 30b, 66b, 175b;
     tinyllama-1.1b, smollm2-135m to -1.7b, llama-2-7b, -13b, -70b, llama-3.1-8b, -70b, -405b,
-    llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to -8b; mistral-7b. custom: nothing but what
-    the other flags say."""
+    llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to -8b; mistral-7b. custom: only the
+    dimensions of the other flags."""
     init_from: Path | None = None
-    """A folder to begin with the weights of, and to take the model's shape and tokenizer from: one
-    that transformers' save_pretrained has written, a run folder or a checkpoint (without its
-    optimizer)."""
+    """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
+    run folder or a checkpoint (without its optimizer)."""
     layers: int | None = None
     """Number of decoder blocks."""
     heads: int | None = None
@@ -49,11 +48,11 @@ class ModelChoice:
     d_ff: int | None = None
     """Width of the MLP (4 x d_model when not given)."""
     context: int | None = None
-    """The longest sequence the model can read."""
+    """Longest sequence of the model."""
     vocab_size: int | None = None
-    """Rows of the embedding; also the size of the BPE vocabulary that is trained."""
+    """Rows of the embedding, and size of a trained BPE vocabulary."""
     position: decoder.Position | None = None
-    """A learned vector per position, or rotary embedding of queries and keys."""
+    """Learned position embedding, or rotary embedding of queries and keys."""
     rope_theta: float | None = None
     """Base of the rotary frequencies."""
     rope_scaling: decoder.RopeScaling | None = None
@@ -65,7 +64,7 @@ class ModelChoice:
     qk_norm: bool | None = None
     """RMSNorm of each query and key head."""
     activation: decoder.Activation | None = None
-    """Non-linearity of the MLP; swiglu has a second projection that it multiplies with."""
+    """Activation of the MLP; swiglu multiplies it with a second projection."""
     attention_bias: bool | None = None
     """Biases in the QKV and output projections of attention."""
     qkv_bias: bool | None = None
@@ -73,7 +72,7 @@ class ModelChoice:
     mlp_bias: bool | None = None
     """Biases in the MLP."""
     tied: bool | None = None
-    """Whether the output head shares the token embedding's weight."""
+    """Share the token embedding's weight with the output head."""
     dropout: float | None = None
     """Dropout probability (embedding, attention, residual)."""
     attention: Attention = "auto"
@@ -82,33 +81,32 @@ class ModelChoice:
     window: int | None = None
     """Sliding causal window: a token sees itself and this many tokens before it."""
     activation_checkpointing: str = "none"
-    """Recompute activations in the backward. selective keeps every matmul and attention output;
-    keep=qkv,attention,proj,mlp-up only those named; full keeps each block's input, offload does in
-    host memory (GPUs); every=2 is full in every second block; budget=8GiB keeps in each block what
-    saves most FLOPs per byte, within so much of a micro-batch on each rank."""
+    """Recompute activations in the backward. selective keeps every matmul and attention output,
+    keep=qkv,attention,proj,mlp-up only those named. full keeps each block's input, offload keeps it
+    in host memory (GPUs). every=2 is full in every second block. budget=8GiB keeps the outputs that
+    save most FLOPs per byte, up to that size per micro-batch and rank."""
     loss_chunk: int | None = None
-    """Rows of logits held at once by the loss: automatic when not given, 0 = all of them."""
+    """Rows of logits that the loss holds at once (automatic when not given); 0 = all."""
     mlp_tile: int | None = None
-    """Tokens that the MLP of a block works on at a time, each tile recomputed in the backward (all
-    of them, kept, when not given)."""
+    """Tokens per tile of the MLP, recomputed in the backward (no tiles when not given)."""
     lora_rank: int | None = None
-    """Train low-rank adapters (LoRA) of this rank beside frozen weights, and nothing else."""
+    """Train only low-rank adapters (LoRA) of this rank, beside frozen weights."""
     lora_alpha: float | None = None
-    """An adapter's product is multiplied with this over the rank (2 x rank when not given)."""
+    """Scale an adapter's product by alpha / rank (2 x rank when not given)."""
     lora_dropout: float = 0.0
     """Dropout probability of an adapter's input."""
     lora_targets: str = "qkv,proj"
-    """Projections with adapters: some of qkv, proj and mlp with commas between them, or all."""
+    """Projections with adapters: qkv, proj and mlp, separated by commas, or all."""
     rslora: bool = False
-    """Divide --lora-alpha by the root of the rank instead (rank-stabilised LoRA)."""
+    """Rank-stabilised LoRA: scale by alpha / sqrt(rank)."""
     random_base: bool = False
     """Allow adapters beside random weights, without --init-from: to measure memory and speed."""
     quantize_base: decoder.Quantization = "none"
-    """The frozen projections that adapters are beside: nf4 (4 bits, QLoRA's) or int8, both with
+    """Type of the frozen projections that have adapters: nf4 (QLoRA's 4 bits) or int8, both with
     quantised scales."""
     masks: bool | None = None
-    """Keep weights at zero that shardscale prune has removed, by a bit for each (when not given:
-    where --init-from has such masks); --no-masks trains them again."""
+    """Keep pruned weights at zero, at one bit per weight (when not given: if --init-from has
+    masks); --no-masks trains them again."""
 
     def __post_init__(self) -> None:
         try:
@@ -119,13 +117,13 @@ class ModelChoice:
 
     @property
     def label(self) -> str:
-        """What to call it: a model of no named size is called as the folder it is from."""
+        """Name for tables and folders: of a custom model, the folder that it starts from."""
         if self.model == CUSTOM and self.init_from is not None:
             return self.init_from.absolute().name
         return self.model
 
     def build(self) -> decoder.ModelConfig:
-        """The model's own config.
+        """Return the decoder's config.
 
         Raises:
             UserError: unknown name, or dimensions that do not go together.
@@ -150,7 +148,7 @@ class ModelChoice:
         return model
 
     def build_lora(self) -> Lora | None:
-        """The adapters that are asked for; raises ValueError for ones that cannot be.
+        """Return the adapters, if any; raises ValueError for impossible ones.
 
         Raises:
             UserError: flags of adapters without a rank.
@@ -174,7 +172,7 @@ class ModelChoice:
 
 
 def adapter_flags(lora: Lora | None) -> dict[str, Any]:
-    """Adapters in the words of RunConfig."""
+    """Return adapters as fields of RunConfig."""
     if lora is None:
         return {}
     return {
@@ -187,8 +185,8 @@ def adapter_flags(lora: Lora | None) -> dict[str, Any]:
 
 
 def part_of(model: decoder.ModelConfig, ranks: int, index: int = -1) -> decoder.ModelConfig:
-    """What rank `index` of `ranks` that share its matrices computes, as a model of its own: its
-    heads, width and vocabulary. Of the positions it has fewer, too, which a model cannot say."""
+    """Return the model that rank `index` of `ranks` tensor-parallel ranks computes: its heads,
+    width and vocabulary. It holds fewer positions too, which a model config cannot express."""
     begin, end = even_part(model.vocab_size, index % ranks, ranks)
     return dataclasses.replace(
         model,

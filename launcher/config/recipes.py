@@ -57,8 +57,8 @@ def fill(config: RunConfig, recipe: Recipe) -> RunConfig:
 
 
 def fill_as_saved(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
-    """Return the config with the fields of a recipe as the run that `saved` had them, but for
-    those that are given."""
+    """Return the config with the recipe of the run that `saved` it, except for the fields that are
+    given."""
     # What an older version did not save was then what it is from scratch now.
     before = dataclasses.asdict(FROM_SCRATCH) | dict(saved)
     if "warmup_steps" in saved:

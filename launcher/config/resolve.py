@@ -1,4 +1,4 @@
-"""From what the user asked for to what will run: defaults filled in, contradictions refused.
+"""Resolve a RunConfig: fill in defaults and reject contradictions.
 
 Everything here happens before a process group, a download or an allocation.
 """
@@ -46,7 +46,7 @@ class Resolved:
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
 
     def budget_lines(self) -> list[str]:
-        """For the console, the choices that a budget of recomputation has come to, if any."""
+        """Describe, for the console, what a budget of recomputation selects."""
         asked = self.config.model.activation_checkpointing
         if parse(asked).budget_bytes is None:
             return []
@@ -60,12 +60,12 @@ class Resolved:
 
     @property
     def local_seq_len(self) -> int:
-        """Tokens that a rank has of each sequence."""
+        """Tokens of each sequence on one rank."""
         return self.seq_len // self.config.sharding.context_parallel
 
     @property
     def own_model(self) -> ModelConfig:
-        """What one rank computes of the model."""
+        """The part of the model that one rank computes."""
         ranks = self.config.sharding.tensor_parallel
         return self.model if ranks == 1 else part_of(self.model, ranks)
 
@@ -77,7 +77,7 @@ class Resolved:
 
     @property
     def steps(self) -> int:
-        """Length of the schedule; known once the corpus is."""
+        """Length of the schedule; known after the corpus is read."""
         assert self.config.loop.steps is not None
         return self.config.loop.steps
 
@@ -85,8 +85,8 @@ class Resolved:
 def resolve(
     config: RunConfig, *, world_size: int, device_type: str, elsewhere: bool = False
 ) -> Resolved:
-    """Fill in what depends on the model, the ranks and the device, and check it all; but not what
-    is installed where it is to run `elsewhere`.
+    """Fill in what depends on the model, the ranks and the device, and check everything;
+    `elsewhere` skips the check of what is installed on this machine.
 
     The number of steps stays open when it is given in epochs: it needs the corpus.
 
@@ -114,12 +114,12 @@ def resolve(
 
 
 def refusal(setting: Setting) -> str | None:
-    """Why a setting cannot run, or None."""
+    """Return the reason why a setting cannot run, or None."""
     return next((sentence for rule in RULES for sentence in rule(setting)), None)
 
 
 def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
-    """Optimizer steps that `epochs` passes over `sequences` take, at least one."""
+    """Return the optimizer steps, at least one, of `epochs` passes over `sequences`."""
     return max(1, math.ceil(epochs * sequences / global_batch))
 
 
@@ -140,7 +140,7 @@ def check_run_folder(out: Path) -> None:
 def _filled(
     config: RunConfig, model: ModelConfig, *, world_size: int, device_type: str
 ) -> RunConfig:
-    """Every default that depends on something else."""
+    """Fill in the defaults that depend on something else."""
     sharding = config.sharding
     strategy = sharding.strategy
     if strategy is None and sharding.zero is not None:
@@ -168,7 +168,7 @@ def _filled(
 def _attention(
     config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
 ) -> Choice:
-    """The kernel that `--attention` selects; allocates nothing on a GPU.
+    """Choose the kernel that `--attention` selects; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
 

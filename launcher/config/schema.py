@@ -35,8 +35,8 @@ MOST_OFTEN_S = 0.001
 
 
 class AutoMicroBatch(int):
-    """`--micro-batch auto`, until the largest is found: counts as 1, the smallest there is, so
-    that whatever can be refused is refused before that."""
+    """`--micro-batch auto`, until the search. It counts as 1, the smallest size, so that everything
+    else is checked before the search."""
 
     def __new__(cls) -> Self:
         return super().__new__(cls, 1)
@@ -52,28 +52,28 @@ class AutoMicroBatch(int):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataChoice:
-    """What is read, and how much of it at a time."""
+    """Training text and batch sizes."""
 
     data: str = "stdlib"
     """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
     or hf:NAME[:CONFIG][@SPLIT], with [:2GB] behind it to download and read only that much text.
     Lines of .jsonl hold a text, prompt and completion, or messages."""
     data_field: str = "text"
-    """What holds the text: a field of .jsonl lines, a column of .parquet files and hf: datasets."""
+    """Field of .jsonl lines, or column of .parquet files and hf: datasets, that holds the text."""
     mask_prompt: bool | None = None
-    """Leave prompts out of the loss (when not given: where the data has any)."""
+    """Exclude prompts from the loss (when not given: if the data has any)."""
     document_attention: bool = False
-    """Keep attention inside documents; each is joined to the next one in a sequence."""
+    """Restrict attention to one document; sequences pack several."""
     tokenizer: str = "bpe"
     """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
     seq_len: int | None = None
     """Tokens per sequence (the model's context, but at most 4096, when not given)."""
     micro_batch: int = 8
-    """Sequences per rank in one forward and backward. auto: the largest that the memory there is
-    has room for, found with a few real steps before training starts (one node)."""
+    """Sequences per rank in one forward and backward. auto: the largest that fits in memory, found
+    with a few real steps before training (one node)."""
     global_batch: int | None = None
-    """Sequences per optimizer step over all ranks (micro_batch x ranks when not given); what
-    micro_batch x ranks does not cover is accumulated."""
+    """Sequences per optimizer step over all ranks (micro_batch x ranks when not given), by gradient
+    accumulation where it is larger."""
 
     def __post_init__(self) -> None:
         require_positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
@@ -81,52 +81,51 @@ class DataChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopChoice:
-    """How long, where to, and what is shown."""
+    """Length of the training, checkpoints, evaluation and output."""
 
     steps: int | None = None
     """Optimizer steps; the schedule's length (300 when neither steps nor epochs is given)."""
     epochs: float | None = None
     """The schedule's length in passes over the training split, instead of --steps."""
     max_minutes: float | None = None
-    """Stop training after this long, whatever the schedule says; the last save and the test split
-    may then take a tenth of it more."""
+    """Stop training after this long; the last checkpoint and the test split may take another tenth
+    of it."""
     eval_every: int | None = None
     """Validation loss every N steps, over the same 256 sequences on any number of ranks."""
     sample_every: int | None = None
     """Generate a text every N steps: 64 tokens, or as many as --seq-len has room for, drawn at
     temperature 0.8 with --seed."""
     test_batches: int | Literal["all"] = 50
-    """How much of the test split is read at the end, in batches of 8 sequences whatever the
-    micro-batch is (so that runs can be compared): a number, all, or 0 for no test loss."""
+    """Batches of the test split at the end, of 8 sequences with any micro-batch, so that runs can
+    be compared: a number, all, or 0 for no test loss."""
     save_every: int | None = None
     """Write a checkpoint every N steps, and of the last step, before the test split is read (only
     of the last step when not given); 0: none."""
     save_minutes: float | None = None
     """Write a checkpoint this long after the last one (10 minutes when not given, never with
-    --save-every 0); 0: never. The next checkpoint replaces it."""
+    --save-every 0); 0: never. The next checkpoint replaces such a checkpoint."""
     keep: int | None = None
-    """How many checkpoints stay, those of --save-minutes among them (when not given all, but for
-    those of --save-minutes)."""
+    """Number of checkpoints to keep, those of --save-minutes included (when not given: all others,
+    and the newest of those)."""
     stop_after: int | None = None
-    """End after this step; --steps stays the schedule's length."""
+    """Stop after this step; --steps remains the schedule's length."""
     resume: Path | None = None
-    """Continue from a checkpoint, or from a run folder's newest intact one; any strategy and any
-    number of processes continues from any other. auto: continue in the run folder --out itself,
-    or start there when it does not exist."""
+    """Resume from a checkpoint, or from a run folder's newest intact one, with any strategy and
+    world size. auto: resume in the run folder --out, or start there if it does not exist."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
     """Run folder (runs/TIME-MODEL-STRATEGY when not given); must not exist yet, except with
     --resume auto."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train: GPUs when there are any (auto)."""
+    """Device type; auto uses GPUs if there are any."""
     log_level: LogLevel = "info"
-    """What is printed while it runs: debug adds what torch, DeepSpeed and the Hugging Face
-    libraries log; warning keeps warnings, errors and the end; error keeps errors and the end."""
+    """Console output: debug adds the logs of torch, DeepSpeed and the Hugging Face libraries;
+    warning keeps warnings, errors and the summary; error keeps errors and the summary."""
     compile: bool = False
     """Compile each block with torch.compile."""
     collective_timeout_s: float = 600.0
-    """A collective that waits longer than this ends the run."""
+    """End the run when a collective takes longer than this."""
 
     @property
     def saves_last(self) -> bool:
@@ -135,7 +134,7 @@ class LoopChoice:
 
     @property
     def saves_after_s(self) -> float:
-        """Seconds from a checkpoint to the next by the clock; infinite where there is none."""
+        """Seconds between checkpoints by the clock; infinite without them."""
         minutes = self.save_minutes
         if minutes is None:
             minutes = SAVE_MINUTES if self.saves_last else 0
@@ -168,22 +167,21 @@ class LoopChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureChoice:
-    """What is measured beside training."""
+    """Measurements and logging beside training."""
 
     log_every: int = 10
-    """Steps between console lines; every step is recorded all the same."""
+    """Steps between console lines; records hold every step."""
     report_to: str = "tensorboard"
     """Loggers of metrics: tensorboard (in the run folder), wandb and mlflow, several with commas
     between them, or none. $WANDB_MODE and $MLFLOW_TRACKING_URI configure the last two."""
     sample_every_s: float = 1.0
-    """Seconds between samples of this rank's GPU through NVML (or of the process's resident set
-    where there is none), each with the most memory seen since the one before; 0 = no samples."""
+    """Seconds between samples of each rank's GPU through NVML, or of the process's resident memory
+    without one; 0 = no samples."""
     memory_trace: bool = False
     """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
     speed. GPU: keep the allocator's history for torch's memory viewer."""
     memory_limit: str | None = None
-    """Pretend to have this little memory, for example 24GiB: a cap of the GPU's allocator, or of
-    the process on a CPU."""
+    """Limit memory, for example to 24GiB: of the GPU's allocator, or of the process on a CPU."""
 
     def __post_init__(self) -> None:
         require_positive(self, "log_every", most=MOST_STEPS)
@@ -204,14 +202,14 @@ class MeasureChoice:
 
     @property
     def loggers(self) -> tuple[str, ...]:
-        """Names of the loggers, each once."""
+        """Names of the loggers, without duplicates."""
         names = dict.fromkeys(name.strip() for name in self.report_to.split(","))
         return () if self.report_to == "none" else tuple(names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """Everything a run depends on."""
+    """Settings of a run."""
 
     model: ModelChoice = field(default_factory=ModelChoice)
     data: DataChoice = field(default_factory=DataChoice)
@@ -222,7 +220,7 @@ class RunConfig:
     measure: MeasureChoice = field(default_factory=MeasureChoice)
 
     def flat(self) -> dict[str, Any]:
-        """The tree as one level of plain values, ready for YAML; `None`s are left out."""
+        """Return the tree as one level of plain values, ready for YAML; None is left out."""
         values: dict[str, Any] = {}
         for section in dataclasses.fields(self):
             for key, value in dataclasses.asdict(getattr(self, section.name)).items():
@@ -233,7 +231,7 @@ class RunConfig:
         return values
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """A copy with fields changed by their (unique) flat names.
+        """Return a copy with fields changed by their (unique) flat names.
 
         Raises:
             TypeError: there is no such field.
@@ -252,6 +250,6 @@ class RunConfig:
 
 @functools.cache
 def field_types() -> Mapping[str, Any]:
-    """Flat field name -> annotated type, for the flags and the YAML reader."""
+    """Return flat field name -> annotated type."""
     sections = get_type_hints(RunConfig).values()
     return {f.name: f.type for section in sections for f in dataclasses.fields(section)}

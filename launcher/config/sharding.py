@@ -1,4 +1,4 @@
-"""The sections of the config that say who holds what, and how what is offloaded is moved."""
+"""Sections of the config about sharding and offload."""
 
 import math
 from dataclasses import dataclass
@@ -18,43 +18,43 @@ of its ranks, from the outermost to the innermost."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingChoice:
-    """Who holds what. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 = optimizer only,
-    ZeRO-0 = DDP."""
+    """Sharding of states over ranks. ZeRO-3 = FSDP full shard, ZeRO-2 = shard grad op, ZeRO-1 =
+    optimizer only, ZeRO-0 = DDP."""
 
     strategy: Strategy | None = None
-    """single, ddp, fsdp or zero (DeepSpeed); not given: ddp on several processes, else single."""
+    """single, ddp, fsdp or zero (DeepSpeed). When not given: ddp on several processes, else
+    single."""
     zero: Literal[0, 1, 2, 3] | None = None
     """ZeRO stage; implies --strategy zero."""
     reshard_after_forward: bool = True
-    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3); without it they
-    stay until the backward (shard grad op = ZeRO-2)."""
+    """FSDP: free gathered parameters after each forward (full shard = ZeRO-3). Otherwise they stay
+    until the backward (shard grad op = ZeRO-2)."""
     replicate: int = 1
     """FSDP: shard within groups of ranks/replicate and replicate across them (hybrid)."""
     reduce_each_micro_batch: bool = False
-    """FSDP: reduce-scatter after every micro-batch. Keeps accumulated gradients sharded, at the
-    price of communicating in each micro-batch rather than once per step."""
+    """FSDP: reduce-scatter after every micro-batch. Accumulated gradients stay sharded; each
+    micro-batch communicates, rather than each step."""
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """ZeRO in bf16: type in which gradients are accumulated."""
     offload_optimizer: Offload = "none"
-    """Where optimizer states live: on the device (none), in host memory (cpu; zero, fsdp) or on a
-    disk (nvme; zero 3)."""
+    """Location of optimizer states: the device (none), host memory (cpu; zero, fsdp) or a disk
+    (nvme; zero 3)."""
     offload_fraction: float = 1.0
-    """--offload-optimizer cpu under zero 3: at least this part of the optimizer states and master
-    weights is in host memory, by whole parameters; the others stay on the device."""
+    """--offload-optimizer cpu under zero 3: offload at least this fraction of the optimizer states
+    and master weights, by whole parameters; the others stay on the device."""
     offload_param: Offload = "none"
-    """Where idle parameters live: on the device (none), in host memory (cpu; zero 3, fsdp) or on
-    a disk (nvme; zero 3 in bf16)."""
+    """Location of idle parameters: the device (none), host memory (cpu; zero 3, fsdp) or a disk
+    (nvme; zero 3 in bf16)."""
     context_parallel: int = 1
-    """Cut each sequence over this many neighbouring ranks, which together read as many sequences as
-    one rank else (long contexts)."""
+    """Context-parallel degree: shard each sequence over this many ranks (long contexts)."""
     context_parallel_method: ContextParallelMethod = "auto"
-    """How attention sees whole sequences then: ulysses (each rank gets all tokens of some heads),
-    ring (keys and values go around), or auto: ulysses where the ranks divide the heads."""
+    """Attention over sharded sequences: ulysses (each rank gets all tokens of some heads), ring (K/V
+    blocks circulate), or auto: ulysses if the ranks divide the heads."""
     tensor_parallel: int = 1
-    """Cut each layer's matrices over this many neighbouring ranks, which together compute what one
-    rank does else: heads, the MLP's width and the vocabulary (layers that are too wide)."""
+    """Tensor-parallel degree: shard heads, the MLP's width and the vocabulary over this many ranks
+    (wide layers)."""
     deepspeed: Path | None = None
-    """A DeepSpeed JSON file: it sets what no flag (and no --config) sets; "auto" leaves it open."""
+    """DeepSpeed JSON file. Flags and --config win; "auto" leaves a value open."""
 
     def __post_init__(self) -> None:
         require_positive(self, "replicate", most=MOST_ITEMS)
@@ -67,17 +67,17 @@ class ShardingChoice:
         return {name: getattr(self, name) for name in MODEL_PARALLEL}
 
     def data_ranks(self, world_size: int) -> int:
-        """Of `world_size` ranks, how many read different sequences; 1 also where they are too few
-        for a sequence, which is refused."""
+        """Return how many of `world_size` ranks read different sequences, at least 1: too few ranks
+        for one sequence are refused elsewhere."""
         return max(1, world_size // math.prod(self.model_parallel.values()))
 
     def shard_ranks(self, world_size: int) -> int:
-        """Of `world_size` ranks, how many hold the same shards of matrices, over which states can
-        be sharded."""
+        """Return how many of `world_size` ranks hold the same shards of matrices, over which states
+        can be sharded."""
         return max(1, world_size // self.tensor_parallel)
 
     def flags_to(self, place: Offload) -> str:
-        """The flags that ask for offload to `place`, as one would type them; empty: none does."""
+        """Return the flags that request offload to `place`, as typed; empty if none does."""
         asked = {
             "--offload-optimizer": self.offload_optimizer,
             "--offload-param": self.offload_param,
@@ -87,13 +87,12 @@ class ShardingChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadChoice:
-    """How offloaded states are moved; --offload-optimizer and --offload-param say which are."""
+    """Transfer of offloaded states; --offload-optimizer and --offload-param select them."""
 
     pin_memory: bool = True
-    """Offload from a GPU: page-lock host memory; copies are faster, and it cannot be paged out."""
+    """Page-lock the host memory of offloaded states: faster copies, but no paging (GPUs)."""
     nvme_path: Path | None = None
-    """Folder on a local NVMe disk for --offload-optimizer nvme and --offload-param nvme; swap
-    files go into folders of their own there, which are removed at the end."""
+    """Folder on a local NVMe disk for nvme offload. Swap files are removed at the end."""
     nvme_buffer: str = "64MiB"
     """NVMe: optimizer states updated at a time; each rank page-locks several such buffers."""
 

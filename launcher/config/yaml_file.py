@@ -1,4 +1,4 @@
-"""YAML as people mean it: plain values, each key once, and nothing that takes minutes to read."""
+"""Strict YAML: plain values, unique keys, and nothing that takes minutes to read."""
 
 import re
 from pathlib import Path
@@ -19,8 +19,8 @@ _NUMBERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Without dates, numbers to base 60 and octal ones (`1:30` would be 90, and 010 8), without
-    aliases, and strict on keys that are given twice."""
+    """SafeLoader without dates, base-60 and octal numbers (`1:30` would be 90, and 010 8), without
+    aliases, and with unique keys."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds; an empty one an empty mapping.
+    """Return the content of a YAML file; an empty file is an empty mapping.
 
     Raises:
         UserError: no file to read, or not YAML.

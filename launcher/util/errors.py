@@ -1,4 +1,4 @@
-"""How a run can end, and the one exception that means "the user can fix this"."""
+"""Exit codes, and the exception for what the user can fix."""
 
 import contextlib
 import enum
@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 class ExitCode(enum.IntEnum):
-    """Process exit codes (torchrun turns every failure into 1; our own torchrun does not)."""
+    """Process exit codes. torchrun turns every failure into 1; our own torchrun does not."""
 
     DONE = 0
     NOTHING_FITS = 1
@@ -37,7 +37,7 @@ class UserError(Exception):
 
 @contextlib.contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Put where a value comes from, `--config` for example, before a UserError's sentence."""
+    """Prefix a UserError with the place of the value, for example `--config`."""
     try:
         yield
     except UserError as error:
@@ -45,7 +45,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def refusing(main: Callable[P, int]) -> Callable[P, int]:
-    """A verb whose refusals are one sentence on stderr and exit code 2."""
+    """Make a verb print a UserError as one sentence on stderr and return exit code 2."""
 
     @functools.wraps(main)
     def verb(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -71,7 +71,7 @@ _LONGEST_WORD = 40
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """`text` with control characters escaped, and shortened in the middle to `most` characters."""
+    """Escape control characters, and shorten `text` in the middle to `most` characters."""
     if len(text) > 20 * most:
         text = text[: 10 * most] + text[-10 * most :]
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -92,8 +92,8 @@ def _without_middle(text: str, most: int) -> str:
 
 
 class Failure(Exception):
-    """The run cannot go on. The message is one sentence that says why, and what to do."""
+    """The run cannot continue. The message is one sentence with the reason and the fix."""
 
 
 class NotInstalled(UserError):
-    """Choices that go together, but need a package that is not on this machine."""
+    """A valid choice whose package is not installed."""

@@ -83,7 +83,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Make what a file holds, or the names in a folder, outlive the machine."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,7 +96,7 @@ PREFIX = "shardscale-"
 
 
 class FolderLock:
-    """Held by the main rank until its process ends, however it ends."""
+    """Lock of a folder, held by the main rank until its process ends, in any way."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
@@ -142,7 +142,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """A folder that goes when the block ends; those of dead processes of ours go now."""
+    """Create a temporary folder for the block, and remove those of our dead processes."""
     _remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
     lock = FolderLock(folder)

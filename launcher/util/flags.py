@@ -1,4 +1,4 @@
-"""How fields are spelled as flags and checked, and how the options of a verb are read."""
+"""Spelling and checks of fields as flags, and options of a verb."""
 
 import argparse
 import contextlib
@@ -39,7 +39,8 @@ LONGEST_NAME, LONGEST_PATH = 255, 3840  # bytes; of Linux' 4096, room for what a
 
 
 def fields_of(tokens: Iterable[str]) -> set[str]:
-    """The fields that flags set: `--lr=1 --no-tied` -> lr, tied (and no_tied, which is none)."""
+    """Return the fields that flags set: `--lr=1 --no-tied` -> lr, tied (and no_tied, which is
+    none)."""
     names = {t.partition("=")[0][2:].replace("-", "_") for t in tokens if t.startswith("--")}
     return names | {name.removeprefix("no_") for name in names}
 
@@ -58,7 +59,7 @@ def require_positive(section: Any, *names: str, most: float = MOST_NUMBER) -> No
 
 
 def require_at_most(section: Any, *names: str, most: float = MOST_NUMBER) -> None:
-    """Refuse fields that are beyond any use.
+    """Refuse fields above any useful value.
 
     Raises:
         UserError: naming the first of them.
@@ -71,7 +72,7 @@ def require_at_most(section: Any, *names: str, most: float = MOST_NUMBER) -> Non
 
 
 def require_range(name: str, value: float | None, least: float, most: float) -> None:
-    """The same for an option of a verb.
+    """Refuse an option outside `least` to `most`.
 
     Raises:
         UserError: outside.
@@ -92,7 +93,7 @@ def is_number(text: str, kind: type[int] | type[float]) -> bool:
 
 
 def usable_path(text: str) -> Path:
-    """`text` as a path, a `~` expanded; nothing need be there.
+    """Return `text` as a path, with `~` expanded; it need not exist.
 
     Raises:
         UserError: no path, or one that cannot be looked at: too long, a loop of links, closed.
@@ -124,7 +125,7 @@ def usable_path(text: str) -> Path:
 
 
 def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES) -> str:
-    """The text of a file that a person has written.
+    """Return the text of a hand-written file.
 
     Raises:
         UserError: nothing that can be read at once and whole.
@@ -141,7 +142,7 @@ def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES)
 
 
 def require_regular_file(path: Path, *, what: str) -> None:
-    """Refuse what has no end, or can be read only once.
+    """Refuse files without an end, or that can be read only once.
 
     Raises:
         UserError: missing, a folder, a pipe or a device.
@@ -167,8 +168,8 @@ def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """argparse, with one sentence instead of a usage text, values read as flags' are, and options
-    written in full."""
+    """argparse with one sentence instead of usage, values parsed as flags are, and no
+    abbreviations."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, allow_abbrev=False)
@@ -177,7 +178,7 @@ class OptionParser(argparse.ArgumentParser):
         self.register("type", Path, lambda text: Path(text) if text == "-" else usable_path(text))
 
     def error(self, message: str) -> NoReturn:
-        """Refuse.
+        """Raise the message as a UserError.
 
         Raises:
             UserError: always.
@@ -188,7 +189,7 @@ class OptionParser(argparse.ArgumentParser):
 def split_options(
     parser: OptionParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """A verb's own options, and what it leaves to `launcher.train`; `--a_b` is `--a-b`.
+    """Split a verb's own options from those for `launcher.train`; `--a_b` is `--a-b`.
 
     Raises:
         UserError: an own option's value is invalid.

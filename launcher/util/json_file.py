@@ -55,7 +55,7 @@ def read_json(
 
 
 def brief(value: object, most: int = 40) -> str:
-    """A value as JSON in a few printable characters."""
+    """Return a value as JSON in a few printable characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -77,11 +77,11 @@ def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 class _TooLong(str):
-    """Digits of a number that takes seconds to read."""
+    """Digits of a number that would take seconds to parse."""
 
 
 def _check_number(key: str, value: Any) -> None:
-    """Refuse what Python reads and the next program does not: NaN, Infinity, 1e999."""
+    """Refuse numbers that Python reads and other programs do not: NaN, Infinity, 1e999."""
     if isinstance(value, list):
         for item in value:
             _check_number(key, item)
@@ -104,7 +104,7 @@ class Record:
     kind: ClassVar[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
+        """Return plain values, `kind` first; NaN and infinity, which JSON lacks, become None."""
         return {"kind": self.kind} | _plain(self)
 
 

@@ -1,4 +1,4 @@
-"""Which packages are installed, told without importing them, and how to install optional ones."""
+"""Installed packages, without importing them, and how to install optional ones."""
 
 import platform
 import re
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).resolve().parents[2]
 
 @cache  # a plan asks for each of its choices, and each time files are read
 def version_of(package: str) -> str | None:
-    """The installed version; None where it is not."""
+    """Return the installed version, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -23,7 +23,7 @@ def version_of(package: str) -> str | None:
 
 
 def files_of(package: str) -> list[Path]:
-    """What was installed with it; none where it is not."""
+    """Return the installed files of a package; none if it is missing."""
     try:
         return [Path(str(file.locate())) for file in metadata.files(package) or []]
     except metadata.PackageNotFoundError:
@@ -31,7 +31,7 @@ def files_of(package: str) -> list[Path]:
 
 
 def own_version() -> str:
-    """What the sources say of themselves, else what was installed from them."""
+    """Return the version of the sources, else of the installed package."""
     try:
         project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         if project["name"] == DISTRIBUTION:
@@ -42,13 +42,13 @@ def own_version() -> str:
 
 
 def version_line() -> str:
-    """What `--version` prints."""
+    """Return the line of `--version`."""
     others = ", ".join(f"{name} {version_of(name) or 'missing'}" for name in ("torch", "deepspeed"))
     return f"{DISTRIBUTION} {own_version()} ({others}, Python {platform.python_version()})"
 
 
 def how_to_install(extra: str) -> str:
-    """The `pip install` line for an extra of pyproject.toml.
+    """Return the `pip install` line for an extra of pyproject.toml.
 
     Somebody else may publish a package of our name, so the line names the source tree; where the
     package was installed from a wheel and there is none, it names what the extra consists of.

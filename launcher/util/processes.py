@@ -16,7 +16,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Cores by affinity and by the control group's quota, whichever is less; at least 1."""
+    """Return our cores by affinity or the control group's quota, whichever is less; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota_us, period_us = _QUOTA.read_text(encoding="utf-8").split()
@@ -31,12 +31,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def for_children() -> dict[str, str]:
-    """What tells a child whom to die with. Of the main thread: the kernel means the thread."""
+    """Return the environment that ties a child's life to this process. Call it from the main
+    thread: the kernel follows the thread."""
     return {PARENT: str(os.getpid())}
 
 
 def die_with_parent() -> None:
-    """As the environment says: of a child of ours, or a rank under torch's own torchrun."""
+    """Arrange this process's end by its environment: our child, or a rank of torch's torchrun."""
     parent = os.environ.pop(PARENT, None)  # not for children of this process
     if parent is not None or BY_ANY_TORCHRUN in os.environ:
         die_with(None if parent is None else int(parent))
@@ -45,7 +46,7 @@ def die_with_parent() -> None:
 
 
 def die_with(parent: int | None) -> None:
-    """Have the kernel kill this process when the one that started it ends, or has ended by now."""
+    """Have the kernel kill this process when its parent ends, or now if that has ended."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -55,7 +56,8 @@ def die_with(parent: int | None) -> None:
 
 
 def _die_before_parent() -> None:
-    """Where memory runs out, the kernel kills a child, and not the one that can say so."""
+    """Raise the OOM score: the kernel then kills a child rather than the process that can report
+    it."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # no Linux, or somebody has forbidden it
         score.write_text(str(min(1000, int(score.read_text()) + 300)))

@@ -28,7 +28,7 @@ def parse_bytes(text: str, flag: str) -> int:
 
 
 def gib(size_bytes: int | None) -> str:
-    """Bytes in the unit that fits them (`3.20GiB`, `512.0MiB`), `n/a` when unknown."""
+    """Format bytes in the unit that fits (`3.20GiB`, `512.0MiB`); `n/a` if unknown."""
     if size_bytes is None:
         return "n/a"
     if abs(size_bytes) >= GIB - 2**20 // 20:  # what 1024.0MiB would be rounded from
@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def even_part(total: int, index: int, parts: int) -> tuple[int, int]:
-    """[begin, end) of part `index` when `total` elements are split over `parts` as evenly as
+    """Return [begin, end) of part `index` of `total` elements, split over `parts` as evenly as
     possible; the last part is one of the largest."""
     return total * index // parts, total * (index + 1) // parts
 
@@ -68,12 +68,12 @@ K_ROUND_LARGE = 2 * 2**20
 
 
 def rounded_bytes(size_bytes: int) -> int:
-    """round_size: what a request occupies."""
+    """Return the bytes that a request occupies (round_size)."""
     return -(-size_bytes // K_MIN_BLOCK_SIZE) * K_MIN_BLOCK_SIZE or K_MIN_BLOCK_SIZE
 
 
 def segment_bytes(rounded: int) -> int:
-    """get_allocation_size: what is asked of the device when no free block fits."""
+    """Return the bytes requested from the device if no free block fits (get_allocation_size)."""
     if rounded <= K_SMALL_SIZE:
         return K_SMALL_BUFFER
     if rounded < K_MIN_LARGE_ALLOC:
@@ -82,11 +82,11 @@ def segment_bytes(rounded: int) -> int:
 
 
 def rounded_up(size: int, multiple: int) -> int:
-    """The next multiple of `multiple`."""
+    """Return the next multiple of `multiple`."""
     return -(-size // multiple) * multiple
 
 
 def page_locked_bytes(size_bytes: int) -> int:
-    """What torch's allocator of page-locked host memory takes for a tensor: powers of two
+    """Return the page-locked host memory of a tensor: powers of two
     (ATen/core/CachingHostAllocator.h)."""
     return 1 << (size_bytes - 1).bit_length()

@@ -33,7 +33,7 @@ _ALLOCATOR_VARIABLES = tuple(f"PYTORCH_{name}ALLOC_CONF" for name in ("CUDA_", "
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Hold the collector back; from then on it passes over all that there is by now."""
+    """Disable garbage collection in the block, and exempt all objects created by then from it."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -45,8 +45,8 @@ def importing() -> Iterator[None]:
 
 
 def libraries_say(level: str) -> None:
-    """What torch, DeepSpeed and the Hugging Face libraries log: all at `debug`, else warnings, or
-    errors."""
+    """Set the log level of torch, DeepSpeed and the Hugging Face libraries: all at `debug`, else
+    warnings, or errors."""
     theirs = "warning" if level == "info" else level
     logging.basicConfig(format="%(name)s: %(levelname)s: %(message)s")
     logging.getLogger().setLevel(theirs.upper())
@@ -57,7 +57,7 @@ def libraries_say(level: str) -> None:
 
 
 def allocator_variable() -> tuple[str, str] | None:
-    """(name, value) of what the user has set for torch's CUDA allocator."""
+    """Return (name, value) of the user's setting for torch's CUDA allocator, if any."""
     return next(
         ((name, os.environ[name]) for name in _ALLOCATOR_VARIABLES if name in os.environ), None
     )
@@ -75,7 +75,7 @@ def expands_segments() -> bool:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """End the process well if nobody reads on: `shardscale plan ... | head` has what it wanted."""
+    """Exit cleanly when the reader of stdout closes it: `shardscale plan ... | head`."""
     try:
         try:
             yield
@@ -90,7 +90,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 class _Outlet(io.FileIO):
-    """Standard output or error of a process that goes on, whoever reads it.
+    """Standard output or error of a process that outlives its readers.
 
     What a reader that has gone (`| head`), a full disk (`> log`) or a closed terminal does not take
     is dropped; so is what a reader that is there, but reads no more, has not taken for a while.
@@ -99,7 +99,7 @@ class _Outlet(io.FileIO):
     _patience_s = _PATIENCE_S
 
     def write(self, data: Any) -> int:
-        """Write some of it, or drop it."""
+        """Write some of the data, or drop it."""
         piece = memoryview(data).cast("B")[: select.PIPE_BUF]  # fits wherever there is any room
         with contextlib.suppress(OSError):
             if select.select([], [self], [], self._patience_s)[1]:
@@ -111,7 +111,7 @@ class _Outlet(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """From now on this process does not depend on who reads what it prints."""
+    """Make this process independent of the readers of its output."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
@@ -126,7 +126,8 @@ def outlive_readers() -> None:
 
 
 def require_own_package() -> None:
-    """Refuse where `python -m launcher...`, which starts ranks, would find another `launcher`.
+    """Refuse a folder where `python -m launcher...`, which starts ranks, would find another
+    `launcher`.
 
     Raises:
         UserError: in the working folder, or on PYTHONPATH.
@@ -148,7 +149,7 @@ _STOPPED = "shardscale: stopped by SIGINT\n"
 
 
 def begin() -> None:
-    """Prepare this process, if it is one of our commands and not a program that imports us."""
+    """Prepare this process if it is one of our commands, not a program that imports us."""
     if not _is_command():
         return
     if hears(signal.SIGINT):
@@ -163,8 +164,8 @@ def begin() -> None:
 
 
 def hears(number: int) -> bool:
-    """Whether the signal is not ignored: what a script starts with `&` ignores SIGINT, what nohup
-    starts SIGHUP, and so do their children."""
+    """Whether a signal is not ignored. Scripts' background jobs ignore SIGINT, nohup's SIGHUP, and
+    so do their children."""
     return signal.getsignal(number) is not signal.SIG_IGN
 
 
@@ -204,7 +205,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
-    """Start processes that never hear Ctrl-C, which a terminal sends to all: this one ends them."""
+    """Start child processes that ignore a terminal's Ctrl-C: this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""Tables for a terminal: whole columns are left out where it is narrow, and never cut."""
+"""Tables for a terminal: a narrow one omits whole columns, and never cuts one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SHY = "\N{SOFT HYPHEN}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A column, and how much it is wanted: where there is no room the highest rank goes first."""
+    """A column and its priority: where space is short the highest rank is left out first."""
 
     title: str
     rank: int
@@ -27,12 +27,12 @@ class Column:
 
     @property
     def name(self) -> str:
-        """The title in one line."""
+        """Title in one line."""
         return self.title.replace(SHY, "")
 
     @property
     def lines(self) -> list[str]:
-        """The title as it stands above the column."""
+        """Title as the lines above the column."""
         return self.title.replace(SHY, "-\n").replace(" ", "\n").split("\n")
 
 
@@ -42,7 +42,7 @@ Cell = str | Text
 def fitting(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None
 ) -> list[int]:
-    """Numbers of the columns that fit into `width` cells; all of them without one."""
+    """Return the numbers of the columns that fit into `width` cells; all of them without one."""
     used, kept = -GAP, set()
     for number in sorted(range(len(columns)), key=lambda n: columns[n].rank):
         wanted = GAP + _width(columns[number], [row[number] for row in rows], folded=True)
@@ -53,7 +53,7 @@ def fitting(
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: list[int]) -> Table:
-    """The columns `kept` of a table."""
+    """Build a table of the columns `kept`."""
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for column in (columns[number] for number in kept):
         table.add_column(
@@ -73,8 +73,8 @@ def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], kept: li
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, otherwise: str
 ) -> None:
-    """Print what fits the terminal, and which columns are left out and how else to see them; all
-    columns where the reader is a file or a program."""
+    """Print the columns that fit the terminal and name the omitted ones; print all columns to a
+    file or program."""
     width = terminal_width()
     kept = fitting(columns, rows, width)
     # Wider than the terminal only where even what must be shown is: it folds lines, and cuts none.
@@ -89,14 +89,14 @@ def print_table(
 
 
 def say(text: str) -> None:
-    """Print a sentence; on a terminal it goes on in the next line between two words."""
+    """Print a sentence; a terminal wraps it between words."""
     console = Console(highlight=False)
     console.print(Text(text), soft_wrap=not console.is_terminal)
     console.file.flush()
 
 
 def terminal_width() -> int | None:
-    """Cells of a line, None where the reader is not a terminal."""
+    """Return the cells of a line, or None if stdout is no terminal."""
     console = Console()
     return console.width if console.is_terminal else None
 

@@ -18,7 +18,7 @@ LONGEST_LINE = 1000
 
 
 def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> RunConfig:
-    """The config with what its DeepSpeed file says.
+    """Return the config with the values of its DeepSpeed file.
 
     Args:
         given: the fields that flags or `--config` have set.
@@ -64,7 +64,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
 
 
 def adopted_fields(path: Path | None) -> set[str]:
-    """The fields that a file has a say in."""
+    """Return the fields that a file sets."""
     if path is None:
         return set()
     file = read_file(path)
@@ -73,12 +73,12 @@ def adopted_fields(path: Path | None) -> set[str]:
 
 
 def passed_on(path: Path | None) -> JsonObject:
-    """What DeepSpeed gets of a file besides our own fields."""
+    """Return the part of a file that DeepSpeed gets unchanged."""
     return {} if path is None else read_file(path).passed
 
 
 def opening_lines(path: Path) -> list[str]:
-    """For the start of a run, what its file sets and what has no effect."""
+    """Describe, for the start of a run, the values that a file sets and those without effect."""
     file = read_file(path)
     sets = ", ".join(f"{flag(name)} {_shown(said.value)}" for name, said in file.fields.items())
     lines = [f"DeepSpeed file {path}: {sets or 'no flags'}"]
@@ -120,7 +120,7 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
 def _batch(
     file: DeepSpeedFile, micro: int | None, total: int | None, default: int, data_ranks: int
 ) -> dict[str, int]:
-    """Our two batch sizes from DeepSpeed's three: `micro` and `total` where somebody gives them."""
+    """Derive our two batch sizes from DeepSpeed's three; `micro` and `total` may be None."""
     accumulation = file.values.get("gradient_accumulation_steps")
     if accumulation is None and "global_batch" not in file.fields:
         return {}
@@ -150,7 +150,7 @@ def _batch(
 
 
 def _one_sentence(path: Path, problems: list[str]) -> str:
-    """As many problems as a sentence takes, at least one, and the number of the others."""
+    """Join as many problems as a sentence holds, and count the others."""
     name = str(path) if len(str(path)) <= 60 else f"...{str(path)[-57:]}"
     text, left = f"--deepspeed {name}: {problems[0][:200]}", len(problems) - 1
     for problem in problems[1:]:

@@ -1,4 +1,4 @@
-"""A DeepSpeed file read by the table: what it says of our fields, and what DeepSpeed gets of it."""
+"""Read a DeepSpeed file by the table: values of our fields, and what DeepSpeed gets of it."""
 
 import difflib
 import math
@@ -50,7 +50,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What the file says of one field of RunConfig."""
+    """A file's value of one field of RunConfig."""
 
     key: str
     shown: str
@@ -62,7 +62,7 @@ class Said:
 
 @dataclass(kw_only=True, slots=True)
 class DeepSpeedFile:
-    """A file that has been read; `problems` are phrases, each with its way out."""
+    """A parsed file; `problems` are phrases, each with its fix."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Place in the table -> value, where it is neither auto nor null."""
@@ -77,7 +77,7 @@ class DeepSpeedFile:
     def say(
         self, name: str, place: str, value: Any, shown: str = "", also: tuple[Any, ...] = ()
     ) -> None:
-        """The file asks for `value` of the field `name`."""
+        """Note that the file asks for `value` of the field `name`."""
         key = self.spelled.get(place, place)
         said = Said(key=key, shown=shown or brief(self.values[place]), value=value, also=also)
         before = self.fields.setdefault(name, said)
@@ -88,7 +88,7 @@ class DeepSpeedFile:
 
 
 def read_file(path: Path) -> DeepSpeedFile:
-    """Read a file and sort what it says.
+    """Read a file and classify its keys.
 
     Raises:
         UserError: it cannot be read, or is no JSON object.
@@ -163,7 +163,7 @@ def _sort(file: DeepSpeedFile, place: str, value: Any) -> None:
 
 
 def _ours(name: str, value: Any) -> Any:
-    """A JSON value as the field `name` of RunConfig has it."""
+    """Convert a JSON value to the type of the field `name` of RunConfig."""
     if name == "betas":
         return tuple(map(float, value))
     if name == "nvme_path":

@@ -18,7 +18,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What becomes of one key."""
+    """How one key is handled."""
 
     kind: str
     fate: Literal["adopted", "passed", "idle", "refused"]
@@ -36,22 +36,22 @@ class Key:
 
 
 def adopted(kind: str, field: str = "") -> Key:
-    """A source of one of our fields."""
+    """Make a key that sets one of our fields."""
     return Key(kind=kind, fate="adopted", field=field)
 
 
 def passed(kind: str) -> Key:
-    """For DeepSpeed as it is."""
+    """Make a key that DeepSpeed gets unchanged."""
     return Key(kind=kind, fate="passed")
 
 
 def idle(why: str = "", *harmless: object) -> Key:
-    """Without effect."""
+    """Make a key without effect."""
     return Key(kind="any", fate="idle", why=why, harmless=harmless)
 
 
 def refused(why: str, *harmless: object) -> Key:
-    """Not possible, unless it asks for nothing."""
+    """Make a key that is rejected unless it asks for nothing."""
     return Key(kind="any", fate="refused", why=why, harmless=harmless)
 
 

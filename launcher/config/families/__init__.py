@@ -1,4 +1,4 @@
-"""Families of transformers: which there are, and which one has a model."""
+"""Families of transformers: their configs read as ours, and the family that computes a model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ FAMILIES: Final[Mapping[str, Family]] = {family.model_type: family for family in
 
 
 def read_hf_config(path: Path) -> ModelConfig:
-    """Our model that computes what a config.json of transformers describes; no weights are needed.
+    """Return our model for a config.json of transformers; needs no weights.
 
     `path` is the file, or the folder that it is in.
 
@@ -29,7 +29,7 @@ def read_hf_config(path: Path) -> ModelConfig:
 
 
 def family_of(document: Mapping[str, Any], path: Path) -> Family:
-    """The family that a config.json names; `path` is for the messages.
+    """Return the family that a config.json names; `path` is for the messages.
 
     Raises:
         UserError: none of ours.
@@ -48,7 +48,8 @@ def family_of(document: Mapping[str, Any], path: Path) -> Family:
 
 
 def family_for(config: ModelConfig) -> tuple[Family, ModelConfig]:
-    """The family that has this model, and the model as it has it: perhaps with more biases, all 0.
+    """Return the family that computes this model, and its own form of it, perhaps with more biases,
+    all 0.
 
     Raises:
         UserError: no family computes the same.

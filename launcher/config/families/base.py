@@ -1,4 +1,4 @@
-"""What a family is: an architecture of transformers, by the names that it has for what ours has."""
+"""A family: an architecture of transformers, with its names for our options and parameters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _ONLY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A tensor of theirs, and the rows of a parameter of ours that hold the same values."""
+    """A tensor of theirs, and the rows of our parameter that hold the same values."""
 
     theirs: str
     ours: str
@@ -70,17 +70,17 @@ class Part:
 
     @property
     def their_shape(self) -> tuple[int, ...]:
-        """The shape of the same values on their side."""
+        """Shape of the same values on their side."""
         return self.shape[::-1] if self.transposed else self.shape
 
     def turned(self, tensor: Tensor) -> Tensor:
-        """A view of either side's tensor as the other side's."""
+        """Return either side's tensor as a view with the other side's layout."""
         return tensor.t() if self.transposed else tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """An architecture whose computations are some of our model's."""
+    """An architecture whose computations our model covers."""
 
     model_type: str
     architecture: str
@@ -101,7 +101,7 @@ class Family:
     """Whether its linears are [in, out]; ours are [out, in]."""
 
     def read(self, values: Mapping[str, Any], path: Path) -> ModelConfig:
-        """Our model that computes what a config.json describes; `path` is for the messages.
+        """Return our model for a config.json; `path` is for the messages.
 
         Raises:
             UserError: it describes something that our model does not compute.
@@ -124,7 +124,7 @@ class Family:
         return config
 
     def write(self, config: ModelConfig) -> dict[str, Any]:
-        """The config.json of the family's model that is nearest to ours."""
+        """Return the config.json of the family's model nearest to ours."""
         written: dict[str, Any] = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
@@ -134,15 +134,15 @@ class Family:
         return written
 
     def nearest(self, config: ModelConfig) -> ModelConfig | None:
-        """Its model that is nearest to ours, spelled out; None where it has none of this shape."""
+        """Return the family's model nearest to ours, spelled out, or None if it has none of this
+        shape."""
         try:
             return spelled_out(self.read(self.write(config), Path("config.json")))
         except UserError:
             return None
 
     def parts(self, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[Part]:
-        """All tensors of theirs for a model that it has, whose parameters have these shapes, in
-        the order of our parameters."""
+        """Return their tensors for a model, given our parameters' shapes, in our order."""
         found = []
         for name, shape in shapes.items():
             match = _NAME.fullmatch(name)
@@ -164,7 +164,8 @@ class Family:
 
 
 def _rows(config: ModelConfig, count: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Rows of each of `count` tensors that make one of ours: all, swiglu's two, or q, k and v."""
+    """Return the rows of each of `count` tensors that form one of ours: all, swiglu's two, or q, k,
+    v."""
     kv_rows = config.kv_head_count * config.head_size
     return {
         1: shape[:1],
@@ -174,7 +175,8 @@ def _rows(config: ModelConfig, count: int, shape: tuple[int, ...]) -> tuple[int,
 
 
 def spelled_out(config: ModelConfig) -> ModelConfig:
-    """The same model with every default in its place, and without what changes nothing."""
+    """Return the same model with every default spelled out, and without options that have no
+    effect."""
     window = config.window
     learned = config.position == "learned"
     return dataclasses.replace(
@@ -189,8 +191,8 @@ def spelled_out(config: ModelConfig) -> ModelConfig:
 
 
 def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
-    """Options in which two models, spelled out, compute differently. A bias that only theirs has is
-    none: it is 0."""
+    """Return the options in which two models, spelled out, compute differently. A bias that only
+    theirs has is none: it is 0."""
     return [
         name
         for name in (*WHAT_IT_COMPUTES, "window")
@@ -200,12 +202,12 @@ def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
 
 
 def bias_count(config: ModelConfig) -> int:
-    """Kinds of biases that a model, spelled out, has."""
+    """Count the kinds of biases of a model, spelled out."""
     return sum(getattr(config, name) for name in _BIASES)
 
 
 def check_token_ids(document: Mapping[str, Any], vocab_size: int, path: Path) -> None:
-    """Refuse ids that the model does not have; null is none.
+    """Refuse token ids outside the vocabulary; null is allowed.
 
     Args:
         document: what config.json or generation_config.json holds.

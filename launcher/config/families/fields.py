@@ -1,4 +1,4 @@
-"""What a config.json says, field by field, each kind of field in both directions."""
+"""Fields of a config.json and our options, converted in both directions."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ _WORDS = {
 
 
 class Document:
-    """A config.json that remembers which of its fields somebody has read."""
+    """A config.json that tracks which of its fields have been read."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
         self.values = values
@@ -28,12 +28,12 @@ class Document:
         self._read: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The field's value, or what transformers means by leaving it out."""
+        """Return the field's value, or transformers' default, and mark it as read."""
         self._read.add(key)
         return self.values.get(key, default)
 
     def value(self, key: str, kind: type[Any], default: Any = None) -> Any:
-        """The same, of this type.
+        """Return the field's value, checked to be of this type.
 
         Raises:
             UserError: it is something else.
@@ -41,7 +41,7 @@ class Document:
         return self.typed(key, self.get(key, default), kind)
 
     def typed(self, name: str, value: Any, kind: type[Any]) -> Any:
-        """The value as this type; a whole number is a number too.
+        """Return the value as this type; a whole number is also a float.
 
         Raises:
             UserError: it is something else.
@@ -54,33 +54,33 @@ class Document:
         raise UserError(f"{self.path}: {name} is {value!r}, but must be {_WORDS[kind]}")
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """Fields that say something, and that nobody has read."""
+        """Yield the fields with a value that were not read."""
         for key, value in self.values.items():
             if value is not None and key not in self._read:
                 yield key, value
 
     def refusal(self, name: str, value: Any, why: str) -> UserError:
-        """That the model cannot be imported because of this field."""
+        """Return the error that rejects the model because of this field."""
         return UserError(f"{self.path}: {name} is {value!r}, {why}: it cannot be imported")
 
 
 class Field(Protocol):
-    """One or a few fields of a config.json and the options of ours that mean the same."""
+    """One or a few fields of a config.json and our options of the same meaning."""
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Arguments of ModelConfig.
+        """Return arguments of ModelConfig.
 
         Raises:
             UserError: our model has no such option.
         """
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Fields for a config whose every default is spelled out; the nearest there are."""
+        """Return fields for a config that is spelled out; the nearest ones if none are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The same value under another name."""
+    """A field with another name and the same value."""
 
     theirs: str
     ours: str
@@ -91,7 +91,7 @@ class Value:
     """null means what our own default does."""
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Checked to be of its kind."""
+        """Return the value, checked to be of its kind."""
         if self.optional and document.get(self.theirs, self.default) is None:
             return {}
         found = document.value(self.theirs, self.kind, self.default)
@@ -102,19 +102,19 @@ class Value:
         return {self.ours: found}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """As it is."""
+        """Return the value unchanged."""
         return {self.theirs: getattr(config, self.ours)}
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A field that changes what is computed, with the one value that our model computes."""
+    """A field that changes the computation, of which our model supports one value."""
 
     theirs: str
     value: Any
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Refuses any other value; null is none."""
+        """Reject any other value; null counts as left out."""
         found = document.get(self.theirs)
         if found is not None and found != self.value:
             raise document.refusal(
@@ -123,19 +123,19 @@ class Only:
         return {}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Left out: it is the default."""
+        """Return nothing: the value is the default."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationName:
-    """The name of the activation; the first name of one of ours is the one written."""
+    """The activation's name; of several names for ours, the first is written."""
 
     theirs: str
     names: Mapping[str, Activation]
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Left out it is the first."""
+        """Return our activation; the first one if the field is left out."""
         name = document.get(self.theirs, next(iter(self.names)))
         if name not in tuple(self.names):  # which may be a list, and not hashable
             known = ", ".join(self.names)
@@ -143,20 +143,20 @@ class ActivationName:
         return {"activation": self.names[name]}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """The first name of ours, or the first of all."""
+        """Return the first name of ours, or the first of all."""
         alike = (name for name, ours in self.names.items() if ours == config.activation)
         return {self.theirs: next(alike, next(iter(self.names)))}
 
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Probabilities for embeddings, attention weights and residuals, which ours has as one."""
+    """Dropout of embeddings, attention weights and residuals; ours is one probability."""
 
     keys: tuple[str, ...]
     default: float
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Refuses probabilities that differ."""
+        """Return the probability; reject different ones."""
         values: dict[str, float] = {
             key: document.value(key, float, self.default) for key in self.keys
         }
@@ -170,18 +170,18 @@ class Dropout:
         return {"dropout": first}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """The same for all."""
+        """Return the same probability for each field."""
         return dict.fromkeys(self.keys, config.dropout)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window on every layer; theirs counts the token itself, ours those before it."""
+    """A sliding window on every layer; theirs includes the token itself, ours does not."""
 
     default: int | None
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """One that hides nothing is none."""
+        """Return the window; one that hides nothing is none."""
         found = document.get("sliding_window", self.default)
         if found is None:
             return {}
@@ -190,16 +190,16 @@ class Window:
         return {} if isinstance(context, int) and tokens >= context else {"window": tokens - 1}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """null where there is none."""
+        """Return the window, or null."""
         return {"sliding_window": None if config.window is None else config.window + 1}
 
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """Qwen's: a switch, and a number of layers from which on layers have the window."""
+    """Qwen's window: a switch, and the first layer that has it."""
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Refuses a window on some layers only."""
+        """Return the window; reject one on some layers only."""
         switched_on = document.value("use_sliding_window", bool, False)
         first = document.value("max_window_layers", int, 28)
         layers = document.value("num_hidden_layers", int)
@@ -219,7 +219,7 @@ class GatedWindow:
         return window if sliding else {}
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """On all layers or none."""
+        """Return a window on all layers, or on none."""
         return {
             "use_sliding_window": config.window is not None,
             **Window(default=None).write(config),

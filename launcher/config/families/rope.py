@@ -1,4 +1,4 @@
-"""Rotary frequencies in a config.json, which has had several places for them."""
+"""Rotary frequencies of a config.json, which transformers has kept in several places."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class Rope:
     4; both are written."""
 
     def read(self, document: Document) -> Mapping[str, Any]:
-        """Refuses all but plain and Llama 3's frequencies, and places that differ."""
+        """Return our options; reject other frequencies than plain and Llama 3's, and
+        contradictions."""
         objects: dict[str, dict[str, Any]] = {}
         for name in _OBJECTS:
             value = document.get(name)
@@ -61,7 +62,7 @@ class Rope:
         return factor, low, high, float(document.typed(f"{name}.{_ORIGINAL}", original, int))
 
     def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """In the words of both versions."""
+        """Return the fields of both versions."""
         scaling: dict[str, Any] | None = None
         if config.rope_scaling is not None:
             factor, low, high, original = config.rope_scaling
@@ -81,7 +82,7 @@ class Rope:
 
 
 def _theta(document: Document, objects: Mapping[str, Mapping[str, Any]]) -> float:
-    """The base of the frequencies, which every place that has one has alike."""
+    """Return the base of the frequencies, on which all places must agree."""
     places = {"rope_theta": document.get("rope_theta")}
     places |= {f"{name}.rope_theta": found.get("rope_theta") for name, found in objects.items()}
     given = {
@@ -97,7 +98,7 @@ def _theta(document: Document, objects: Mapping[str, Mapping[str, Any]]) -> floa
 
 
 def _kind(document: Document, name: str, found: Mapping[str, Any]) -> Any:
-    """`rope_type`, which transformers 4 calls `type`."""
+    """Return `rope_type`, which transformers 4 calls `type`."""
     kind = found.get("rope_type", found.get("type", "default"))
     if found.get("type", kind) != kind:
         why = f"and {name}.type is {found['type']!r}; keep one of them"
@@ -106,7 +107,7 @@ def _kind(document: Document, name: str, found: Mapping[str, Any]) -> Any:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two objects say the same, their base aside."""
+    """Whether two objects agree, apart from their base."""
     plain = [
         {"rope_type": found.get("type", "default"), **found, "rope_theta": None, "type": None}
         for found in (one, other)

@@ -1,9 +1,9 @@
-"""Everything that is refused because choices do not go together: one ordered list.
+"""Refusals: choices that are incompatible, as one ordered list of rules.
 
-A rule is a pure function of a `Setting`: it yields a sentence for each condition that applies, with
-the value and the fix. Each file here ends with its rules in order, and `resolve` asks one file
-after the other: the first sentence of the first rule is what a run is refused with.
-`shardscale matrix` prints the table of what goes with what from the same list.
+A rule is a pure function of a `Setting`. It yields a sentence, with the value and the fix, for each
+condition that applies. Each file here ends with its rules in order, and `resolve` asks one file
+after the other: a run is refused with the first sentence of the first rule. `shardscale matrix`
+prints its table of compatibility from the same list.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ LONGEST_BY_DEFAULT = 4096
 
 
 def default_seq_len(model: ModelConfig) -> int:
-    """Tokens per sequence when nobody says: the context, but not the 131,072 that some have."""
+    """Return the default tokens per sequence: the context, but at most 4096."""
     return min(model.context, LONGEST_BY_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A config with all defaults filled in, its choices compatible or not, and where it runs."""
+    """A config with all defaults filled in, compatible or not, and where it would run."""
 
     config: RunConfig
     model: ModelConfig
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def local_seq_len(self) -> int:
-        """Tokens that a rank has of each sequence."""
+        """Tokens of each sequence on one rank."""
         return self.seq_len // self.config.sharding.context_parallel
 
     @property
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def batch_per_micro_batch(self) -> int:
-        """Sequences that all ranks read at a time."""
+        """Sequences that all ranks read at once."""
         return self.config.data.micro_batch * self.data_ranks
 
     @property

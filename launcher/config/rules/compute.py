@@ -1,4 +1,4 @@
-"""Which optimizer, precision, compilation and recomputation runs where."""
+"""Refusals about the optimizer, precision, schedule and compilation."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,7 +14,7 @@ FP8_MULTIPLE = 16
 
 
 def optimizer(setting: Setting) -> Iterator[str]:
-    """Optimizers of whole matrices under ZeRO; states that NVMe offload cannot swap."""
+    """Reject optimizers of whole matrices under ZeRO, and states that NVMe offload cannot swap."""
     optim, stage = setting.config.optim, setting.stage
     name = optim.optimizer
     if stage and not OPTIMIZERS[name].elementwise:
@@ -32,7 +32,7 @@ def optimizer(setting: Setting) -> Iterator[str]:
 
 
 def apollo_rank(setting: Setting) -> Iterator[str]:
-    """--apollo-rank."""
+    """Reject --apollo-rank without APOLLO, or beyond the narrowest matrix."""
     optim, model = setting.config.optim, setting.model
     if optim.optimizer != "apollo":
         if optim.apollo_rank is not None:
@@ -50,7 +50,7 @@ def apollo_rank(setting: Setting) -> Iterator[str]:
 
 
 def moments(setting: Setting) -> Iterator[str]:
-    """Types of AdamW's moments."""
+    """Reject types of AdamW's moments that do not fit the optimizer or its betas."""
     optim = setting.config.optim
     if optim.moments_dtype is not None and optim.optimizer != "adamw":
         yield (
@@ -65,7 +65,7 @@ def moments(setting: Setting) -> Iterator[str]:
 
 
 def in_backward(setting: Setting) -> Iterator[str]:
-    """--optimizer-in-backward."""
+    """Reject --optimizer-in-backward where gradients outlive the backward."""
     optim, strategy = setting.config.optim, setting.config.sharding.strategy
     flag = "--optimizer-in-backward"
     if not optim.optimizer_in_backward:
@@ -94,7 +94,7 @@ def in_backward(setting: Setting) -> Iterator[str]:
 
 
 def bf16_pure(setting: Setting) -> Iterator[str]:
-    """--precision bf16-pure, and --no-compensation, which belongs to it."""
+    """Reject bf16-pure without a suitable optimizer, and --no-compensation without bf16-pure."""
     optim, sharding = setting.config.optim, setting.config.sharding
     if optim.precision != "bf16-pure":
         if not optim.compensation:
@@ -118,7 +118,7 @@ def bf16_pure(setting: Setting) -> Iterator[str]:
 
 
 def fp16(setting: Setting) -> Iterator[str]:
-    """--precision fp16."""
+    """Reject --precision fp16 where DeepSpeed cannot train in it."""
     if setting.config.optim.precision != "fp16":
         return
     if setting.stage == 0:
@@ -131,7 +131,7 @@ def fp16(setting: Setting) -> Iterator[str]:
 
 
 def fp8(setting: Setting) -> Iterator[str]:
-    """--precision fp8."""
+    """Reject --precision fp8 without such a GPU, or with sizes that its matmuls do not take."""
     config, model = setting.config, setting.model
     if config.optim.precision != "fp8":
         return
@@ -159,7 +159,7 @@ def fp8(setting: Setting) -> Iterator[str]:
 
 
 def tf32(setting: Setting) -> Iterator[str]:
-    """--tf32."""
+    """Reject --tf32 on a CPU and beside other precisions than fp32."""
     optim = setting.config.optim
     if optim.tf32 and setting.device_type != "cuda":
         yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
@@ -168,7 +168,7 @@ def tf32(setting: Setting) -> Iterator[str]:
 
 
 def beginning(setting: Setting) -> Iterator[str]:
-    """--init-from beside --resume."""
+    """Reject --init-from beside --resume."""
     folder, resume = setting.config.model.init_from, setting.config.loop.resume
     if setting.model.lora is not None:
         return  # which has weights beside it, and goes on with its own
@@ -180,7 +180,7 @@ def beginning(setting: Setting) -> Iterator[str]:
 
 
 def schedule(setting: Setting) -> Iterator[str]:
-    """--decay-steps."""
+    """Reject --decay-steps without --schedule wsd."""
     optim = setting.config.optim
     if optim.decay_steps is not None and optim.schedule != "wsd":
         yield (
@@ -190,7 +190,7 @@ def schedule(setting: Setting) -> Iterator[str]:
 
 
 def warmup(setting: Setting) -> Iterator[str]:
-    """A warm-up that the schedule ends before."""
+    """Reject a warm-up longer than the schedule."""
     optim, steps = setting.config.optim, setting.config.loop.steps  # unknown with --epochs
     if optim.warmup_steps is not None and steps is not None and optim.warmup_steps > steps:
         yield (
@@ -201,7 +201,7 @@ def warmup(setting: Setting) -> Iterator[str]:
 
 
 def compiled(setting: Setting) -> Iterator[str]:
-    """--compile."""
+    """Reject --compile where it gains nothing or hides what is asked for."""
     config = setting.config
     if not config.loop.compile:
         return

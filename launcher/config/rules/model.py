@@ -1,4 +1,4 @@
-"""Refusals about what the decoder consists of: adapters, masks, recomputed activations."""
+"""Refusals about the decoder: adapters, masks and recomputation."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,7 +10,7 @@ from launcher.model.lora_config import BLOCK
 
 
 def adapter_rank(setting: Setting) -> Iterator[str]:
-    """A rank beyond what a matrix has."""
+    """Reject a rank larger than the narrowest matrix."""
     model, lora = setting.model, setting.model.lora
     if lora is None:
         return
@@ -25,7 +25,7 @@ def adapter_rank(setting: Setting) -> Iterator[str]:
 
 
 def adapters(setting: Setting) -> Iterator[str]:
-    """What works on weights that are trained, or on whole projections."""
+    """Reject adapters with what trains all weights, or whole projections."""
     config = setting.config
     if setting.model.lora is None:
         return
@@ -50,7 +50,7 @@ def adapters(setting: Setting) -> Iterator[str]:
 
 
 def quantized_base(setting: Setting) -> Iterator[str]:
-    """--quantize-base."""
+    """Reject --quantize-base without adapters, or with rows that its blocks do not divide."""
     model = setting.model
     if model.quantize_base == "none":
         return
@@ -72,7 +72,7 @@ def _sharding_instead(sharding: ShardingChoice) -> str:
 
 
 def masks(setting: Setting) -> Iterator[str]:
-    """--masks, which an --init-from with masks implies."""
+    """Reject --masks, which --init-from may imply, where weights are not held at zero."""
     if not setting.model.masks:
         return
     config = setting.config
@@ -94,7 +94,7 @@ def masks(setting: Setting) -> Iterator[str]:
 
 
 def activation_offload(setting: Setting) -> Iterator[str]:
-    """--activation-checkpointing offload."""
+    """Reject --activation-checkpointing offload on a CPU."""
     chosen = setting.config.model.activation_checkpointing
     if chosen == "offload" and setting.device_type == "cpu":
         yield (
@@ -104,7 +104,7 @@ def activation_offload(setting: Setting) -> Iterator[str]:
 
 
 def kept_outputs(setting: Setting) -> Iterator[str]:
-    """--activation-checkpointing keep=PRODUCTS and budget=SIZE."""
+    """Reject --activation-checkpointing keep=PRODUCTS and budget=SIZE where they have no effect."""
     config, chosen = setting.config, setting.model.checkpointing
     text = f"--activation-checkpointing {chosen.text}"
     listed = {name for word in chosen.pattern if "=" in word for name in kept_products(word)}

@@ -16,7 +16,7 @@ FP32_BYTES = 4
 
 
 def tensor_ranks(setting: Setting) -> Iterator[str]:
-    """Ranks that are no multiple of those that share matrices and sequences."""
+    """Reject ranks that are no multiple of the tensor- and context-parallel groups."""
     chosen, size = setting.config.sharding, setting.world_size
     tensor, sequence = chosen.tensor_parallel, chosen.context_parallel
     if tensor == 1:
@@ -38,7 +38,7 @@ def tensor_ranks(setting: Setting) -> Iterator[str]:
 
 
 def tensor_shapes(setting: Setting) -> Iterator[str]:
-    """Heads and widths that cannot be cut evenly."""
+    """Reject heads and widths that cannot be divided evenly."""
     model, number = setting.model, setting.config.sharding.tensor_parallel
     flag = f"--tensor-parallel {number}"
     if model.heads % number or model.kv_head_count % number:
@@ -63,7 +63,7 @@ def tensor_shapes(setting: Setting) -> Iterator[str]:
 
 
 def tensor_rows(setting: Setting) -> Iterator[str]:
-    """Between the matrices each rank has as many of a micro-batch's tokens."""
+    """Reject micro-batches whose tokens the ranks cannot divide between matrices."""
     config, number = setting.config, setting.config.sharding.tensor_parallel
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         if number > 1:
@@ -82,7 +82,7 @@ def tensor_rows(setting: Setting) -> Iterator[str]:
 
 
 def whole_matrices(setting: Setting) -> Iterator[str]:
-    """What needs all of a matrix, or one token after the other."""
+    """Reject what needs whole matrices, or one token after the other."""
     config, number = setting.config, setting.config.sharding.tensor_parallel
     if number == 1:
         return
@@ -107,14 +107,14 @@ def whole_matrices(setting: Setting) -> Iterator[str]:
 
 
 def context_parallel_method(sharding: ShardingChoice, model: ModelConfig) -> ContextParallelMethod:
-    """What `auto` comes to: Ulysses takes any kernel, where its ranks divide the heads."""
+    """Resolve `auto`: Ulysses, which supports every kernel, if its ranks divide the heads."""
     if sharding.context_parallel_method != "auto" or sharding.context_parallel == 1:
         return sharding.context_parallel_method
     return "ulysses" if _heads_divide(model, sharding) else "ring"
 
 
 def context_ranks(setting: Setting) -> Iterator[str]:
-    """Ranks that are no multiple of those of a sequence; flags without them."""
+    """Reject ranks that --context-parallel does not divide, and its flags without it."""
     chosen = setting.config.sharding
     number = chosen.context_parallel
     if setting.world_size < number:
@@ -136,7 +136,7 @@ def context_ranks(setting: Setting) -> Iterator[str]:
 
 
 def context_heads(setting: Setting) -> Iterator[str]:
-    """Ulysses gives each rank as many heads."""
+    """Reject Ulysses with heads that the ranks do not divide."""
     chosen, model = setting.config.sharding, setting.model
     number = chosen.context_parallel
     if chosen.context_parallel_method == "ulysses" and not _heads_divide(model, chosen):
@@ -149,7 +149,7 @@ def context_heads(setting: Setting) -> Iterator[str]:
 
 
 def ring(setting: Setting) -> Iterator[str]:
-    """What a kernel that merges parts of the scores cannot."""
+    """Reject what the kernel of ring attention, which merges partial scores, does not support."""
     config, model = setting.config, setting.model
     if config.sharding.context_parallel_method != "ring":
         return
@@ -169,7 +169,7 @@ def ring(setting: Setting) -> Iterator[str]:
 
 
 def ring_on_gpus(setting: Setting) -> Iterator[str]:
-    """Heads that the kernel for GPUs does not take in low precision."""
+    """Reject head sizes that the GPU kernel does not take in low precision."""
     config, size = setting.config, setting.model.head_size
     low = dtypes(config.optim).computed.itemsize < FP32_BYTES
     on_gpus = config.sharding.context_parallel_method == "ring" and setting.device_type == "cuda"
@@ -183,7 +183,7 @@ def ring_on_gpus(setting: Setting) -> Iterator[str]:
 
 
 def context_length(setting: Setting) -> Iterator[str]:
-    """Sequences that cannot be cut evenly."""
+    """Reject sequences that cannot be divided evenly."""
     chosen = setting.config.sharding
     pieces = chosen.context_parallel * (2 if chosen.context_parallel_method == "ring" else 1)
     if setting.seq_len % pieces:
@@ -196,7 +196,7 @@ def context_length(setting: Setting) -> Iterator[str]:
 
 
 def whole_sequences(setting: Setting) -> Iterator[str]:
-    """What is not known to be right over parts of them."""
+    """Reject what needs whole sequences."""
     config = setting.config
     if config.sharding.context_parallel == 1:
         return
@@ -214,8 +214,8 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
 
 
 def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
-    """Whether each rank of a sequence can have as many of its heads, with the keys and values they
-    need; ranks that share matrices have shared the heads before."""
+    """Whether context-parallel ranks can divide the heads that tensor parallelism has left, with
+    the keys and values that they need."""
     number, tensor = sharding.context_parallel, sharding.tensor_parallel
     heads, kv_heads = model.heads // tensor, max(1, model.kv_head_count // tensor)
     return heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)

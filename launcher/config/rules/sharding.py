@@ -1,4 +1,4 @@
-"""Which strategy goes with how many ranks, which batch and which offload."""
+"""Refusals about the strategy, offload and batch sizes."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,7 +7,7 @@ from launcher.config.rules import Rule, Setting
 
 
 def strategy(setting: Setting) -> Iterator[str]:
-    """--strategy and --zero, and the number of ranks."""
+    """Reject contradictions of --strategy, --zero and the number of ranks."""
     chosen = setting.config.sharding
     if chosen.zero is not None and chosen.strategy != "zero":
         yield (
@@ -23,7 +23,7 @@ def strategy(setting: Setting) -> Iterator[str]:
 
 
 def offload(setting: Setting) -> Iterator[str]:
-    """--offload-optimizer and --offload-param."""
+    """Reject offload that the strategy or stage does not support."""
     chosen = setting.config.sharding
     for name, zero in (("offload_optimizer", "--zero"), ("offload_param", "--zero 3")):
         value = getattr(chosen, name)
@@ -41,7 +41,7 @@ def offload(setting: Setting) -> Iterator[str]:
 
 
 def offload_fraction(setting: Setting) -> Iterator[str]:
-    """--offload-fraction, which only ZeRO-3's sub-groups can be counted by."""
+    """Reject --offload-fraction outside ZeRO-3, whose sub-groups it counts."""
     chosen = setting.config.sharding
     flag = f"--offload-fraction {chosen.offload_fraction:g}"
     if chosen.offload_fraction == 1:
@@ -64,7 +64,7 @@ def offload_fraction(setting: Setting) -> Iterator[str]:
 
 
 def _nvme(setting: Setting) -> Iterator[str]:
-    """DeepSpeed cannot, or does something else."""
+    """Reject NVMe offload that DeepSpeed does not support, or silently does otherwise."""
     config, flags = setting.config, setting.config.sharding.flags_to("nvme")
     if not flags:
         return
@@ -88,7 +88,7 @@ def _nvme(setting: Setting) -> Iterator[str]:
 
 
 def fsdp_only(setting: Setting) -> Iterator[str]:
-    """Flags that belong to FSDP."""
+    """Reject FSDP's flags under other strategies."""
     chosen = setting.config.sharding
     if chosen.strategy == "fsdp":
         return
@@ -105,7 +105,7 @@ def fsdp_only(setting: Setting) -> Iterator[str]:
 
 
 def replicate(setting: Setting) -> Iterator[str]:
-    """Replicas that do not divide the ranks."""
+    """Reject replicas that do not divide the ranks."""
     chosen, size = setting.config.sharding, setting.world_size
     replicas, tensor, ranks = chosen.replicate, chosen.tensor_parallel, chosen.shard_ranks(size)
     if ranks % replicas:
@@ -118,7 +118,7 @@ def replicate(setting: Setting) -> Iterator[str]:
 
 
 def grad_accum_dtype(setting: Setting) -> Iterator[str]:
-    """Gradients in bf16 are DeepSpeed's."""
+    """Reject bf16 gradient accumulation outside DeepSpeed's bf16."""
     config = setting.config
     if config.sharding.grad_accum_dtype == "bf16" and (
         not setting.stage or config.optim.precision != "bf16"
@@ -127,7 +127,7 @@ def grad_accum_dtype(setting: Setting) -> Iterator[str]:
 
 
 def seq_len(setting: Setting) -> Iterator[str]:
-    """Sequences longer than the model can read."""
+    """Reject sequences longer than the model's context."""
     tokens, context = setting.seq_len, setting.model.context
     if tokens > context:
         yield (
@@ -137,7 +137,7 @@ def seq_len(setting: Setting) -> Iterator[str]:
 
 
 def batch(setting: Setting) -> Iterator[str]:
-    """A global batch that micro-batches do not add up to."""
+    """Reject a global batch that is no multiple of all ranks' micro-batches."""
     total, per_step = setting.config.data.global_batch, setting.batch_per_micro_batch
     assert total is not None  # filled in
     if total % per_step:
