@@ -48,8 +48,8 @@ class ShardingChoice:
     context_parallel: int = 1
     """Context-parallel degree: shard each sequence over this many ranks (long contexts)."""
     context_parallel_method: ContextParallelMethod = "auto"
-    """Attention over sharded sequences: ulysses (each rank gets all tokens of some heads), ring (K/V
-    blocks circulate), or auto: ulysses if the ranks divide the heads."""
+    """Attention over sharded sequences: ulysses (each rank gets all tokens of some heads), ring
+    (K/V blocks circulate), or auto: ulysses if the ranks divide the heads."""
     tensor_parallel: int = 1
     """Tensor-parallel degree: shard heads, the MLP's width and the vocabulary over this many ranks
     (wide layers)."""

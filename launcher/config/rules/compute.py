@@ -19,8 +19,8 @@ def optimizer(setting: Setting) -> Iterator[str]:
     name = optim.optimizer
     if stage and not OPTIMIZERS[name].elementwise:
         yield (
-            f"--optimizer {name} updates whole matrices, but --zero {stage} cuts parameters into "
-            "flat pieces: use --strategy fsdp, or --optimizer adamw8bit"
+            f"--optimizer {name} updates whole matrices, but --zero {stage} shards parameters "
+            "as flat ranges: use --strategy fsdp, or --optimizer adamw8bit"
         )
     if setting.config.sharding.offload_optimizer == "nvme" and (
         name not in ("adamw", "adam") or moments_type(optim) != "fp32"
@@ -153,7 +153,7 @@ def fp8(setting: Setting) -> Iterator[str]:
     ):
         if size % FP8_MULTIPLE:
             yield (
-                f"--precision fp8 multiplies matrices in pieces of {FP8_MULTIPLE}, and {what} is "
+                f"--precision fp8 multiplies matrices in tiles of {FP8_MULTIPLE}, and {what} is "
                 f"{size}: make it a multiple, or use --precision bf16"
             )
 

@@ -33,7 +33,7 @@ def adapters(setting: Setting) -> Iterator[str]:
     if config.sharding.tensor_parallel > 1:
         yield (
             f"{flag} with --tensor-parallel {config.sharding.tensor_parallel}: adapters are not "
-            f"cut: leave --tensor-parallel out{_sharding_instead(config.sharding)}"
+            f"sharded: leave --tensor-parallel out{_sharding_instead(config.sharding)}"
         )
     if config.optim.precision == "fp8":
         yield f"{flag} with --precision fp8, whose Linears have no adapters: use --precision bf16"
@@ -83,8 +83,8 @@ def masks(setting: Setting) -> Iterator[str]:
         )
     if config.sharding.tensor_parallel > 1:
         yield (
-            f"--masks with --tensor-parallel {config.sharding.tensor_parallel}: masks are not cut "
-            "by columns: use --strategy fsdp or --zero 3, or give --no-masks"
+            f"--masks with --tensor-parallel {config.sharding.tensor_parallel}: masks are not "
+            "sharded by columns: use --strategy fsdp or --zero 3, or give --no-masks"
         )
     if flags := config.sharding.flags_to("nvme"):
         yield (

@@ -89,15 +89,15 @@ def whole_matrices(setting: Setting) -> Iterator[str]:
     flag, name = f"--tensor-parallel {number}", config.optim.optimizer
     if not OPTIMIZERS[name].elementwise:
         yield (
-            f"--optimizer {name} updates whole matrices, and {flag} cuts them: use --strategy "
+            f"--optimizer {name} updates whole matrices, and {flag} shards them: use --strategy "
             "fsdp without it, or --optimizer adamw8bit"
         )
     if config.optim.precision == "fp8":
-        yield f"--precision fp8 scales whole matrices, and {flag} cuts them: use --precision bf16"
+        yield f"--precision fp8 scales whole matrices, and {flag} shards them: use --precision bf16"
     if config.loop.sample_every is not None:
         yield (
             f"--sample-every {config.loop.sample_every} writes with whole matrices, and {flag} "
-            "cuts them: leave it out, and use shardscale generate on a checkpoint"
+            "shards them: leave it out, and use shardscale generate on a checkpoint"
         )
     if config.sharding.flags_to("nvme"):
         yield (
@@ -130,8 +130,8 @@ def context_ranks(setting: Setting) -> Iterator[str]:
         )
     if number == 1 and chosen.context_parallel_method != "auto":
         yield (
-            f"--context-parallel-method {chosen.context_parallel_method} needs sequences that are "
-            "cut over ranks: give --context-parallel 2 or more, or leave it out"
+            f"--context-parallel-method {chosen.context_parallel_method} needs sharded "
+            "sequences: give --context-parallel 2 or more, or leave it out"
         )
 
 
@@ -189,7 +189,7 @@ def context_length(setting: Setting) -> Iterator[str]:
     if setting.seq_len % pieces:
         lower = setting.seq_len // pieces * pieces
         yield (
-            f"--seq-len {setting.seq_len} cannot be cut into {pieces} pieces of one length for "
+            f"--seq-len {setting.seq_len} cannot be divided into {pieces} equal shards for "
             f"--context-parallel {chosen.context_parallel}: use --seq-len "
             f"{lower or pieces}"
         )
@@ -204,7 +204,8 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
     if config.loop.sample_every is not None:
         yield (
             f"--sample-every {config.loop.sample_every} writes one token after the other, which "
-            f"cannot be cut for {flag}: leave it out, and use shardscale generate on a checkpoint"
+            f"cannot be sharded for {flag}: leave it out, and use shardscale generate on a "
+            "checkpoint"
         )
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         yield (

@@ -53,7 +53,7 @@ def offload_fraction(setting: Setting) -> Iterator[str]:
         )
     elif setting.stage in (1, 2):
         yield (
-            f"{flag} needs --zero 3, not {setting.stage}, whose optimizer has one flat piece of "
+            f"{flag} needs --zero 3, not {setting.stage}, whose optimizer holds one flat buffer of "
             "all matrices, which is in one place: use --zero 3, or leave it out"
         )
     elif chosen.offload_optimizer != "cpu":

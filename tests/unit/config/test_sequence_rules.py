@@ -50,7 +50,7 @@ def test_ranks_of_one_sequence_read_the_same() -> None:
         (4, {"context_parallel": 3}, "does not divide 4 ranks: use one of 1, 2, 4"),
         (2, {"context_parallel": 4}, "needs 4 ranks or a multiple, and this is 2"),
         (1, {"context_parallel": 2}, "needs 2 ranks or a multiple, and this is 1"),
-        (2, {"context_parallel_method": "ring"}, "needs sequences that are cut over ranks"),
+        (2, {"context_parallel_method": "ring"}, "needs sharded sequences"),
         (
             *(8, {"context_parallel": 8, "context_parallel_method": "ulysses"}),
             "4 heads with 4 of keys do not divide: use --context-parallel-method ring",
@@ -58,7 +58,7 @@ def test_ranks_of_one_sequence_read_the_same() -> None:
         (2, {"context_parallel": 2, "seq_len": 63}, "use --seq-len 62"),
         (
             *(2, {"context_parallel": 2, "context_parallel_method": "ring", "seq_len": 62}),
-            "cannot be cut into 4 pieces .* use --seq-len 60",
+            "cannot be divided into 4 equal shards .* use --seq-len 60",
         ),
         (2, {"context_parallel": 2, "context_parallel_method": "ring", "window": 8}, "--window 8"),
         (

@@ -377,7 +377,7 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path
         ({"lora_alpha": 4.0}, "--lora-alpha 4.0 belongs to --lora-rank"),
         ({"lora_targets": "all"}, "--lora-targets all belongs to --lora-rank"),
         ({"rslora": True}, "--rslora belongs to --lora-rank"),
-        ({"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258}, "adapters are not cut"),
+        ({"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258}, "adapters are not sharded"),
         (
             {"lora_rank": 2, "tensor_parallel": 2, "vocab_size": 258, "strategy": "fsdp"},
             "leave --tensor-parallel out, the run shards frozen weights already",

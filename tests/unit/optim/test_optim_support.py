@@ -82,7 +82,7 @@ def test_an_update_in_the_backward() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"optimizer": "adafactor", **STRATEGIES["zero2"]}, "--zero 2 cuts.*--strategy fsdp"),
+        ({"optimizer": "adafactor", **STRATEGIES["zero2"]}, "--zero 2 shards.*--strategy fsdp"),
         (
             {**STRATEGIES["zero3"], **NVME, "optimizer": "sgd"},
             "nvme swaps two moments in fp32.*not sgd",
@@ -137,7 +137,7 @@ def test_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
 def test_fp8_needs_sizes_that_are_multiples_of_16(size: dict[str, int]) -> None:
     pytest.importorskip("torchao")
     wrong = setting("cuda", precision="fp8", strategy="single", **size)
-    assert "in pieces of 16" in str(refusal(wrong))
+    assert "in tiles of 16" in str(refusal(wrong))
 
 
 def test_tf32_is_for_fp32_on_a_gpu() -> None:
