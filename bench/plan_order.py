@@ -26,9 +26,9 @@ from runs import ROOT, environment, train, write_stdlib
 from launcher.config.arguments import parse_run_config
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
+from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.order import ties
-from launcher.forecast.place import Place, find_place
 from launcher.forecast.plan_cli import command_of, parse_options
 from launcher.forecast.search import plan
 from launcher.forecast.table import best_of_each
@@ -55,27 +55,27 @@ def measure_machine(path: Path) -> None:
     subprocess.run([*command, "--out", str(path)], cwd=ROOT, env=environment(), check=True)
 
 
-def first_candidates(flags: Sequence[str], profile: Path) -> tuple[list[Assessment], Place]:
+def first_candidates(flags: Sequence[str], profile: Path) -> tuple[list[Assessment], Cluster]:
     """Plan with the profile; returns the first rows of the table."""
     options, training = parse_options([*flags, "--profile", str(profile)])
-    place, _ = find_place(options)
-    config = parse_run_config(training, place.world_size)
-    search = Search(place=place, goal="fastest", evaluate_all=False)
+    cluster, _ = find_cluster(options)
+    config = parse_run_config(training, cluster.world_size)
+    search = Search(cluster=cluster, goal="fastest", evaluate_all=False)
     fixed = given_fields(training, config)
     found = plan(config, fixed, search, progress=lambda done, total: None)
-    return best_of_each(found.best_first)[:CANDIDATES], place
+    return best_of_each(found.best_first)[:CANDIDATES], cluster
 
 
-def train_flags(a: Assessment, flags: Sequence[str], place: Place) -> list[str]:
+def train_flags(a: Assessment, flags: Sequence[str], cluster: Cluster) -> list[str]:
     """Take the flags of `launcher.train` from the command that the plan prints."""
     _, training = parse_options(flags)
-    return split_command(command_of(a, training, place).split()[1:])[2]
+    return split_command(command_of(a, training, cluster).split()[1:])[2]
 
 
 def measured(
     candidates: Sequence[Assessment],
     flags: Sequence[str],
-    place: Place,
+    cluster: Cluster,
     corpus: Path,
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def measured(
             "precision": a.choice.precision,
             "recompute": a.choice.checkpointing,
             "micro_batch": a.run.config.data.micro_batch,
-            "flags": train_flags(a, flags, place),
+            "flags": train_flags(a, flags, cluster),
             "least_tokens_per_s": a.time.least_tokens_per_s,
             "predicted_tokens_per_s": a.time.tokens_per_s,
             "most_tokens_per_s": a.time.most_tokens_per_s,
@@ -98,7 +98,7 @@ def measured(
     with tempfile.TemporaryDirectory() as folder:
         for number, row in itertools.product(range(options.rounds), rows):
             out = Path(folder) / f"{number}-{row['candidate']}"
-            run = train([*row["flags"], *extra], out=out, ranks=place.world_size)
+            run = train([*row["flags"], *extra], out=out, ranks=cluster.world_size)
             if not run.completed:
                 sys.exit(f"{row['candidate']}: {run.state}: {run.reason}")
             row["rounds_tokens_per_s"].append(run.tokens_per_s())
@@ -174,8 +174,8 @@ def main() -> None:
             measure_machine(profile)
         for name in options.plans:
             flags = PLANS[name].split()
-            candidates, place = first_candidates(flags, profile)
-            rows = measured(candidates, flags, place, corpus, options)
+            candidates, cluster = first_candidates(flags, profile)
+            rows = measured(candidates, flags, cluster, corpus, options)
             results["plans"][name] = rows
             for row in rows:
                 print(name, row, flush=True)

@@ -12,7 +12,7 @@ from published_rows import Row
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
-from launcher.forecast.place import find_place
+from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import main as plan
 from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.timing import StepTime, step_seconds
@@ -75,10 +75,10 @@ def run_of(row: Row) -> Resolved:
 def time_of(row: Row, run: Resolved) -> StepTime:
     """Of a row's run on its GPUs."""
     options, _ = parse_options(row.arguments)
-    place, _ = find_place(options)
+    cluster, _ = find_cluster(options)
     return step_seconds(
         run,
-        world_size=place.world_size,
-        gpus_per_node=place.ranks_per_node,
-        machine=place.machine,
+        world_size=cluster.world_size,
+        gpus_per_node=cluster.ranks_per_node,
+        machine=cluster.machine,
     )

@@ -11,9 +11,9 @@ from typing import Final
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.forecast.candidates import Choice, run_of
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.fit import TIGHT_FROM, Verdict, verdict, within
 from launcher.forecast.order import Merit, simplicity
-from launcher.forecast.place import Place
 from launcher.forecast.predict import Prediction, by_category
 from launcher.forecast.prediction_cache import PredictionCache
 from launcher.forecast.timing import StepTime, step_seconds
@@ -82,7 +82,7 @@ class Assessment:
 
 
 def assess(
-    choice: Choice, place: Place, *, largest: bool = False, expected: int | None = None
+    choice: Choice, cluster: Cluster, *, largest: bool = False, expected: int | None = None
 ) -> Assessment:
     """Evaluate a candidate at its fastest micro-batch that fits, or its `largest`; at its smallest
     one where none fits.
@@ -91,7 +91,7 @@ def assess(
         expected: where the search for the largest micro-batch begins; a good guess saves
             predictions.
     """
-    sizes = MicroBatches(choice, place, expected)
+    sizes = MicroBatches(choice, cluster, expected)
     try:
         return sizes.best(largest=largest)
     finally:
@@ -101,9 +101,9 @@ def assess(
 class MicroBatches:
     """One candidate at several micro-batches, each predicted once."""
 
-    def __init__(self, choice: Choice, place: Place, expected: int | None = None) -> None:
-        self._choice, self._place, self._expected = choice, place, expected
-        self.cache = PredictionCache(choice.runs[0], place)
+    def __init__(self, choice: Choice, cluster: Cluster, expected: int | None = None) -> None:
+        self._choice, self._cluster, self._expected = choice, cluster, expected
+        self.cache = PredictionCache(choice.runs[0], cluster)
         self._known: dict[int, Assessment] = {}
 
     def best(self, *, largest: bool) -> Assessment:
@@ -118,7 +118,7 @@ class MicroBatches:
             if self._choice.unbounded is not None:
                 best = found = self._between(self._choice.unbounded, safe[-1], safe[-1] + 1)
         else:
-            speeds = {index: tokens_per_s(runs[index], self._place) for index in running}
+            speeds = {index: tokens_per_s(runs[index], self._cluster) for index in running}
             wanted = sorted(safe or running[:1], key=lambda index: -speeds[index])
             # Bisection has not seen all of them, and reserved bytes may fall in places.
             sure = (index for index in wanted if not safe or self.at(index).verdict == "fits")
@@ -182,7 +182,7 @@ class MicroBatches:
                 yield size, tried
                 continue
             failures += 1
-            live_bytes = self._place.fixed_bytes + tried.prediction.peak_bytes
+            live_bytes = self._cluster.fixed_bytes + tried.prediction.peak_bytes
             if failures == 2 or verdict(live_bytes, tried.memory_bytes) not in verdicts:
                 return
 
@@ -194,8 +194,8 @@ class MicroBatches:
 
         @functools.cache
         def sized(size: int) -> Assessment:
-            place = self._place
-            return self._evaluate(run_of(asked, size, place.world_size, place.machine.device))
+            cluster = self._cluster
+            return self._evaluate(run_of(asked, size, cluster.world_size, cluster.machine.device))
 
         low = self.at(fitting)
         high = self.at(above_it) if above_it < len(self._choice.runs) else None
@@ -209,7 +209,7 @@ class MicroBatches:
                     later = self._above(itertools.count(above), sized, ("fits",))
                     return [low, *(assessment for _, assessment in later)][-1]
                 slope = (high.used_bytes - low_bytes) / (above - size)
-                room_bytes = TIGHT_FROM * self._place.memory_bytes - low_bytes
+                room_bytes = TIGHT_FROM * self._cluster.memory_bytes - low_bytes
                 line = size + room_bytes / max(slope, 1)
                 # Not too near to either, or the other would never move.
                 near = max(1, (above - size) // 8)
@@ -223,29 +223,29 @@ class MicroBatches:
         Live bytes stand in for reserved ones where the run clearly fits: replaying the allocator
         takes as long as predicting.
         """
-        place = self._place
+        cluster = self._cluster
         prediction = self.cache.prediction(run)
         used = prediction.peak_bytes
-        if place.gpu is not None:
-            limit = place.memory_bytes - place.fixed_bytes
-            used = place.fixed_bytes + prediction.peak_bytes
-            if CLEARLY_FITS * place.memory_bytes < used <= place.memory_bytes:
-                used = place.fixed_bytes + within(self.cache.use(run, limit_bytes=limit), limit)
+        if cluster.gpu is not None:
+            limit = cluster.memory_bytes - cluster.fixed_bytes
+            used = cluster.fixed_bytes + prediction.peak_bytes
+            if CLEARLY_FITS * cluster.memory_bytes < used <= cluster.memory_bytes:
+                used = cluster.fixed_bytes + within(self.cache.use(run, limit_bytes=limit), limit)
         return Assessment(
             choice=self._choice,
             run=run,
             prediction=prediction,
             used_bytes=used,
             with_room_bytes=used,
-            memory_bytes=place.memory_bytes,
-            time=_step_time(run, place),
+            memory_bytes=cluster.memory_bytes,
+            time=_step_time(run, cluster),
             largest_micro_batch=None,
         )
 
     def _with_allocator(self, a: Assessment) -> Assessment:
         """Replace live bytes by what the allocator reserves, within this memory and without end."""
-        limit = self._place.memory_bytes - self._place.fixed_bytes
-        if self._place.gpu is None or a.prediction.peak_bytes > limit:
+        limit = self._cluster.memory_bytes - self._cluster.fixed_bytes
+        if self._cluster.gpu is None or a.prediction.peak_bytes > limit:
             return a  # no caching allocator, or no memory for it to manage
         use = here = self.cache.use(a.run, limit_bytes=limit)
         if here.retries:
@@ -253,25 +253,25 @@ class MicroBatches:
         held = use if here.out_of_memory else here
         return dataclasses.replace(
             a,
-            used_bytes=held.peak_reserved_bytes + self._place.fixed_bytes,
-            with_room_bytes=use.peak_reserved_bytes + self._place.fixed_bytes,
+            used_bytes=held.peak_reserved_bytes + self._cluster.fixed_bytes,
+            with_room_bytes=use.peak_reserved_bytes + self._cluster.fixed_bytes,
         )
 
 
-def tokens_per_s(run: Resolved, place: Place) -> float:
+def tokens_per_s(run: Resolved, cluster: Cluster) -> float:
     """Predicted tokens per second of all ranks."""
-    return _step_time(run, place).tokens_per_s
+    return _step_time(run, cluster).tokens_per_s
 
 
-def _step_time(run: Resolved, place: Place) -> StepTime:
+def _step_time(run: Resolved, cluster: Cluster) -> StepTime:
     time = step_seconds(
         run,
-        world_size=place.world_size,
-        gpus_per_node=place.ranks_per_node,
-        machine=place.machine,
+        world_size=cluster.world_size,
+        gpus_per_node=cluster.ranks_per_node,
+        machine=cluster.machine,
     )
-    ratio = place.calibration and place.calibration.time_ratio(
-        place.machine.name, run.config.optim.precision, variant_of(run.config).label
+    ratio = cluster.calibration and cluster.calibration.time_ratio(
+        cluster.machine.name, run.config.optim.precision, variant_of(run.config).label
     )
     if not ratio:
         return time

@@ -17,8 +17,8 @@ import torch
 
 from launcher.forecast.assess import Assessment, assess, tokens_per_s
 from launcher.forecast.candidates import CHECKPOINTING, Choice
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
-from launcher.forecast.place import Place
 from launcher.forecast.predict import states_bytes
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
@@ -46,7 +46,7 @@ _evaluated: "Synchronized[int]"
 class Search:
     """Goal of a search, and the machine to search for."""
 
-    place: Place
+    cluster: Cluster
     goal: str
     evaluate_all: bool
     """Evaluate all candidates instead of the best per strategy."""
@@ -86,9 +86,9 @@ def evaluate(
         UserError: the machine has no rate for a precision.
     """
     for choice in candidates:
-        rated_type(choice.runs[0], search.place.machine)  # refuses now instead of in a minute
+        rated_type(choice.runs[0], search.cluster.machine)  # refuses now instead of in a minute
     groups = _groups(candidates, search)
-    if any(PredictionCache(group[0].runs[0], search.place).is_empty for group in groups):
+    if any(PredictionCache(group[0].runs[0], search.cluster).is_empty for group in groups):
         # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
         importlib.import_module("torch._dynamo")
     # The longest first, so that no core is left with it at the end.
@@ -178,11 +178,11 @@ class _GroupEvaluation:
 
     def is_wanted(self, choice: Choice, most_tokens_per_s: float) -> bool:
         """Return whether a candidate may still be the best; evaluate the leanest one to know."""
-        place, key = self._search.place, (choice.label, choice.precision)
+        cluster, key = self._search.cluster, (choice.label, choice.precision)
         fitting = self._fitting[self._rivals(choice)]
         if outdone(most_tokens_per_s, simplicity(choice.runs[0].config), fitting):
             return False
-        if not fitting and (self._doubtful or not states_fit(choice, place)):
+        if not fitting and (self._doubtful or not states_fit(choice, cluster)):
             # Where others did not fit, most recomputation comes first: if even that does not fit,
             # milder ones need not be recorded.
             leanest = self._leanest[key]
@@ -196,7 +196,7 @@ class _GroupEvaluation:
         try:
             a = assess(
                 choice,
-                self._search.place,
+                self._search.cluster,
                 largest=self._search.goal == LARGEST_BATCH,
                 expected=self._largest.get((choice.precision, choice.checkpointing)),
             )
@@ -221,27 +221,27 @@ class _GroupEvaluation:
         return "" if self._search.best_only else choice.label
 
 
-def states_fit(choice: Choice, place: Place) -> bool:
+def states_fit(choice: Choice, cluster: Cluster) -> bool:
     """Return whether parameters and optimizer states leave any memory."""
-    run, device_type = choice.runs[0], place.machine.device
+    run, device_type = choice.runs[0], cluster.machine.device
     try:
-        size_bytes = states_bytes(run, world_size=place.world_size, device_type=device_type)
+        size_bytes = states_bytes(run, world_size=cluster.world_size, device_type=device_type)
     except Exception:  # as `assess` will, which keeps the reason
         return True
-    return place.fixed_bytes + size_bytes <= place.memory_bytes
+    return cluster.fixed_bytes + size_bytes <= cluster.memory_bytes
 
 
 def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float, Choice]]:
     """Pairs of (upper bound of tokens per second, candidate)."""
     if not search.prunes:
         return [(0.0, choice) for choice in group]
-    bounds = [_most_tokens_per_s(choice, search.place) for choice in group]
+    bounds = [_most_tokens_per_s(choice, search.cluster) for choice in group]
     return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
 
 
-def _most_tokens_per_s(choice: Choice, place: Place) -> float:
+def _most_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
     try:
-        return max(tokens_per_s(run, place) for run in choice.runs)
+        return max(tokens_per_s(run, cluster) for run in choice.runs)
     except Exception:  # as `assess` will, which keeps the reason
         return math.inf
 

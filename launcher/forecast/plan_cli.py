@@ -19,8 +19,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
+from launcher.forecast.cluster import GPUS_PER_NODE, KNOWN, Cluster, find_cluster
 from launcher.forecast.evaluation import Search
-from launcher.forecast.place import GPUS_PER_NODE, KNOWN, Place, find_place
 from launcher.forecast.plan_records import as_records, failed_records, write_page
 from launcher.forecast.search import GOALS, SearchResult, plan
 from launcher.forecast.table import (
@@ -47,8 +47,8 @@ _LINE_EVERY_S: Final = 15.0
 def main(argv: Sequence[str]) -> int:
     """Plan, print and write what was asked for; returns an exit code of `ExitCode`."""
     options, training = parse_options(argv)
-    place, notes = find_place(options)
-    config = with_weights(parse_run_config(training, place.world_size), options)
+    cluster, notes = find_cluster(options)
+    config = with_weights(parse_run_config(training, cluster.world_size), options)
     fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
     if not fixed & {"strategy", "zero"}:
         missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
@@ -56,13 +56,13 @@ def main(argv: Sequence[str]) -> int:
     with contextlib.closing(ProgressLine()) as line:
         progress = _silence if silent else line
         evaluate_all = options.all or options.json is not None or options.page is not None
-        search = Search(place=place, goal=options.goal, evaluate_all=evaluate_all)
+        search = Search(cluster=cluster, goal=options.goal, evaluate_all=evaluate_all)
         try:
             found = plan(config, fixed, search, progress=progress)
         except Failure as error:
             print(f"shardscale: {error}", file=sys.stderr)
             return ExitCode.FAILED
-    show(found, options, training, place, notes)
+    show(found, options, training, cluster, notes)
     fits = found.best_first[0].verdict != "does not fit"
     return ExitCode.DONE if fits else ExitCode.NOTHING_FITS
 
@@ -189,22 +189,22 @@ def show(
     result: SearchResult,
     options: argparse.Namespace,
     training: Sequence[str],
-    place: Place,
+    cluster: Cluster,
     notes: Sequence[str],
 ) -> None:
     """Print the table and the command, and write what was asked for."""
     found, best = result.best_first, result.best_first[0]
     weights = best.run.config.model.init_from
     typed = training if weights is None else training[len(options.shape) :]
-    command = command_of(best, typed, place)
-    records = [*as_records(found, place), *failed_records(result.failed)]
+    command = command_of(best, typed, cluster)
+    records = [*as_records(found, cluster), *failed_records(result.failed)]
     text = json.dumps(records, indent=2) + "\n"
     to_screen = str(options.json) == "-"
     # Files first: a pipe that reads the console may close early.
     if options.json is not None and not to_screen:
         options.json.write_text(text, encoding="utf-8")
     if options.page is not None:
-        write_page(options.page, found, place, command)
+        write_page(options.page, found, cluster, command)
     applied = options.apply is not None and best.verdict != "does not fit"
     if applied:
         flat = best.run.config.replace(device="auto").flat()
@@ -213,11 +213,11 @@ def show(
         print(text, end="")
     else:
         shown = found if options.all else best_of_each(found)
-        for line in opening_lines(shown, place, notes):
+        for line in opening_lines(shown, cluster, notes):
             say(line)
         failed = result.failed if options.all else best_of_each(result.failed)
-        table(shown, failed, place, price=options.price_per_gpu_hour, choices=result.choices)
-        for line in (*allocator_lines(shown, place), *closing_lines(result, place)):
+        table(shown, failed, cluster, price=options.price_per_gpu_hour, choices=result.choices)
+        for line in (*allocator_lines(shown, cluster), *closing_lines(result, cluster)):
             say(line)
         if best.verdict != "does not fit":
             print(f"\n  {command}")
@@ -228,10 +228,10 @@ def show(
         print(f"shardscale: --apply {options.apply}: nothing fits: not written", file=sys.stderr)
 
 
-def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
+def command_of(best: Assessment, training: Sequence[str], cluster: Cluster) -> str:
     """Compose the command of a candidate: the user's own flags, and those the plan has chosen."""
     default = RunConfig().flat()
-    asked = parse_run_config(training, place.world_size).flat()
+    asked = parse_run_config(training, cluster.world_size).flat()
     chosen = best.run.config.flat()
     names = (
         "init_from",
@@ -255,9 +255,9 @@ def command_of(best: Assessment, training: Sequence[str], place: Place) -> str:
             flags.append(option if value else f"--no-{option[2:]}")
         else:
             flags += [option, str(value)]
-    nodes = -(-place.world_size // place.ranks_per_node)
+    nodes = -(-cluster.world_size // cluster.ranks_per_node)
     start = ["torchrun"]
     if nodes > 1:
         start += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29400"]
-    start += ["--nproc", str(place.ranks_per_node), "-m", "launcher.train"]
+    start += ["--nproc", str(cluster.ranks_per_node), "-m", "launcher.train"]
     return shlex.join([*start, *flags])

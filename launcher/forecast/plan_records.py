@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.forecast.assess import Assessment
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.forecast.evaluation import Failed
-from launcher.forecast.place import Place
 from launcher.forecast.predict import by_category
 from launcher.forecast.table import FAILED, same_batch
 from launcher.util.page import page_html
@@ -15,7 +15,7 @@ from launcher.util.page import page_html
 _NOT_ON_THE_PAGE: Final = ("config", "ledger", "peaks_bytes")
 
 
-def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]]:
+def as_records(found: Sequence[Assessment], cluster: Cluster) -> list[dict[str, Any]]:
     """Return a plain record per candidate; its ledger has the schema of measured ones."""
     return [
         {
@@ -28,8 +28,8 @@ def as_records(found: Sequence[Assessment], place: Place) -> list[dict[str, Any]
             "largest_micro_batch": a.largest_micro_batch,
             "verdict": a.verdict,
             "used_bytes": a.used_bytes,
-            "reserved_bytes": a.used_bytes - place.fixed_bytes,
-            "fixed_bytes": place.fixed_bytes,
+            "reserved_bytes": a.used_bytes - cluster.fixed_bytes,
+            "fixed_bytes": cluster.fixed_bytes,
             "memory_bytes": a.memory_bytes,
             "margin_bytes": a.margin_bytes,
             "host_bytes": a.prediction.host_bytes,
@@ -63,7 +63,7 @@ def failed_records(failed: Sequence[Failed]) -> list[dict[str, Any]]:
     ]
 
 
-def write_page(path: Path, found: Sequence[Assessment], place: Place, command: str) -> None:
+def write_page(path: Path, found: Sequence[Assessment], cluster: Cluster, command: str) -> None:
     """Write an HTML page: every candidate in a table and as a bar of bytes."""
     run = found[0].run
     data = {
@@ -71,24 +71,24 @@ def write_page(path: Path, found: Sequence[Assessment], place: Place, command: s
         "parameters": run.model.parameter_count,
         "global_batch": run.global_batch if same_batch(found) else None,
         "seq_len": run.seq_len,
-        "devices": place.world_size,
-        "memory_bytes": place.memory_bytes,
-        "machine": place.machine.name,
-        "source": place.machine.source,
+        "devices": cluster.world_size,
+        "memory_bytes": cluster.memory_bytes,
+        "machine": cluster.machine.name,
+        "source": cluster.machine.source,
         "command": command,
         "range": [LEAST_OF_PREDICTED, MOST_OF_PREDICTED],
-        "rows": [page_row(assessment, place) for assessment in found],
+        "rows": [page_row(assessment, cluster) for assessment in found],
     }
     page = page_html("shardscale plan", ("scatter.js", "plan.js"), data)
     path.write_text(page, encoding="utf-8")
 
 
-def page_row(a: Assessment, place: Place) -> dict[str, Any]:
+def page_row(a: Assessment, cluster: Cluster) -> dict[str, Any]:
     """Return one candidate as pages show it."""
-    (record,) = as_records([a], place)
+    (record,) = as_records([a], cluster)
     fits = a.verdict != "does not fit"
     lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
-    beside = a.used_bytes - place.fixed_bytes - (a.highest.device.used_bytes or 0)
+    beside = a.used_bytes - cluster.fixed_bytes - (a.highest.device.used_bytes or 0)
     return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
         "share": a.used_bytes / a.memory_bytes,
         "simplicity": a.merit.simplicity,
@@ -97,5 +97,5 @@ def page_row(a: Assessment, place: Place) -> dict[str, Any]:
         "tokens_per_s": a.time.tokens_per_s if fits else None,
         "highest_in": a.highest_in,
         "lines": lines
-        | {"allocator_slack_bytes": max(0, beside), "context_bytes": place.fixed_bytes},
+        | {"allocator_slack_bytes": max(0, beside), "context_bytes": cluster.fixed_bytes},
     }

@@ -20,7 +20,7 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.allocator import AllocatorUse, replay
-from launcher.forecast.place import Place
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.strategies.ledger import Ledger, LedgerLines
@@ -40,14 +40,14 @@ class PredictionCache:
         first: one of its runs.
     """
 
-    def __init__(self, first: Resolved, place: Place) -> None:
-        self._place = place
+    def __init__(self, first: Resolved, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._fresh: dict[str, Prediction] = {}
         self._entries: dict[str, dict[str, Any]] = {}
         self._path: Path | None = None
         self._changed = False
         if first.config.sharding.deepspeed is None:
-            machine = (place.world_size, place.gpu, place.memory_bytes)
+            machine = (cluster.world_size, cluster.gpu, cluster.memory_bytes)
             name = _digest([_code_version(), repr(first), *map(str, machine)])
             self._path = default_cache_dir() / FOLDER / f"{name}.json"
             self._entries = _read(self._path)
@@ -96,10 +96,10 @@ class PredictionCache:
     def _predict(self, run: Resolved) -> Prediction:
         found = predict(
             run,
-            world_size=self._place.world_size,
-            device_type=self._place.machine.device,
-            gpu=find_gpu(self._place.gpu),
-            memory_bytes=self._place.memory_bytes,
+            world_size=self._cluster.world_size,
+            device_type=self._cluster.machine.device,
+            gpu=find_gpu(self._cluster.gpu),
+            memory_bytes=self._cluster.memory_bytes,
         )
         self._fresh[repr(run)] = found
         return found

@@ -9,6 +9,7 @@ from typing import Final
 from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import Choice
+from launcher.forecast.cluster import Cluster, choices_on
 from launcher.forecast.evaluation import (
     LARGEST_BATCH,
     LARGEST_MODEL,
@@ -20,7 +21,6 @@ from launcher.forecast.evaluation import (
     states_fit,
 )
 from launcher.forecast.order import VERDICTS, best_first
-from launcher.forecast.place import Place, choices_on
 from launcher.model.sizes import NAMED
 from launcher.util.errors import Failure, UserError
 
@@ -58,7 +58,7 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
         models = [config.replace(model=name) for name in names]
     for model in models:
-        candidates = choices_on(search.place, model, fixed | {"model"})
+        candidates = choices_on(search.cluster, model, fixed | {"model"})
         last = model is models[-1]
         if not last and not _any_fits(_evaluate_leanest(candidates, search, progress), search):
             continue
@@ -90,7 +90,7 @@ def _with_adapters(
     for quantized in ("none", "nf4"):
         changed = config.replace(lora_rank=ADAPTER_RANK, quantize_base=quantized)
         with contextlib.suppress(UserError):  # adapters do not go with another flag
-            candidates = choices_on(search.place, changed, fixed | {"model", "quantize_base"})
+            candidates = choices_on(search.cluster, changed, fixed | {"model", "quantize_base"})
             results = _evaluate_leanest(candidates, search, progress)
             assessed = [result for result in results if isinstance(result, Assessment)]
             best = ranked(assessed, search)[:1]
@@ -103,7 +103,7 @@ def _evaluate_leanest(
     candidates: Sequence[Choice], search: Search, progress: Progress
 ) -> list[Assessment | Failed]:
     """Evaluate what may show that anything fits at all."""
-    least = [choice for choice in _lowest_memory(candidates) if states_fit(choice, search.place)]
+    least = [choice for choice in _lowest_memory(candidates) if states_fit(choice, search.cluster)]
     return evaluate(least, dataclasses.replace(search, best_only=True), progress) if least else []
 
 
@@ -119,14 +119,14 @@ def _lowest_memory(candidates: Sequence[Choice]) -> list[Choice]:
 
 def _any_fits(results: Iterable[Assessment | Failed], search: Search) -> bool:
     return any(
-        result.verdict == "fits" and not _exceeds_host_memory(result, search.place)
+        result.verdict == "fits" and not _exceeds_host_memory(result, search.cluster)
         for result in results
         if isinstance(result, Assessment)
     )
 
 
-def _exceeds_host_memory(a: Assessment, place: Place) -> bool:
-    return place.ranks_per_node * a.prediction.host_bytes > HOST_MEMORY_BYTES
+def _exceeds_host_memory(a: Assessment, cluster: Cluster) -> bool:
+    return cluster.ranks_per_node * a.prediction.host_bytes > HOST_MEMORY_BYTES
 
 
 def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment]:
@@ -140,7 +140,7 @@ def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment
     def key(a: Assessment) -> tuple[int, ...]:
         if a.verdict == VERDICTS[-1]:
             return (True, VERDICTS.index(a.verdict))
-        crowded = search.goal == LARGEST_MODEL and _exceeds_host_memory(a, search.place)
+        crowded = search.goal == LARGEST_MODEL and _exceeds_host_memory(a, search.cluster)
         return (crowded, VERDICTS.index(a.verdict), wanted(a))
 
     numbers = best_first([a.merit for a in assessments])

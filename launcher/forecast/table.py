@@ -7,10 +7,10 @@ from rich.text import Text
 
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.forecast.evaluation import Failed
 from launcher.forecast.order import ties
-from launcher.forecast.place import Place
 from launcher.forecast.search import SearchResult
 from launcher.forecast.timing import StepTime
 from launcher.parallel.mesh import across_nodes
@@ -22,21 +22,21 @@ FAILED = "failed"
 Result = TypeVar("Result", Assessment, Failed)
 
 
-def opening_lines(shown: Sequence[Assessment], place: Place, notes: Sequence[str]) -> list[str]:
+def opening_lines(shown: Sequence[Assessment], cluster: Cluster, notes: Sequence[str]) -> list[str]:
     """State the model, the batch and the machine, and what was assumed about them."""
-    run, machine = shown[0].run, place.machine
+    run, machine = shown[0].run, cluster.machine
     batch = f"global batch {run.global_batch} x" if same_batch(shown) else "sequences of"
     lines = [
         f"{run.config.model.label}: {run.model.parameter_count:,} parameters, {batch} "
-        f"{run.seq_len} tokens, on {place.world_size} x "
-        f"{gib(place.memory_bytes)} ({machine.source})",
+        f"{run.seq_len} tokens, on {cluster.world_size} x "
+        f"{gib(cluster.memory_bytes)} ({machine.source})",
     ]
     lines += notes
-    lines += across_nodes(run.config.sharding, place.ranks_per_node)
-    if place.fixed_bytes:
+    lines += across_nodes(run.config.sharding, cluster.ranks_per_node)
+    if cluster.fixed_bytes:
         lines.append(
-            f"included: {gib(place.fixed_bytes)} per GPU for the CUDA context, NCCL and transient "
-            "kernel workspaces"
+            f"included: {gib(cluster.fixed_bytes)} per GPU for the CUDA context, NCCL and "
+            "transient kernel workspaces"
         )
     return lines
 
@@ -72,7 +72,7 @@ _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 def table(
     shown: Sequence[Assessment],
     failed: Sequence[Failed],
-    place: Place,
+    cluster: Cluster,
     *,
     price: float | None,
     choices: int,
@@ -89,7 +89,7 @@ def table(
         tied += fits and ties(a.time.tokens_per_s, best.tokens_per_s)
         cost = []
         if price is not None:
-            per_million = price * place.world_size * 1e6 / a.time.tokens_per_s / 3600
+            per_million = price * cluster.world_size * 1e6 / a.time.tokens_per_s / 3600
             cost = [f"{per_million:.3f}" if fits else "-"]
         rows.append(
             [
@@ -184,7 +184,7 @@ def _two_digits(value: float) -> str:
     return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
 
 
-def closing_lines(result: SearchResult, place: Place) -> Iterable[str]:
+def closing_lines(result: SearchResult, cluster: Cluster) -> Iterable[str]:
     """Say what the best candidate needs and leaves, or how much memory is missing."""
     best = result.best_first[0]
     if best.verdict == "does not fit":
@@ -197,7 +197,7 @@ def closing_lines(result: SearchResult, place: Place) -> Iterable[str]:
             yield _adapters_line(result.adapters)
         return
     if best.prediction.host_bytes or best.prediction.disk_bytes:
-        ranks = place.ranks_per_node
+        ranks = cluster.ranks_per_node
         yield (
             f"each node needs {gib(ranks * best.prediction.host_bytes)} of host memory"
             f" and {gib(ranks * best.prediction.disk_bytes)} of disk for what is offloaded"
@@ -218,17 +218,17 @@ def _adapters_line(a: Assessment) -> str:
     )
 
 
-def allocator_lines(shown: Sequence[Assessment], place: Place) -> Iterable[str]:
+def allocator_lines(shown: Sequence[Assessment], cluster: Cluster) -> Iterable[str]:
     """Explain reserved bytes, and why they depend on the size of the GPU."""
-    if place.machine.device == "cpu":
+    if cluster.machine.device == "cpu":
         return
     best = shown[0]
-    kept = best.used_bytes - best.prediction.peak_bytes - place.fixed_bytes
+    kept = best.used_bytes - best.prediction.peak_bytes - cluster.fixed_bytes
     if kept > 0:
         off = not best.run.expandable_segments
         yield (
             f"predicted {gib(best.used_bytes)} = tensors {gib(best.prediction.peak_bytes)} + "
-            f"{gib(place.fixed_bytes)} + freed blocks that CUDA's allocator keeps {gib(kept)}"
+            f"{gib(cluster.fixed_bytes)} + freed blocks that CUDA's allocator keeps {gib(kept)}"
             + " (without expandable segments)"
             * off
         )

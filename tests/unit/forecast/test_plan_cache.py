@@ -10,12 +10,12 @@ from launcher.config.arguments import parse_run_config
 from launcher.forecast import prediction_cache
 from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.candidates import choices, given_fields
-from launcher.forecast.place import Place, find_place
+from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.plan_cli import parse_options
 
 FLAGS = "--model nano --layers 2 --seq-len 64 --precision bf16 --global-batch 16"
 FLAGS += " --activation-checkpointing none"
-PLACE = "--gpus 2 --gpu H100 --gpu-memory 1700MiB --no-calibration"
+CLUSTER = "--gpus 2 --gpu H100 --gpu-memory 1700MiB --no-calibration"
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def planned(more: str = "", strategy: str = "--zero 3") -> Assessment:
     config = parse_run_config(flags)
     given = given_fields(flags, config)
     choice = choices(config, given, world_size=2, ranks_per_node=2, device_type="cuda")[0]
-    place: Place = find_place(parse_options(PLACE.split())[0])[0]
-    found = assess(choice, place)
+    cluster: Cluster = find_cluster(parse_options(CLUSTER.split())[0])[0]
+    found = assess(choice, cluster)
     return replace(found, prediction=replace(found.prediction, events=(), streams={}))
 
 

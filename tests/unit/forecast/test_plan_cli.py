@@ -12,10 +12,10 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.machine import Machine
-from launcher.forecast.place import Place, find_place
 from launcher.forecast.plan_cli import ProgressLine, main, parse_options
 from launcher.forecast.search import plan
 from launcher.model.sizes import NAMED
@@ -25,7 +25,7 @@ from launcher.util.errors import ExitCode
 from launcher.util.sizes import MIB, gib
 
 NARROW = ["--model", "nano", "--activation-checkpointing", "none", "--precision", "bf16"]
-PLACE = ["--gpus", "4", "--gpu", "A100-40GB", "--global-batch", "32"]
+CLUSTER = ["--gpus", "4", "--gpu", "A100-40GB", "--global-batch", "32"]
 
 
 def test_the_command_of_the_best_is_ready_to_run(
@@ -37,7 +37,7 @@ def test_the_command_of_the_best_is_ready_to_run(
         for name, p in zip(("json", "page", "apply"), files, strict=True)
         for x in ("--" + name, str(p))
     ]
-    assert main([*NARROW, *PLACE, *written, "--price-per-gpu-hour", "2"]) == 0
+    assert main([*NARROW, *CLUSTER, *written, "--price-per-gpu-hour", "2"]) == 0
     shown = capsys.readouterr().out
     command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
     own, program, flags = split_command(shlex.split(command)[1:])
@@ -73,10 +73,10 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
     monkeypatch.setattr("launcher.forecast.search.NAMED", few)
     training = ["--micro-batch", "1", "--seq-len", "64", "--activation-checkpointing", "full"]
     training += ["--strategy", "single"]
-    place = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
+    cluster = ["--gpus", "1", "--gpu-memory", "3GiB", "--goal", "largest-model"]
     fitting = []
     for adapters in ([], ["--lora-rank", "8"]):
-        assert main([*training, "--precision", "bf16", *adapters, *place]) == 0
+        assert main([*training, "--precision", "bf16", *adapters, *cluster]) == 0
         shown = capsys.readouterr().out
         command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
         flags = split_command(shlex.split(command)[1:])[2]
@@ -109,10 +109,10 @@ def test_a_command_for_an_hf_config_begins_with_its_weights(
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 512}
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape}
     (tmp_path / file).write_text(json.dumps(config))
-    place = ["--gpu=A10", "--quiet", f"--hf-config={tmp_path / file}"]
-    place += [f"--apply={tmp_path / 'run.yaml'}"]
+    cluster = ["--gpu=A10", "--quiet", f"--hf-config={tmp_path / file}"]
+    cluster += [f"--apply={tmp_path / 'run.yaml'}"]
     kind = ["--strategy=single", "--precision=bf16", "--activation-checkpointing=none"]
-    assert main([*kind, "--micro-batch=1", "--global-batch=1", *more, *place]) == 0
+    assert main([*kind, "--micro-batch=1", "--global-batch=1", *more, *cluster]) == 0
     shown = capsys.readouterr().out
     command = next(line for line in shown.splitlines() if line.startswith("  torchrun"))
     flags = split_command(shlex.split(command)[1:])[2]
@@ -130,7 +130,7 @@ def test_a_command_for_an_hf_config_begins_with_its_weights(
 
 
 def test_given_flags_are_not_varied(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*NARROW, *PLACE, "--zero", "3", "--micro-batch", "2", "--json", "-"]
+    flags = [*NARROW, *CLUSTER, "--zero", "3", "--micro-batch", "2", "--json", "-"]
     assert main(flags) == 0
     records = json.loads(capsys.readouterr().out)
     assert {r["config"]["zero"] for r in records} == {3}
@@ -180,13 +180,13 @@ def assessed(memory_bytes: int) -> Assessment:
     options = ["--model", "nano", "--vocab-size", "50304", "--precision", "bf16"]
     options += ["--micro-batch", "8", "--strategy", "fsdp", "--activation-checkpointing", "none"]
     machine = Machine.of_gpu("A100-40GB", ranks_per_node=2)
-    place = Place(
+    cluster = Cluster(
         machine=machine, world_size=2, ranks_per_node=2, memory_bytes=memory_bytes, fixed_bytes=MIB
     )
     config = parse_run_config(options)
     given = given_fields(options, config)
     found = choices(config, given, world_size=2, ranks_per_node=2, device_type="cuda")
-    return assess(next(c for c in found if c.label == "fsdp"), place)
+    return assess(next(c for c in found if c.label == "fsdp"), cluster)
 
 
 def test_what_the_allocator_makes_of_less_memory_is_told() -> None:
@@ -221,11 +221,11 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
     told: list[tuple[int, int]] = []
     options = [*NARROW, "--strategy", "fsdp", "--micro-batch", "1"]
     config = parse_run_config(options)
-    place, _ = find_place(parse_options(PLACE)[0])
+    cluster, _ = find_cluster(parse_options(CLUSTER)[0])
     found = plan(
         config,
         given_fields(options, config),
-        Search(place=place, goal="fastest", evaluate_all=False),
+        Search(cluster=cluster, goal="fastest", evaluate_all=False),
         progress=lambda done, total: told.append((done, total)),
     )
     assert told[0][0] == 0
@@ -304,7 +304,7 @@ def test_speeds_are_a_range_in_which_ties_are_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
-    assert main([*NARROW, *PLACE, "--zero", "1", "--quiet", "--json", str(path)]) == 0
+    assert main([*NARROW, *CLUSTER, "--zero", "1", "--quiet", "--json", str(path)]) == 0
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if line.startswith("zero1 "))
     ((slow, fast),) = re.findall(r" ([\d.]+k?)-([\d.]+k?)= ", row)
@@ -337,7 +337,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_search(
 ) -> None:
     monkeypatch.setattr("launcher.forecast.plan_cli.plan", lambda *_, **__: pytest.fail("searched"))
     for path in (tmp_path / "nope" / "x", Path("/proc/x")):
-        assert main([*NARROW, *PLACE, option, str(path)]) == 2
+        assert main([*NARROW, *CLUSTER, option, str(path)]) == 2
         said = capsys.readouterr().err
         assert f"{path}: cannot be written" in said
         assert len(said.splitlines()) == 1

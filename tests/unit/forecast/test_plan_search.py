@@ -12,9 +12,9 @@ from launcher.config.resolve import resolve
 from launcher.forecast.allocator import replay
 from launcher.forecast.assess import Assessment, MicroBatches, assess
 from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import verdict
-from launcher.forecast.place import Place, find_place
 from launcher.forecast.plan_cli import main, parse_options
 from launcher.forecast.predict import predict, states_bytes
 from launcher.forecast.search import SearchResult, plan
@@ -35,21 +35,21 @@ def tried(*flags: str, gpus: int) -> list[Choice]:
     return choices(config, given, world_size=gpus, ranks_per_node=8, device_type="cuda")
 
 
-def searched(flags: list[str], place: Place, goal: str, *, evaluate_all: bool) -> SearchResult:
+def searched(flags: list[str], cluster: Cluster, goal: str, *, evaluate_all: bool) -> SearchResult:
     config = parse_run_config(flags)
-    search = Search(place=place, goal=goal, evaluate_all=evaluate_all)
+    search = Search(cluster=cluster, goal=goal, evaluate_all=evaluate_all)
     return plan(config, given_fields(flags, config), search, progress=silent)
 
 
-def place_of(*options: str) -> Place:
-    return find_place(parse_options([*options, "--no-calibration"])[0])[0]
+def cluster_of(*options: str) -> Cluster:
+    return find_cluster(parse_options([*options, "--no-calibration"])[0])[0]
 
 
 @pytest.mark.parametrize("memory", ["1280MiB", "2GiB", "24GiB"], ids=["nothing", "few", "all"])
 def test_what_is_left_out_would_not_have_been_shown(memory: str) -> None:
     flags = ["--model", "gpt2", "--layers", "2", "--global-batch", "16", "--seq-len", "256"]
-    place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", memory)
-    some, all_of_them = (searched(flags, place, "fastest", evaluate_all=e) for e in (False, True))
+    cluster = cluster_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", memory)
+    some, all_of_them = (searched(flags, cluster, "fastest", evaluate_all=e) for e in (False, True))
 
     def shown(found: SearchResult) -> list[tuple[str, str, str, int, int, str]]:
         return [
@@ -118,8 +118,8 @@ def test_stage_2_lays_weights_end_to_end_on_the_host_where_there_is_no_room_for_
 
 
 def largest_batch(flags: list[str], memory: str) -> Assessment:
-    place = place_of("--gpus", "1", "--gpu-memory", memory)
-    return searched(flags, place, "largest-batch", evaluate_all=False).best_first[0]
+    cluster = cluster_of("--gpus", "1", "--gpu-memory", memory)
+    return searched(flags, cluster, "largest-batch", evaluate_all=False).best_first[0]
 
 
 def test_the_largest_batch_is_as_large_as_fits() -> None:
@@ -182,11 +182,11 @@ def test_a_micro_batch_that_leaves_nothing_to_accumulate_may_be_the_only_one_tha
         if choice.label == "fsdp-grad-op" and choice.precision == "bf16"
         if choice.checkpointing == "full"
     )
-    needed = [assess(replace(choice, runs=(run,)), place_of(*options)) for run in choice.runs]
+    needed = [assess(replace(choice, runs=(run,)), cluster_of(*options)) for run in choice.runs]
     assert [run.accumulation for run in choice.runs] == [4, 2, 1]
     assert needed[2].used_bytes < needed[0].used_bytes <= needed[1].used_bytes
     between = (needed[2].used_bytes + needed[0].used_bytes) // 2
-    found = assess(choice, replace(place_of(*options), memory_bytes=between))
+    found = assess(choice, replace(cluster_of(*options), memory_bytes=between))
     assert found.verdict != "does not fit"
     assert found.run.config.data.micro_batch == found.largest_micro_batch == 4
 
@@ -210,8 +210,8 @@ def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
 
 def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
     flags = ["--model", "gpt2", "--global-batch", "16", "--seq-len", "256"]
-    place = place_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", "2GiB")
-    found = searched([*flags, "--strategy", "ddp"], place, "fastest", evaluate_all=False)
+    cluster = cluster_of("--gpus", "4", "--gpu", "A100-40GB", "--gpu-memory", "2GiB")
+    found = searched([*flags, "--strategy", "ddp"], cluster, "fastest", evaluate_all=False)
     assert found.choices == 6
     assert {a.choice.checkpointing for a in found.best_first} == {"full"}
 
@@ -219,10 +219,10 @@ def test_of_what_states_alone_prevent_only_the_leanest_is_assessed() -> None:
 def test_a_choice_that_fails_is_a_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail_on_ddp(choice: Choice, place: Place, **options: Any) -> Assessment:
+    def fail_on_ddp(choice: Choice, cluster: Cluster, **options: Any) -> Assessment:
         if choice.label == "ddp":
             raise AssertionError("no such size")
-        return assess(choice, place, **options)
+        return assess(choice, cluster, **options)
 
     monkeypatch.setattr("launcher.forecast.evaluation.assess", fail_on_ddp)
     flags = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration", "--quiet", "--model", "gpt2"]
@@ -240,7 +240,7 @@ def test_a_choice_that_fails_is_a_row(
 def test_a_planner_that_fails_on_everything_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(choice: Choice, place: Place, **options: Any) -> Assessment:
+    def fail(choice: Choice, cluster: Cluster, **options: Any) -> Assessment:
         raise AssertionError(choice.label)
 
     monkeypatch.setattr("launcher.forecast.evaluation.assess", fail)
@@ -285,10 +285,10 @@ def test_reserved_bytes_that_fall_do_not_hide_a_larger_micro_batch(
         for number in range(len(used))
     ]
     choice: Any = SimpleNamespace(runs=runs)
-    place: Any = SimpleNamespace(fixed_bytes=0)
-    assert MicroBatches(choice, place).with_verdict(("fits",)) == fitting
+    cluster: Any = SimpleNamespace(fixed_bytes=0)
+    assert MicroBatches(choice, cluster).with_verdict(("fits",)) == fitting
     for number in range(6):
-        found = MicroBatches(choice, place, 2**number).with_verdict(("fits",))
+        found = MicroBatches(choice, cluster, 2**number).with_verdict(("fits",))
         assert found[-1] >= fitting[-1]
         assert verdict(used[found[-1]], 100) == "fits"
 
@@ -298,8 +298,8 @@ def test_an_expected_micro_batch_is_confirmed_by_two_predictions(
 ) -> None:
     flags = ["--model=gpt2", "--layers=2", "--strategy=single", "--precision=bf16"]
     (choice,) = tried(*flags, "--activation-checkpointing=none", gpus=1)
-    place = place_of("--gpus", "1", "--gpu", "H100", "--gpu-memory", "4GiB")
-    found = assess(choice, place)
+    cluster = cluster_of("--gpus", "1", "--gpu", "H100", "--gpu-memory", "4GiB")
+    found = assess(choice, cluster)
     assert 1 < (found.largest_micro_batch or 0) < 128
     evaluated: list[Any] = []
     original = MicroBatches._evaluate
@@ -309,6 +309,6 @@ def test_an_expected_micro_batch_is_confirmed_by_two_predictions(
         return original(self, run)
 
     monkeypatch.setattr(MicroBatches, "_evaluate", counted)
-    again = assess(choice, place, expected=found.largest_micro_batch)
+    again = assess(choice, cluster, expected=found.largest_micro_batch)
     assert again.largest_micro_batch == found.largest_micro_batch
     assert len(evaluated) == 2

@@ -21,7 +21,7 @@ from launcher.compare.sweep.grid_source import parse_options as parse_sweep
 from launcher.config.arguments import parse_run_config
 from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
 from launcher.config.resolve import resolve
-from launcher.forecast.place import find_place
+from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
 from launcher.tools.exchange.export import ExportOptions
 from launcher.tools.generate.generate_cli import GenerateOptions
@@ -87,7 +87,7 @@ def check(words: list[str], *, started: bool) -> None:
             check_training(arguments, 1, started=started)
         elif verb == "plan":
             options, training = parse_plan(without_files(arguments))
-            parse_run_config(training, find_place(options)[0].world_size)
+            parse_run_config(training, find_cluster(options)[0].world_size)
         elif verb == "sweep":
             _, training = parse_sweep(arguments)
             parse_run_config(training)

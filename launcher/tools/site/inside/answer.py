@@ -10,7 +10,7 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import assess, tokens_per_s
 from launcher.forecast.candidates import Choice, given_fields
-from launcher.forecast.place import Place, choices_on, find_place
+from launcher.forecast.cluster import Cluster, choices_on, find_cluster
 from launcher.forecast.plan_cli import command_of, parse_options, with_weights
 from launcher.forecast.plan_records import page_row
 from launcher.util.errors import UserError
@@ -24,7 +24,7 @@ CACHED = 8
 def choices_of(argv: str) -> str:
     """Return the machine and all candidates, or the reason of a refusal."""
     try:
-        place, candidates, _ = _asked(argv)
+        cluster, candidates, _ = _asked(argv)
     except UserError as error:
         return json.dumps({"refused": str(error)})
     run = candidates[0].runs[0]
@@ -32,13 +32,13 @@ def choices_of(argv: str) -> str:
         "parameters": run.model.parameter_count,
         "trained": run.model.trained_parameter_count,
         "seq_len": run.seq_len,
-        "memory_bytes": place.memory_bytes,
+        "memory_bytes": cluster.memory_bytes,
         "choices": [
             {
                 "sharding": choice.label,
                 "precision": choice.precision,
                 "activation_checkpointing": choice.checkpointing,
-                "most_tokens_per_s": max(tokens_per_s(run, place) for run in choice.runs),
+                "most_tokens_per_s": max(tokens_per_s(run, cluster) for run in choice.runs),
             }
             for choice in candidates
         ],
@@ -48,19 +48,19 @@ def choices_of(argv: str) -> str:
 
 def assessed(argv: str, number: int) -> str:
     """Return one candidate as `plan --page` shows it, with its command."""
-    place, candidates, training = _asked(argv)
+    cluster, candidates, training = _asked(argv)
     try:
-        best = assess(candidates[number], place)
+        best = assess(candidates[number], cluster)
     except UserError as error:
         return json.dumps({"refused": str(error)})
-    more = {"global_batch": best.run.global_batch, "command": command_of(best, training, place)}
-    return json.dumps(page_row(best, place) | more)
+    more = {"global_batch": best.run.global_batch, "command": command_of(best, training, cluster)}
+    return json.dumps(page_row(best, cluster) | more)
 
 
 @lru_cache(CACHED)
-def _asked(argv: str) -> tuple[Place, list[Choice], list[str]]:
+def _asked(argv: str) -> tuple[Cluster, list[Choice], list[str]]:
     options, training = parse_options([*json.loads(argv), "--no-calibration"])
-    place, _ = find_place(options)
-    config = with_weights(parse_run_config(training, place.world_size), options)
+    cluster, _ = find_cluster(options)
+    config = with_weights(parse_run_config(training, cluster.world_size), options)
     fixed = given_fields(training, config) | {"model"} | UNCUT
-    return place, choices_on(place, config, fixed), training
+    return cluster, choices_on(cluster, config, fixed), training

@@ -20,7 +20,7 @@ _SAME_MEMORY = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Cluster:
     """The machine to plan for."""
 
     machine: Machine
@@ -39,7 +39,7 @@ class Place:
         return self.machine.name if self.machine.device == "cuda" else None
 
 
-def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
+def find_cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
     """Return the machine to plan for, and notes on what was assumed or learnt about it.
 
     Raises:
@@ -69,7 +69,7 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
             calibration = Calibration.load()
             notes += calibration.describe(machine.name, grouped=grouped)
         outside = STAGING_BYTES + outside_bytes(machine.name, grouped=grouped, learnt=calibration)
-    place = Place(
+    cluster = Cluster(
         machine=machine,
         # Ratios were learnt against data sheets: what a profile has measured needs none.
         calibration=calibration if options.profile is None else None,
@@ -78,26 +78,26 @@ def find_place(options: argparse.Namespace) -> tuple[Place, list[str]]:
         memory_bytes=memory_bytes or machine.memory_bytes,
         fixed_bytes=outside,
     )
-    if place.memory_bytes <= place.fixed_bytes:
+    if cluster.memory_bytes <= cluster.fixed_bytes:
         raise UserError(
-            f"--gpu-memory {memory}: a process takes {gib(place.fixed_bytes)} of a GPU beside its "
-            "tensors: give more"
+            f"--gpu-memory {memory}: a process takes {gib(cluster.fixed_bytes)} of a GPU beside "
+            "its tensors: give more"
         )
-    return place, notes
+    return cluster, notes
 
 
-def choices_on(place: Place, config: RunConfig, fixed: Set[str]) -> list[Choice]:
+def choices_on(cluster: Cluster, config: RunConfig, fixed: Set[str]) -> list[Choice]:
     """Return all candidates for a machine that keep the fields in `fixed`; see `choices`."""
-    rated = place.machine.matmul_flops_per_s
+    rated = cluster.machine.matmul_flops_per_s
     precisions = [precision for precision in PRECISIONS if precision in rated]
     if "fp16" in rated and "bf16" not in rated:  # fp16 only here: loss scaling may skip steps
         precisions.insert(0, "fp16")
     return choices(
         config,
         fixed,
-        world_size=place.world_size,
-        ranks_per_node=place.ranks_per_node,
-        device_type=place.machine.device,
+        world_size=cluster.world_size,
+        ranks_per_node=cluster.ranks_per_node,
+        device_type=cluster.machine.device,
         precisions=precisions,
     )
 
