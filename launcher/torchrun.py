@@ -36,8 +36,8 @@ with importing():
         require_free,
     )
     from launcher.parallel.world import OWN_AGENT
+    from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
-    from launcher.run.stopping import LEFT_TO_TORCH, StopRequests
     from launcher.util.processes import for_children
 
 OUR_MODULE = "launcher.train"
@@ -200,7 +200,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     args.signals_to_handle = LEFT_TO_TORCH
     with scratch_folder("agent") as scratch:
         args.log_dir = args.log_dir or str(scratch)
-        kills, stop = Kills.read(), StopRequests(folder, scratch)
+        kills, stop = Kills.read(), AgentSignals(folder, scratch)
         stop.install()
         try:
             run.run(args)
@@ -246,9 +246,9 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
     offer_rendezvous()
 
 
-def _how_ranks_failed(error: Any, folder: Path | None, stop: StopRequests, kills: Kills) -> int:
+def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills: Kills) -> int:
     # A killed rank is the cause whoever ends first: the others notice and can still report.
-    asked = STOP_SIGNALS if stop.asked_by else ()  # which ends a rank that does not listen yet
+    asked = STOP_SIGNALS if stop.stop_signal else ()  # which ends a rank that does not listen yet
     killed = [
         (rank, failure)
         for rank, failure in error.failures.items()

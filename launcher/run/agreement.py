@@ -69,7 +69,7 @@ class Agreement:
         self._next = 0
         self.stop_requested = False
         """This rank's own request to save and end, set by a signal."""
-        self.asked_by: int | None = None
+        self.stop_signal: int | None = None
         """The first stop signal that this rank received."""
         self.time_is_up = False
         self.preempted = False

@@ -23,12 +23,12 @@ class RunConsole:
     """Console output; silent on all ranks but the main one.
 
     Args:
-        says: the lowest of `LEVELS` that is shown, until the end.
+        log_level: the lowest of `LEVELS` that is shown before the end.
     """
 
-    def __init__(self, *, enabled: bool, says: str = "info") -> None:
+    def __init__(self, *, enabled: bool, log_level: str = "info") -> None:
         self._enabled = enabled
-        self._from = LEVELS.index(says)
+        self._from = LEVELS.index(log_level)
         self._console = Console(highlight=False, soft_wrap=True)
         self._live = enabled and self._shows("info") and self._console.is_terminal
         self._progress = Progress(

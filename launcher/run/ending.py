@@ -94,13 +94,13 @@ class Ending:
             raise NothingToSave(number, " before its first step")
         # Our own agent repeats the first signal every second.
         elif (
-            self.session.agreement.asked_by
+            self.session.agreement.stop_signal
             and number == signal.SIGINT
             and OWN_AGENT not in os.environ
         ):
             raise Interrupted(number)
         else:
-            self.session.agreement.asked_by = self.session.agreement.asked_by or number
+            self.session.agreement.stop_signal = self.session.agreement.stop_signal or number
             self.session.agreement.stop_requested = True  # all ranks end at the same step
 
 
@@ -130,8 +130,8 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     session = end.session
     # In its first step a rank may lose others that were stopped before theirs and have ended.
-    asked = session is not None and session.agreement.stop_requested and session.begun == 1
-    if isinstance(error, NothingToSave) or (asked and not isinstance(error, Interrupted)):
+    stopped = session is not None and session.agreement.stop_requested and session.begun == 1
+    if isinstance(error, NothingToSave) or (stopped and not isinstance(error, Interrupted)):
         _end_with_nothing(end, error)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED
@@ -186,8 +186,8 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
 
 def _is_timeout(error: BaseException) -> bool:
     """Return whether a collective has waited too long for another rank."""
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in said for words in _TIMEOUTS)
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _TIMEOUTS)
 
 
 def _fail_at_start(error: BaseException, end: Ending, code: ExitCode) -> NoReturn:
@@ -209,7 +209,7 @@ def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
     number = error.number if isinstance(error, Interrupted) else None
     session, code = end.session, stop_exit_code(number)
     if session is not None:
-        session.agreement.asked_by = session.agreement.asked_by or number
+        session.agreement.stop_signal = session.agreement.stop_signal or number
         session.agreement.preempted = True
         session.finish_preempted()
         leave(session.exit_code, together=False)

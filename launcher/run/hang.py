@@ -49,7 +49,7 @@ def _ranks_of_this_node(world: World) -> dict[int, str]:
             if rank is not None and process.pid != os.getpid():
                 stopped = process.status() == psutil.STATUS_STOPPED
                 process.send_signal(signal.SIGUSR2)
-                if stopped:  # it cannot answer, nor be ended in order, before it goes on
+                if stopped:  # it can neither answer nor be ended in order while stopped
                     process.send_signal(signal.SIGCONT)
                 ranks[int(rank)] = "a stop (SIGSTOP), inside " if stopped else ""
     return ranks

@@ -210,7 +210,7 @@ class Journal:
         mine = [*self._agreement.requests(step), *of_rank]
         sums = torch.stack([p.loss.float() for p in pending])
         if size > 1:
-            # Not pinned, so the driver has taken it before this returns, and nobody waits.
+            # Not page-locked: the driver has copied it when this returns, and the GPU runs on.
             sent = torch.tensor(mine, dtype=sums.dtype).to(sums.device, non_blocking=True)
             sums = torch.cat([sums, sent])
             dist.all_reduce(sums)

@@ -101,7 +101,7 @@ def newest_extra(source: Path) -> Extra | None:
         try:
             return Checkpoint.open(path).extra
         except DamagedCheckpoint:
-            continue  # loading says so
+            continue  # loading reports it
     return None
 
 

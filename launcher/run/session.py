@@ -48,7 +48,7 @@ class Session:
         self.where = "start"
         self.begun = 0  # steps, in this attempt
         self.step = 0
-        self.console = RunConsole(enabled=world.is_main, says=self._config.loop.log_level)
+        self.console = RunConsole(enabled=world.is_main, log_level=self._config.loop.log_level)
         self.folder, self._resume = open_folder(
             prepared.resolved, prepared.corpus.tokenizer_path, prepared.resume, world, announce
         )
@@ -213,7 +213,7 @@ class Session:
         """Exit code of this rank's process when nothing has failed."""
         # Our own torchrun reads status.json; another exit code than 0 would make it restart ranks.
         if self.agreement.preempted and OWN_AGENT not in os.environ:
-            return stop_exit_code(self.agreement.asked_by)
+            return stop_exit_code(self.agreement.stop_signal)
         return ExitCode.DONE
 
     def finish_preempted(self) -> None:
@@ -224,8 +224,8 @@ class Session:
             status = Status(
                 state="preempted",
                 phase=f"step {self.step}",
-                reason=stop_reason(self.agreement.asked_by),
-                exit_code=stop_exit_code(self.agreement.asked_by),
+                reason=stop_reason(self.agreement.stop_signal),
+                exit_code=stop_exit_code(self.agreement.stop_signal),
             )
             self.folder.write_status(status)
             self.console.line(

@@ -65,7 +65,7 @@ class SkippedSteps:
         """Refuse to continue with weights that are lost.
 
         Raises:
-            Diverged: the newest loss says so.
+            Diverged: by the latest losses.
         """
         if self.lost_since is not None:
             raise Diverged(

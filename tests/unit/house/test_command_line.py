@@ -127,7 +127,7 @@ def test_other_shells_are_refused(argv: list[str], capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("says", LEVELS)
 def test_only_so_much_is_said_until_the_end(says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    console = RunConsole(enabled=True, says=says)
+    console = RunConsole(enabled=True, log_level=says)
     for level in LEVELS:
         console.line(level, level)
     console.at_the_end()

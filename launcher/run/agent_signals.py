@@ -23,10 +23,9 @@ from launcher.util.errors import ExitCode
 LEFT_TO_TORCH = "SIGQUIT"
 AGAIN_AFTER_S = 1.0
 GRACE_S = 30.0  # for this agent to end when its ranks have: those of other nodes may hang
-NOTHING_YET = "before its first step"
 
 
-class StopRequests:
+class AgentSignals:
     """Pass a stop signal to the agent on to its ranks, which finish their step, save and end.
 
     While a rank has no handler yet, because it is still importing, nothing has been trained, and
@@ -36,7 +35,7 @@ class StopRequests:
     """
 
     def __init__(self, folder: Path | None, scratch: Path) -> None:
-        self.asked_by: int | None = None
+        self.stop_signal: int | None = None
         self._scratch = scratch
         self._folder = None if folder is None else RunFolder(folder)
         self._before = self._status()
@@ -59,9 +58,11 @@ class StopRequests:
         """Write the status of a run that was stopped before its ranks could; returns its exit code,
         or None where it was not."""
         status = self._status()
-        if self.asked_by is None or (status != self._before and status.get("state") != "running"):
+        ended = status != self._before and status.get("state") != "running"
+        if self.stop_signal is None or ended:
             return None
-        code, reason = stop_exit_code(self.asked_by), f"{stop_reason(self.asked_by)} {NOTHING_YET}"
+        code = stop_exit_code(self.stop_signal)
+        reason = f"{stop_reason(self.stop_signal)} before its first step"
         if self._folder is not None and self._has_run(self._folder):
             stopped = Status(
                 state="preempted",
@@ -77,10 +78,10 @@ class StopRequests:
         numbers: list[int] = []
         while not numbers:
             numbers = [number for number in os.read(readable, 64) if number in STOP_SIGNALS]
-        self.asked_by = numbers.pop(0)
+        self.stop_signal = numbers.pop(0)
         # Which of the two decides the run's exit code. A rank that has a handler for the other has
         # one for this: they are set in the order of `STOP_SIGNALS`.
-        tell = signal.SIGINT if self.asked_by == signal.SIGINT else signal.SIGUSR1
+        forwarded = signal.SIGINT if self.stop_signal == signal.SIGINT else signal.SIGUSR1
         had_ranks = False
         while True:
             ranks = _ranks()
@@ -95,7 +96,7 @@ class StopRequests:
             # Repeated: nothing confirms that a rank has received it.
             for rank in ranks:
                 with contextlib.suppress(psutil.Error):
-                    rank.send_signal(tell)
+                    rank.send_signal(forwarded)
             numbers = []
             if select.select([readable], [], [], AGAIN_AFTER_S)[0]:
                 numbers = list(os.read(readable, 64))
