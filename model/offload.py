@@ -38,11 +38,9 @@ class _Stored:
             self.arrived.record()
 
 
-class offload_saved(saved_tensors_hooks):
-    """Under this context, tensors that autograd saves go to (page-locked) host memory."""
-
-    def __init__(self) -> None:
-        super().__init__(_store, _restore)
+def offload_saved() -> saved_tensors_hooks:
+    """Make a context in which tensors that autograd saves go to (page-locked) host memory."""
+    return saved_tensors_hooks(_store, _restore)
 
 
 _latest: "weakref.ref[_Stored] | None" = None

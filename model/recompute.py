@@ -153,14 +153,14 @@ def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
     if torch.compiler.is_compiling():
         return compute()
     stack = _get_current_dispatch_mode_stack()
-    modes = [mode for mode in stack if isinstance(mode, _Keep | _Reuse)]
+    modes = [mode for mode in stack if isinstance(mode, _Selective)]
     return modes[-1].as_one(compute, attention) if modes else compute()
 
 
 def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Make the contexts of forward and recomputation for `torch.utils.checkpoint`."""
     kept: _Kept = defaultdict(deque)
-    return _Keep(config, kept), _Reuse(config, kept)
+    return _Selective(config, kept, recomputes=False), _Selective(config, kept, recomputes=True)
 
 
 def _compiled_contexts(config: ModelConfig) -> Any:
@@ -202,47 +202,36 @@ class _Products:
         return "attention" in self._kept if attention else self.keeps_next_linear()
 
 
-class _Mode(TorchDispatchMode):
-    def __init__(self, config: ModelConfig, kept: _Kept) -> None:
+class _Selective(TorchDispatchMode):
+    """Keeps the outputs worth their memory, in order; in the recomputation hands them back in the
+    same order, and recomputes the rest."""
+
+    def __init__(self, config: ModelConfig, kept: _Kept, *, recomputes: bool) -> None:
         super().__init__()
-        self.products = _Products(config)
-        self.kept = kept
-        self.inside = False
-
-    def whole(self, compute: Callable[[], T]) -> T:
-        """Run `compute` and ignore the operators inside."""
-        self.inside = True
-        out = compute()
-        self.inside = False
-        return out
-
-
-class _Keep(_Mode):
-    """Runs everything, and remembers the outputs worth their memory, in order."""
+        self._products, self._kept, self._recomputes = _Products(config), kept, recomputes
+        self._inside = False
 
     def as_one(self, compute: Callable[[], T], attention: bool) -> T:
-        out = self.whole(compute)
-        if self.products.keeps_as_one(attention):
-            self.kept[as_one].append(tree_map_only(Tensor, Tensor.detach, out))
-        return out
+        """Run `compute` as one operator and ignore those inside."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not self.inside and self.products.keeps(func, args):
-            self.kept[func].append(tree_map_only(Tensor, Tensor.detach, out))
-        return out
-
-
-class _Reuse(_Mode):
-    """Hands the remembered outputs back in the same order, and recomputes the rest."""
-
-    def as_one(self, compute: Callable[[], T], attention: bool) -> T:
-        if self.products.keeps_as_one(attention):
-            out: T = self.kept[as_one].popleft()
+        def alone() -> T:
+            self._inside = True
+            out = compute()
+            self._inside = False
             return out
-        return self.whole(compute)
+
+        return self._kept_or(as_one, alone, self._products.keeps_as_one(attention))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.inside and self.products.keeps(func, args):
-            return self.kept[func].popleft()
-        return func(*args, **(kwargs or {}))
+        keeps = not self._inside and self._products.keeps(func, args)
+        return self._kept_or(func, partial(func, *args, **(kwargs or {})), keeps)
+
+    def _kept_or(self, key: Any, compute: Callable[[], T], keeps: bool) -> T:
+        if not keeps:
+            return compute()
+        if self._recomputes:
+            out: T = self._kept[key].popleft()
+            return out
+        out = compute()
+        self._kept[key].append(tree_map_only(Tensor, Tensor.detach, out))
+        return out
