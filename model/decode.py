@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from launcher.model.gpt import GPT, Block, Sequences
+from launcher.model.gpt import GPT, Block, SharedInputs
 from launcher.model.layers import Rotation
 
 
@@ -43,7 +43,7 @@ class Cache:
         begin, self._length = self._length, self._length + len(tokens)
         model, end = self._model, self._length
         x = model.embed(tokens[None], self._positions[begin:end])
-        sequences = Sequences(x.shape[:2], None, self._turned_by(begin, end))
+        sequences = SharedInputs(x.shape[:2], None, self._turned_by(begin, end))
         mask = model.prepare_mask(end, model.config.window, tokens.device) if begin == 0 else None
         for block, (keys, values) in zip(self._blocks, self._of_blocks, strict=True):
             q, k, v = (part.transpose(1, 2) for part in block.attn.heads(block.ln_1(x), sequences))

@@ -36,7 +36,7 @@ _INITIAL_STD = 0.02
 #   selective checkpointing kept, without a version bump, and backward would see the bias twice.
 
 
-class Sequences:
+class SharedInputs:
     """Inputs that all blocks share beside [B, T, d], made once per forward.
 
     No tuple and no dataclass: FSDP looks for tensors in those, and would cast the rotation to the
@@ -69,14 +69,14 @@ class Attention(nn.Module):
         self.proj = linear(config, "proj", inner, config.d_model, bias=bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
         q, k, v = (part.transpose(1, 2) for part in self.heads(x, sequences))
         dropout = self.dropout if self.training else 0.0
         y = self.attend(q, k, v, mask=sequences.mask, window=self.window, dropout=dropout)
         return self.output(y).view_as(x)
 
-    def heads(self, x: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, x: Tensor, sequences: SharedInputs) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, d] -> q [B, T, H, head_dim], and k and v with as many heads as they have."""
         q, k, v = (
             part.view(*sequences.shape, -1, self.head_size)
@@ -130,12 +130,12 @@ class Block(nn.Module):
         self.ln_2 = norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
         training = self.training and torch.is_grad_enabled()
         return recomputing(self._attend, self._transform, x, sequences, self.config, training)
 
-    def _attend(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         return x.add(self.attn(self.ln_1(x), sequences))
 
     def _transform(self, x: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class GPT(nn.Module):
         x = self.embed(tokens, positions if starts is None else positions - starts)
         window, dtype = self.config.window, compute_dtype(x)
         mask = self.prepare_mask(seq_len, window, tokens.device, starts, dtype)
-        sequences = Sequences(tokens.shape, mask, self.rotation(positions))
+        sequences = SharedInputs(tokens.shape, mask, self.rotation(positions))
         for block in self.blocks:
             x = block(x, sequences)
         loss_or_logits: Tensor = self.head(self.ln_f(x), targets)

@@ -19,7 +19,7 @@ from launcher.config.rules import Setting, compute, default_seq_len, model, para
 from launcher.config.rules.parallel import context_parallel_method
 from launcher.config.schema import RunConfig
 from launcher.model import attention as kernels
-from launcher.model.attention import Choice
+from launcher.model.attention import AttentionChoice
 from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.optim.dtypes import dtypes
@@ -40,7 +40,7 @@ class Resolved:
     model: ModelConfig
     """With the attention that runs; the config keeps what was asked for."""
     accumulation: int
-    attention: Choice
+    attention: AttentionChoice
     expandable_segments: bool
     """Whether the GPU's allocator grows segments page by page, so that freed memory is not left in
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
@@ -167,7 +167,7 @@ def _filled(
 
 def _attention(
     config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
-) -> Choice:
+) -> AttentionChoice:
     """Choose the kernel that `--attention` selects; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
@@ -192,7 +192,7 @@ def _attention(
 
 def _able(
     config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
-) -> Choice:
+) -> AttentionChoice:
     visible = device_type == "cuda" and torch.cuda.is_available()
     try:
         return kernels.choose(
@@ -207,7 +207,7 @@ def _able(
             capability=torch.cuda.get_device_capability() if visible else None,
             elsewhere=elsewhere,
         )
-    except kernels.NotInstalled as error:
+    except kernels.MissingKernel as error:
         raise NotInstalled(str(error)) from None
     except ValueError as error:
         raise UserError(str(error)) from None

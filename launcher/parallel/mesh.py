@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from launcher.config.sharding import ContextParallelMethod, ShardingChoice
-from launcher.parallel.world import Place
+from launcher.parallel.world import RankInfo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class Mesh:
     model: ModelParallelRank
 
     @classmethod
-    def of(cls, place: Place, sharding: ShardingChoice) -> "Mesh":
+    def of(cls, place: RankInfo, sharding: ShardingChoice) -> "Mesh":
         """Place of a process in the mesh of its run."""
         return cls.at(place.rank, place.size, sharding)
 

@@ -23,7 +23,7 @@ OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has sta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankInfo:
     """One process among the ranks."""
 
     rank: int
@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class World(Place):
+class World(RankInfo):
     """One rank's place. `device` is where its model computes."""
 
     device: torch.device
@@ -59,7 +59,7 @@ class World(Place):
         return values
 
 
-def place_from_environment() -> Place:
+def place_from_environment() -> RankInfo:
     """Read the place that torchrun or Slurm has set; the only process of a run without.
 
     Raises:
@@ -79,7 +79,7 @@ def place_from_environment() -> Place:
     local_rank = number_of(environment, "LOCAL_RANK", default=0, most=min(rank, local_size - 1))
     number_of(environment, "MASTER_PORT", default=0, most=2**16 - 1)
     number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
-    return Place(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
+    return RankInfo(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
 
 
 def ranks_from_environment() -> tuple[int, int]:

@@ -2,21 +2,21 @@
 
 from launcher.model.attention.choice import (
     KERNELS,
-    Choice,
-    NotInstalled,
+    AttentionChoice,
+    MissingKernel,
     choose,
     fuses_scores,
     kernel_for,
 )
-from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, Setting
+from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, AttentionSetting
 
 __all__ = [
     "KERNELS",
-    "NotInstalled",
+    "MissingKernel",
     "AttentionFunction",
     "AttentionKernel",
-    "Choice",
-    "Setting",
+    "AttentionChoice",
+    "AttentionSetting",
     "choose",
     "fuses_scores",
     "kernel_for",

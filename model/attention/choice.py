@@ -10,7 +10,7 @@ import torch
 from launcher.model.attention import flash
 from launcher.model.attention.dense import BACKENDS, EAGER, SDPA, sdpa, sdpa_backend
 from launcher.model.attention.flex import FLEX
-from launcher.model.attention.kernel import AttentionKernel, Setting
+from launcher.model.attention.kernel import AttentionKernel, AttentionSetting
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 
 KERNELS: dict[AttentionKind, AttentionKernel] = {
@@ -24,12 +24,12 @@ KERNELS: dict[AttentionKind, AttentionKernel] = {
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
 
 
-class NotInstalled(ValueError):
+class MissingKernel(ValueError):
     """A kernel that can run in the setting, were its package installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class AttentionChoice:
     """The kernel that runs and why, for the log. `str` gives `sdpa (flash)`, `eager`."""
 
     kind: AttentionKind
@@ -37,13 +37,13 @@ class Choice:
     """sdpa's backend or flash's implementation. None where there is
     only one, or where the GPU has to be asked (`on`)."""
     reason: str
-    setting: Setting
+    setting: AttentionSetting
     sdpa_backend: SdpaBackend
 
     def __str__(self) -> str:
         return self.kind if self.backend is None else f"{self.kind} ({self.backend})"
 
-    def on(self, device: torch.device, *, seq_len: int) -> Choice:
+    def on(self, device: torch.device, *, seq_len: int) -> AttentionChoice:
         """Return it with the backend that PyTorch takes on `device` for sequences this long.
 
         Allocates a few kilobytes there. Raises ValueError when the wanted one cannot run.
@@ -66,14 +66,14 @@ def choose(
     sdpa_backend: SdpaBackend = "auto",
     capability: tuple[int, int] | None = None,
     elsewhere: bool = False,
-) -> Choice:
+) -> AttentionChoice:
     """Choose the attention of a kind, or for `auto` the fastest that is installed and able.
 
     A run `elsewhere` may need packages that are not installed here. Allocates nothing on a GPU.
     Raises ValueError, with the reason and the fix, when the kind or
-    the sdpa backend that is asked for cannot run in this setting; NotInstalled when it could.
+    the sdpa backend that is asked for cannot run in this setting; MissingKernel when it could.
     """
-    setting = Setting(
+    setting = AttentionSetting(
         device_type=device_type,
         dtype=dtype,
         head_size=head_size,
@@ -96,9 +96,9 @@ def choose(
         raise ValueError(obstacle)
     missing = None if elsewhere else KERNELS[kind].missing(setting)
     if missing is not None:
-        raise NotInstalled(missing)
+        raise MissingKernel(missing)
     backend = flash.implementation(capability, dropout, window) if kind == "flash" else None
-    choice = Choice(
+    choice = AttentionChoice(
         kind=kind, backend=backend, reason=reason, setting=setting, sdpa_backend=sdpa_backend
     )
     if device_type == "cpu":
@@ -121,7 +121,7 @@ def fuses_scores(config: ModelConfig) -> bool:
     return kernel_for(config).fused and config.sdpa_backend != "math"
 
 
-def _fastest(setting: Setting) -> tuple[AttentionKind, str]:
+def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
     """FA3 and FA4 are the fastest on the GPUs that have them; then what takes a window as a number.
 
     Without a window, torch's own choice (cuDNN on Hopper, FA2 before) is as fast as FA2 is.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launcher.model.attention.kernel import AttentionKernel, Setting, dense_mask
+from launcher.model.attention.kernel import AttentionKernel, AttentionSetting, dense_mask
 from launcher.model.config import SdpaBackend
 
 BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
@@ -107,7 +107,7 @@ def sdpa_mask(
 
 
 def sdpa_backend(
-    setting: Setting, wanted: SdpaBackend, *, device: torch.device, seq_len: int
+    setting: AttentionSetting, wanted: SdpaBackend, *, device: torch.device, seq_len: int
 ) -> SdpaBackend:
     """The backend that PyTorch takes on `device`, by asking it with tensors of one head.
 
@@ -128,7 +128,9 @@ def sdpa_backend(
     return next(name for name, backend in BACKENDS.items() if backend == chosen)
 
 
-def _runs(setting: Setting, backend: SDPBackend, device: torch.device, seq_len: int) -> bool:
+def _runs(
+    setting: AttentionSetting, backend: SDPBackend, device: torch.device, seq_len: int
+) -> bool:
     with sdpa_kernel(backend), warnings.catch_warnings(action="ignore"):  # it warns why not
         try:
             return SDPBackend(_ask(setting, device, seq_len)) == backend
@@ -136,7 +138,7 @@ def _runs(setting: Setting, backend: SDPBackend, device: torch.device, seq_len: 
             return False
 
 
-def _ask(setting: Setting, device: torch.device, seq_len: int) -> int:
+def _ask(setting: AttentionSetting, device: torch.device, seq_len: int) -> int:
     shape = (1, 1, seq_len, setting.head_size)
     q = torch.empty(shape, dtype=setting.dtype, device=device, requires_grad=True)
     starts = torch.zeros(1, seq_len, dtype=torch.int64, device=device)

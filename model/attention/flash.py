@@ -14,7 +14,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from launcher.model.attention.kernel import FIX, AttentionKernel, Setting
+from launcher.model.attention.kernel import FIX, AttentionKernel, AttentionSetting
 from launcher.util.packages import INSTALL_FLASH_ATTENTION, files_of, version_of
 
 LARGEST_HEAD = 256
@@ -58,7 +58,7 @@ def _returned_by_fa4() -> int | None:
     return None
 
 
-def obstacle(setting: Setting) -> str | None:
+def obstacle(setting: AttentionSetting) -> str | None:
     """Say why FlashAttention cannot run in a setting, with the fix."""
     if setting.device_type != "cuda":
         return f"attention flash needs a GPU, and this is {setting.device_type}; {FIX}."
@@ -77,7 +77,7 @@ def obstacle(setting: Setting) -> str | None:
     return None
 
 
-def missing(setting: Setting) -> str | None:
+def missing(setting: AttentionSetting) -> str | None:
     """Name the package to install where there is no FlashAttention for a setting."""
     if implementation(setting.capability, setting.dropout, setting.window) is not None:
         return None

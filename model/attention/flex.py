@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.model.attention.kernel import FIX, AttentionKernel, Setting
+from launcher.model.attention.kernel import FIX, AttentionKernel, AttentionSetting
 
 SMALLEST_HEAD = 16
 BLOCK = 128
 MOST_KERNELS = 64
 
 
-def obstacle(setting: Setting) -> str | None:
+def obstacle(setting: AttentionSetting) -> str | None:
     """Say why FlexAttention cannot run in a setting, with the fix."""
     if setting.device_type != "cuda":
         return f"attention flex has no backward on {setting.device_type} (torch's limit); {FIX}."
@@ -38,7 +38,7 @@ def obstacle(setting: Setting) -> str | None:
     return None
 
 
-def missing(setting: Setting) -> str | None:
+def missing(setting: AttentionSetting) -> str | None:
     """Name the package to install where FlexAttention cannot compile its kernel."""
     if importlib.util.find_spec("triton") is not None:
         return None

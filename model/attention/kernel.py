@@ -14,7 +14,7 @@ FIX = "use attention sdpa or auto"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class AttentionSetting:
     """A task of attention. Names no device, so that it can be judged without one."""
 
     device_type: str
@@ -95,15 +95,15 @@ class AttentionKernel:
     function: AttentionFunction
     prepare: Prepare = no_mask
     """Makes its `mask`."""
-    obstacle: Callable[[Setting], str | None] = lambda setting: None
+    obstacle: Callable[[AttentionSetting], str | None] = lambda setting: None
     """Why it cannot run in a setting and what to do instead, or None when it can."""
-    missing: Callable[[Setting], str | None] = lambda setting: None
+    missing: Callable[[AttentionSetting], str | None] = lambda setting: None
     """The package missing here for a setting, with the fix; None when all is installed."""
     fused: bool = True
     """It skips the scores that are masked, and its backward computes the others again."""
     skips_window: bool = False
     """A window is no mask to it, so that it skips what is outside."""
 
-    def runs(self, setting: Setting) -> bool:
+    def runs(self, setting: AttentionSetting) -> bool:
         """Return whether it can run in a setting with the packages installed here."""
         return self.obstacle(setting) is None and self.missing(setting) is None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
-from launcher.model.gpt import GPT, Block, Sequences
+from launcher.model.gpt import GPT, Block, SharedInputs
 from launcher.model.layers import rotation
 
 OPSET = 18
@@ -85,7 +85,7 @@ class CachedDecoder(nn.Module):
             tables = rotation(model.config, position_ids.flatten())
             cos, sin = (table.view(batch, length, 1, -1) for table in tables)
             turned = (cos, sin)
-        sequences = Sequences(input_ids.shape, None, turned)
+        sequences = SharedInputs(input_ids.shape, None, turned)
         x = model.embed(input_ids, position_ids)
         present: list[LayerCache] = []
         for number, block in enumerate(cast("list[Block]", list(model.blocks))):

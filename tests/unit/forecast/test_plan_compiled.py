@@ -17,7 +17,7 @@ from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.events import Born, Compute, Tuned
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
-from launcher.model.gpt import GPT, Sequences
+from launcher.model.gpt import GPT, SharedInputs
 from launcher.model.lora_config import Lora
 from launcher.parallel.mesh import ContextRank, ModelParallelRank
 from launcher.strategies.compiled import compile_blocks
@@ -34,7 +34,7 @@ def kept_by_compiled_code(model: ModelConfig) -> int:
     compile_blocks(decoder)
     before = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
 
-    def note(_: Any, inputs: tuple[Tensor, Sequences]) -> None:
+    def note(_: Any, inputs: tuple[Tensor, SharedInputs]) -> None:
         given = (inputs[0], *(inputs[1].rotation or ()))
         before.update(tensor.untyped_storage()._cdata for tensor in given)
 

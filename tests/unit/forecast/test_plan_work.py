@@ -12,7 +12,7 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.moved_bytes import block_bytes, block_elements
 from launcher.forecast.work import backward_work, forward_work, recomputed_work
-from launcher.model.gpt import GPT, Sequences
+from launcher.model.gpt import GPT, SharedInputs
 
 SMALL: dict[str, Any] = {
     **{"layers": 2, "d_model": 32, "heads": 4, "vocab_size": 64, "context": 16, "micro_batch": 2},
@@ -170,7 +170,7 @@ def moved_by_a_block(run: Resolved, *, autocast: bool) -> int:
     if not autocast:
         module.bfloat16()
     shape = torch.Size((2, 16))
-    sequences = Sequences(shape, None, module.rotation(torch.arange(16)))
+    sequences = SharedInputs(shape, None, module.rotation(torch.arange(16)))
     x = torch.zeros(*shape, run.model.d_model, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast), Moved() as moved:
         out = module.blocks[0](x, sequences)

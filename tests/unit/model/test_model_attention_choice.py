@@ -12,19 +12,19 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.model.attention import Choice, choose, flash, flex, kernel_for
+from launcher.model.attention import AttentionChoice, choose, flash, flex, kernel_for
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
 from launcher.util.errors import UserError
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 
 
-def on_cpu(kind: AttentionKind, **changes: Any) -> Choice:
+def on_cpu(kind: AttentionKind, **changes: Any) -> AttentionChoice:
     setting = {"dtype": torch.float32, "head_size": 64, "window": None, "dropout": 0.0}
     return choose(kind, device_type="cpu", **{**setting, **changes})
 
 
-def on_gpu(kind: AttentionKind, **changes: Any) -> Choice:
+def on_gpu(kind: AttentionKind, **changes: Any) -> AttentionChoice:
     setting = {"dtype": torch.bfloat16, "head_size": 64, "window": None, "dropout": 0.0}
     return choose(kind, device_type="cuda", **{**setting, "capability": AMPERE, **changes})
 

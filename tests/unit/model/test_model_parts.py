@@ -42,7 +42,7 @@ def test_a_module_without_one_list_of_blocks_is_refused(lists: int) -> None:
     module = nn.Module()
     for number in range(lists):
         module.add_module(f"list{number}", nn.ModuleList([nn.Linear(1, 1)]))
-    with pytest.raises(TypeError, match=r"must have one nn\.ModuleList of blocks, not (none|list0)"):
+    with pytest.raises(TypeError, match="must have one nn"):
         parts_of(module)
 
 
