@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.model.attention import KERNELS
+from launcher.model.parts import ATTENTION, MLP
 from launcher.optim.registry import OPTIMIZERS
 
 ROOT = Path(__file__).parents[3]
@@ -137,8 +138,13 @@ def test_functions_are_short() -> None:
         ({"single", "ddp", "fsdp"}, ("launcher.strategies", "launcher.config")),
         (set(OPTIMIZERS), ("launcher.optim", "launcher.config")),
         (set(KERNELS), ("launcher.model", "launcher.config", "launcher.compare.sweep.matrix")),
+        # Other rooms ask launcher.model.parts; the port of ZeRO-3's order follows names of modules.
+        (
+            {*ATTENTION, *MLP, "wte", "wpe", "ln_f"},
+            ("launcher.model", "launcher.config.families", "launcher.strategies.zero.forecast"),
+        ),
     ],
-    ids=["strategies", "optimizers", "attention kernels"],
+    ids=["strategies", "optimizers", "attention kernels", "parts of the decoder"],
 )
 def test_a_choice_is_named_where_it_lives(names: set[str], homes: tuple[str, ...]) -> None:
     elsewhere = [
