@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
@@ -179,9 +178,7 @@ def summarize(
         training_power_w=training_power_w,
         samples=samples,
     )
-    gathered = [(mine, journal.file.trouble)] * world.size
-    if world.size > 1:
-        dist.all_gather_object(gathered, gathered[0])
+    gathered = world.gathered((mine, journal.file.trouble))
     ranks = [rank for rank, _ in gathered]
     troubles = [trouble for _, trouble in gathered if trouble]
     worst = max(ranks, key=lambda rank: rank.peak_bytes)
