@@ -75,7 +75,11 @@ class Row:
     def arguments(self) -> list[str]:
         """Of `shardscale plan`: what is said here, and nothing that it would vary."""
         place = f"--gpus {self.gpus} --gpus-per-node {self.gpus_per_node} --gpu {self.gpu}"
-        words = [*place.split(), "--no-calibration", *shlex.split(self.flags)]
+        words = [
+            *place.split(),
+            "--no-calibration",
+            *shlex.split(self.flags.replace("FOLDER", str(FOLDER))),
+        ]
         for name, value in _FIXED.items():
             words += [] if name in words else [name, value]
         if "fsdp" in words:

@@ -23,7 +23,7 @@ TOOLS = Path("launcher", "tools")
 TRAINING = (
     *("-m", "launcher.train", "--model", "nano", "--layers", "1", "--steps", "2"),
     *("--d-model", "32", "--heads", "2", "--seq-len", "32", "--micro-batch", "2"),
-    *("--test-batches", "1", "--device", "cpu", "--quiet", "--out"),
+    *("--test-batches", "1", "--device", "cpu", "--log-level", "warning", "--out"),
 )
 VERBS_PROBE = "import json, launcher.__main__ as m; print(json.dumps([m.ALL_VERBS, m.VERBS]))"
 # Prints the modules that cannot be imported: of the whole tree, those that need a GPU's compiler.

@@ -69,9 +69,9 @@ def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: Wor
 def _deepspeed_lines(file: Path | None) -> list[str]:
     if file is None:
         return []
-    from launcher.config.deepspeed_file import opening_lines
+    from launcher.config.deepspeed_file import startup_lines
 
-    return opening_lines(file)
+    return startup_lines(file)
 
 
 def _saves_line(loop: LoopChoice) -> str:

@@ -77,7 +77,7 @@ def passed_on(path: Path | None) -> JsonObject:
     return {} if path is None else read_file(path).passed
 
 
-def opening_lines(path: Path) -> list[str]:
+def startup_lines(path: Path) -> list[str]:
     """Describe, for the start of a run, the values that a file sets and those without effect."""
     file = read_file(path)
     sets = ", ".join(f"{flag(name)} {_shown(said.value)}" for name, said in file.fields.items())

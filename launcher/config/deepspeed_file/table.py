@@ -70,7 +70,7 @@ def _all(key: Key, names: str) -> dict[str, Key]:
 
 _NOT_HERE = refused("remove it")
 _NO_DIMENSION = "there is no such dimension here, remove it"
-_OURS = "the dimensions are --tensor-parallel and --sequence-parallel, remove it"
+_OURS = "the dimensions are --tensor-parallel and --context-parallel, remove it"
 _STAGE_1 = "DeepSpeed takes it at stage 1 only, remove it"
 _LOSSES_DIFFER = refused("losses differ, remove it")
 

@@ -167,7 +167,7 @@ def tf32(setting: Setting) -> Iterator[str]:
         yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
 
 
-def beginning(setting: Setting) -> Iterator[str]:
+def init_from(setting: Setting) -> Iterator[str]:
     """Reject --init-from beside --resume."""
     folder, resume = setting.config.model.init_from, setting.config.loop.resume
     if setting.model.lora is not None:
@@ -175,7 +175,7 @@ def beginning(setting: Setting) -> Iterator[str]:
     if folder is not None and resume is not None and str(resume) != "auto":
         yield (
             f"--init-from {folder} and --resume {resume} both say where weights come from: give "
-            "--resume to go on with that run's optimizer, --init-from to begin anew"
+            "--resume to continue with that run's optimizer, --init-from to start a new run"
         )
 
 
@@ -233,7 +233,7 @@ RULES: Final[tuple[Rule, ...]] = (
     fp16,
     fp8,
     tf32,
-    beginning,
+    init_from,
     schedule,
     warmup,
     compiled,

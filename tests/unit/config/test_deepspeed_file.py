@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.deepspeed_file import adopt, opening_lines
+from launcher.config.deepspeed_file import adopt, startup_lines
 from launcher.config.deepspeed_file.reading import KINDS, read_file
 from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.config.resolve import resolve
@@ -390,7 +390,7 @@ def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
         resolved = resolve(each, world_size=2, device_type="cuda")
         handed.append(build_config(resolved, world_size=2))
     assert handed[0] == handed[1]
-    assert "sub_group_size (--nvme-buffer)" in "".join(opening_lines(path))
+    assert "sub_group_size (--nvme-buffer)" in "".join(startup_lines(path))
 
 
 def test_io_of_nvme_is_passed_on(path: Path) -> None:
@@ -419,7 +419,7 @@ def test_what_runs_is_said(path: Path) -> None:
             }
         ),
     )
-    text = "\n".join(opening_lines(path))
+    text = "\n".join(startup_lines(path))
     for words in (
         "--precision bf16",
         "--zero 2",
