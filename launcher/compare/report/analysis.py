@@ -40,7 +40,7 @@ _SAME_LOSSES = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class RunFigures:
     """Headline figures of a run. Memory is the worst rank's; kinds are never mixed."""
 
     tokens_per_s: float | None
@@ -69,7 +69,7 @@ class LossDifference:
     gaps: NDArray[np.float64]
 
 
-def figures(run: Run) -> Figures:
+def figures(run: Run) -> RunFigures:
     """Compute a run's figures from its summary, or from its steps without one."""
     record, summary, steps = run.record, run.summary, run.steps
     rate = summary.tokens_per_s or (steps.tokens_per_s if steps else None)
@@ -78,7 +78,7 @@ def figures(run: Run) -> Figures:
     flops_per_token = record.get("flops_per_token")
     flops = per_rank * flops_per_token if per_rank and flops_per_token else None
     peak_flops = peak_flops_per_s(record.get("device_name"))
-    return Figures(
+    return RunFigures(
         tokens_per_s=rate,
         tokens_per_s_per_rank=per_rank,
         step_time_s=steps.step_time_s if steps else None,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from launcher.compare.report.analysis import Figures, LossDifference
+from launcher.compare.report.analysis import LossDifference, RunFigures
 from launcher.compare.report.runs import Run
 
 BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -17,7 +17,7 @@ class Compared:
     """One run, with the results of comparing it with the others."""
 
     run: Run
-    figures: Figures
+    figures: RunFigures
     difference: LossDifference | None
     position: int | None
     setting: str | None
@@ -29,7 +29,7 @@ Value = Callable[[Compared, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """One figure of a run.
 
     `show`: "always" on the console and in Markdown, "brief" there if any run has a value, "full"
@@ -93,7 +93,7 @@ def _where(compared: Compared, _: str) -> str | None:
     return run.phase if run.failed_rank is None else f"{run.phase}, rank {run.failed_rank}"
 
 
-_C = Column
+_C = ReportColumn
 # fmt: off
 COLUMNS = (
     _C("position", "#", "count", _own, "Rank by tokens/s among completed runs", "always"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.compare.report.analysis import MEMORY_KINDS, Figures
+from launcher.compare.report.analysis import MEMORY_KINDS, RunFigures
 from launcher.compare.report.columns import shown
 from launcher.compare.report.runs import Run
 from launcher.util.sizes import GIB
@@ -18,7 +18,7 @@ _CPU_KINDS = ("tracked_live_bytes", "resident_set_bytes")
 
 
 def pareto_points(
-    runs: Sequence[Run], known: Mapping[str, Figures], kind: str
+    runs: Sequence[Run], known: Mapping[str, RunFigures], kind: str
 ) -> dict[str, tuple[float, float]]:
     """Return name -> (memory, tokens/s) of the completed runs that have both."""
     points = {}
@@ -40,7 +40,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
 
 
 def best_by_goal(
-    runs: Sequence[Run], known: Mapping[str, Figures], budget_bytes: int
+    runs: Sequence[Run], known: Mapping[str, RunFigures], budget_bytes: int
 ) -> list[dict[str, Any]]:
     """Rank the completed runs of one setting by each goal; a tie names all its winners."""
     done = [run for run in runs if run.completed]
@@ -64,7 +64,7 @@ def best_by_goal(
 
 
 def _speed_and_memory(
-    runs: Sequence[Run], known: Mapping[str, Figures], kinds: Sequence[str]
+    runs: Sequence[Run], known: Mapping[str, RunFigures], kinds: Sequence[str]
 ) -> dict[str, list[Reached]]:
     """Memory and tokens/s of the runs that have both; memory of the first kind that most have."""
     kind = max(kinds, key=lambda k: sum(known[run.name].memory[k] is not None for run in runs))

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from launcher.compare.inference import for_page
 from launcher.compare.report.build import Report, clean
-from launcher.compare.report.columns import COLUMNS, NARROW_FIRST, Column, shown
-from launcher.compare.report.series import Floats, Timeline, thin
+from launcher.compare.report.columns import COLUMNS, NARROW_FIRST, ReportColumn, shown
+from launcher.compare.report.series import DeviceSamples, Floats, thin
 from launcher.util import tables
 from launcher.util.page import page_html
 from launcher.util.tables import say
@@ -28,7 +28,7 @@ MOST_RANKS = 8
 SCRIPTS = ("scatter.js", "lines.js", "inference.js", "report.js")
 
 
-def brief_columns(data: dict[str, Any]) -> list[Column]:
+def brief_columns(data: dict[str, Any]) -> list[ReportColumn]:
     """Return the main columns that any run has a value for."""
     return [c for c in COLUMNS if c.show != "full" and c.key in data["columns"]]
 
@@ -78,7 +78,7 @@ def _ending(row: dict[str, Any]) -> str:
     return f"{row['state']} in {row['where']}" if row["where"] else str(row["state"])
 
 
-def _cell(row: dict[str, Any], column: Column) -> str:
+def _cell(row: dict[str, Any], column: ReportColumn) -> str:
     if column.key == "loss_difference" and row["loss_note"] == "reference":
         return "reference"
     value = row["differs_brief" if column.key == "differs" else column.key]
@@ -174,7 +174,7 @@ def _thinned(x: NDArray[np.int64], y: Floats, points: int) -> dict[str, Any]:
     return {"x": shown_x, "y": [_short(value) for value in shown_y]}
 
 
-def _timeline(timeline: Timeline) -> dict[str, Any]:
+def _timeline(timeline: DeviceSamples) -> dict[str, Any]:
     return {
         "rank": timeline.rank,
         "source": timeline.source,

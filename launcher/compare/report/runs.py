@@ -12,7 +12,13 @@ import yaml
 
 from launcher.compare.report.find import FoundRun
 from launcher.compare.report.records import fits, is_a, sound_fields, sound_record
-from launcher.compare.report.series import STEP_PREFIX, StepSeries, Timeline, read_steps, timeline
+from launcher.compare.report.series import (
+    STEP_PREFIX,
+    DeviceSamples,
+    StepSeries,
+    read_steps,
+    timeline,
+)
 from launcher.measure.records import Status, Summary, SweepRow
 from launcher.strategies import VARIANTS
 from launcher.strategies.ledger import Ledger
@@ -48,7 +54,7 @@ class Run:
     steps: StepSeries | None = None
     ledgers: Sequence[OfRank] = ()
     phases: Sequence[OfRank] = ()
-    timelines: Sequence[Timeline] = ()
+    timelines: Sequence[DeviceSamples] = ()
 
     @property
     def completed(self) -> bool:
@@ -140,7 +146,7 @@ def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRan
     return ledgers
 
 
-def _timelines(records: Sequence[OfRank]) -> list[Timeline]:
+def _timelines(records: Sequence[OfRank]) -> list[DeviceSamples]:
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for rank, record in records:
         if record["kind"] == "gpu" and record.get("t_s") is not None:

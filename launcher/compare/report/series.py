@@ -126,7 +126,7 @@ def thin(x: NDArray[Any], y: Floats, points: int) -> tuple[list[float], list[flo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class DeviceSamples:
     """Samples of one rank's device: `t_s`, and for each reading a value or None per time.
 
     Buckets keep the maximum of memory and temperature, the mean of utilization and power. `peaks`
@@ -140,7 +140,7 @@ class Timeline:
     peaks: Mapping[str, float]
 
 
-def timeline(rank: int, samples: Sequence[Mapping[str, Any]]) -> Timeline:
+def timeline(rank: int, samples: Sequence[Mapping[str, Any]]) -> DeviceSamples:
     """Aggregate `gpu` records (at least one) into at most BUCKETS intervals of equal length."""
     samples = sorted(samples, key=lambda sample: float(sample["t_s"]))
     end_s = float(samples[-1]["t_s"])
@@ -158,7 +158,7 @@ def timeline(rank: int, samples: Sequence[Mapping[str, Any]]) -> Timeline:
         peaks[name] = max(max(known) for known in values if known)
         readings[name] = [reduce(known) if known else None for known in values]
     nvml = any(sample.get("source") == "nvml" for sample in samples)
-    return Timeline(
+    return DeviceSamples(
         rank=rank,
         source="nvml" if nvml else str(samples[-1].get("source")),
         t_s=[float(bucket[0]["t_s"]) for bucket in buckets.values()],

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.compare.sweep.grid_source import OURS, Grid, Values, flags_of
+from launcher.compare.sweep.grid_source import OURS, SweepGrid, Values, flags_of
 from launcher.config.arguments import SUPERSEDES, parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig, field_types
@@ -50,7 +50,7 @@ def flags_given(tokens: Sequence[str]) -> tuple[Values, Values]:
 
 
 def cells_of(
-    grid: Grid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
+    grid: SweepGrid, typed: Values, *, nproc: int, choose_device: ChooseDevice = choose_device
 ) -> list[SweepRow]:
     """Expand the grid into cells, in order: pending, or refused with the reason.
 
@@ -154,7 +154,7 @@ def label(key: str, value: Any) -> str:
     return prefix + _safe(text)
 
 
-def _combinations(grid: Grid) -> Iterator[tuple[str, Values]]:
+def _combinations(grid: SweepGrid) -> Iterator[tuple[str, Values]]:
     """Yield name and values of each cell; equal names get a number."""
     used: set[str] = set()
     for row, combination in itertools.product(

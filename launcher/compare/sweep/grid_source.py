@@ -45,7 +45,7 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
+class SweepGrid:
     """Settings to vary: `rows` times every combination of `axes`, on top of `base`."""
 
     base: Values = field(default_factory=dict)
@@ -111,7 +111,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, training
 
 
-def grid_of(options: argparse.Namespace, configured: Values) -> Grid:
+def grid_of(options: argparse.Namespace, configured: Values) -> SweepGrid:
     """Combine the grids of file and command line with the values of `--config`.
 
     Raises:
@@ -122,11 +122,11 @@ def grid_of(options: argparse.Namespace, configured: Values) -> Grid:
             "nothing to compare: give --grid strategy=ddp,zero2 or --grid-file sharding"
         )
     axes = parse_axes(options.grid)
-    grid = read_grid_file(options.grid_file) if options.grid_file else Grid()
+    grid = read_grid_file(options.grid_file) if options.grid_file else SweepGrid()
     for key in axes:
         if any(key in row for row in grid.rows):
             raise UserError(f"--grid {key}: the cells of {options.grid_file} already set it")
-    return Grid(base={**grid.base, **configured}, axes={**grid.axes, **axes}, rows=grid.rows)
+    return SweepGrid(base={**grid.base, **configured}, axes={**grid.axes, **axes}, rows=grid.rows)
 
 
 def parse_axes(tokens: Sequence[str]) -> dict[str, list[Any]]:
@@ -148,7 +148,7 @@ def parse_axes(tokens: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def read_grid_file(name: str) -> Grid:
+def read_grid_file(name: str) -> SweepGrid:
     """Read a YAML grid: a file, or a shipped one by its name (`seed`, `sharding`).
 
     Raises:
@@ -186,7 +186,7 @@ def read_grid_file(name: str) -> Grid:
         for key, value in row.items():
             if key not in ("name", "unavailable") and "unavailable" not in row:
                 _check_axis(f"{where}: cells", key, [value])
-    return Grid(base=base, axes=axes, rows=rows)
+    return SweepGrid(base=base, axes=axes, rows=rows)
 
 
 def flags_of(values: Mapping[str, Any]) -> list[str]:

@@ -102,7 +102,7 @@ def allocator() -> Finding:
     if variable is None:
         return ok("expandable segments")
     name, value = variable
-    if expands_segments(asked=True):
+    if expands_segments():
         return ok(f"expandable segments, by {name}={value}")
     return warn(
         f"{name}={value} disables expandable segments",

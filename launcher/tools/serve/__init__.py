@@ -7,5 +7,5 @@ training state, ranks or strategies, and no other tool.
 infer_bench.py  the verb; each case runs in a process of its own (case.py)
 engines.py      the runtimes that it compares, as functions from tokens to logits
 export.py       the formats, called by `shardscale export`; check.py compares them with PyTorch
-graph.py        the decoder as an ONNX graph; runtime.py runs one, engine.py is TensorRT
+graph.py        the decoder as an ONNX graph, which runtime.py runs; tensorrt.py builds engines
 """

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from launcher.checkpoint.pretrained.loading import open_source
 from launcher.data import IGNORED_TARGET
 from launcher.tools.serve import engines
-from launcher.tools.serve.engines import Engine
+from launcher.tools.serve.engines import InferenceEngine
 from launcher.tools.serve.runtime import NoKernel
 from launcher.util.errors import UserError, one_line
 
@@ -134,7 +134,7 @@ def measure(case: Case) -> dict[str, Any]:
     )
 
 
-def _engine(case: Case, device: torch.device) -> Engine:
+def _engine(case: Case, device: torch.device) -> InferenceEngine:
     run, graph = Path(case.run), Path(case.graph)
     if case.engine in ("pytorch", "compiled"):
         model = engines.load(run, case.weights, device)
@@ -154,7 +154,7 @@ class _Continued:
     tokens: list[int]
 
 
-def _continued(engine: Engine, prompt: list[int], count: int, capacity: int) -> _Continued:
+def _continued(engine: InferenceEngine, prompt: list[int], count: int, capacity: int) -> _Continued:
     """Decode `count` tokens after a prompt; `int()` waits for the GPU within each token's time."""
     ids, seconds, found = torch.tensor(prompt), [], []
     extend, cpu_s = engine.begin(capacity), time.process_time()
@@ -168,7 +168,7 @@ def _continued(engine: Engine, prompt: list[int], count: int, capacity: int) -> 
     return _Continued(prefill_s=seconds[0], token_s=seconds[1:], cpu_s=cpu_s, tokens=found)
 
 
-def _perplexity(engine: Engine, case: Case) -> float:
+def _perplexity(engine: InferenceEngine, case: Case) -> float:
     with np.load(case.text) as text:
         tokens, targets = torch.from_numpy(text["tokens"]), torch.from_numpy(text["targets"])
     total, count = 0.0, 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from launcher.model.decode import Cache
 from launcher.model.gpt import GPT
 from launcher.tools.serve.graph import empty_past
-from launcher.tools.serve.runtime import NoKernel, Session, onnx_session
+from launcher.tools.serve.runtime import GraphSession, NoKernel, onnx_session
 from launcher.util.errors import UserError
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -39,7 +39,7 @@ def check_graph(path: Path, model: GPT, *, cache: bool) -> str:
     return check_session(session, model, cache=cache)
 
 
-def check_session(session: Session, model: GPT, *, cache: bool) -> str:
+def check_session(session: GraphSession, model: GPT, *, cache: bool) -> str:
     """Compare a loaded graph with `model`; returns a description of the check.
 
     Raises:
@@ -60,7 +60,7 @@ def check_session(session: Session, model: GPT, *, cache: bool) -> str:
 class _Checks:
     """Comparisons of one graph with its model; `worst` is the largest difference so far."""
 
-    def __init__(self, session: Session, model: GPT) -> None:
+    def __init__(self, session: GraphSession, model: GPT) -> None:
         self._session, self._model = session, model
         self._draw = torch.Generator().manual_seed(0)
         self.worst = 0.0

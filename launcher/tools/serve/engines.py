@@ -14,16 +14,16 @@ from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.model.config import ModelConfig
 from launcher.model.decode import Cache
 from launcher.model.gpt import GPT
-from launcher.tools.serve import engine as tensorrt_engine
+from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.graph import CachedDecoder, LayerCache, write_graph
-from launcher.tools.serve.runtime import Session, onnx_session
+from launcher.tools.serve.runtime import GraphSession, onnx_session
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 """dtype of the loaded weights; int8 quantizes the projections afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class InferenceEngine:
     """A loaded model that decodes one sequence at a time."""
 
     begin: Callable[[int], Callable[[Tensor], Tensor]]
@@ -33,7 +33,7 @@ class Engine:
     """Logits [T, V] of a whole sequence [T]."""
 
 
-def eager(model: GPT) -> Engine:
+def eager(model: GPT) -> InferenceEngine:
     """PyTorch, as `shardscale generate` runs it."""
     device = model.device
 
@@ -41,10 +41,10 @@ def eager(model: GPT) -> Engine:
         cache = Cache(model, capacity)
         return lambda tokens: cache.extend(tokens.to(device))
 
-    return Engine(begin, lambda tokens: model(tokens[None].to(device))[0])
+    return InferenceEngine(begin, lambda tokens: model(tokens[None].to(device))[0])
 
 
-def compiled(model: GPT) -> Engine:
+def compiled(model: GPT) -> InferenceEngine:
     """Compile a decoding step with its cache, with dynamic shapes."""
     decoder = torch.compile(CachedDecoder(model), dynamic=True)
 
@@ -54,10 +54,10 @@ def compiled(model: GPT) -> Engine:
         logits, present = decoder(tokens, mask, positions, past)
         return [logits, *(part for layer in present for part in layer)]
 
-    return _of_session(Session(run), model.config, model.dtype, model.device.type)
+    return _of_session(GraphSession(run), model.config, model.dtype, model.device.type)
 
 
-def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> Engine:
+def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> InferenceEngine:
     """Run the graph in ONNX Runtime on the CPU.
 
     Raises:
@@ -66,7 +66,7 @@ def onnx_runtime(config: ModelConfig, weights: str, graph: Path) -> Engine:
     return _of_session(onnx_session(graph, config, cache=True), config, DTYPES[weights], "cpu")
 
 
-def tensorrt(config: ModelConfig, weights: str, graph: Path) -> Engine:
+def tensorrt(config: ModelConfig, weights: str, graph: Path) -> InferenceEngine:
     """Build a TensorRT engine of the graph for this GPU and load it."""
     path, dtype = graph.with_suffix(".engine"), DTYPES[weights]
     tensorrt_engine.build_engine(graph, path, tensorrt_engine.profile(config, cache=True))
@@ -74,7 +74,9 @@ def tensorrt(config: ModelConfig, weights: str, graph: Path) -> Engine:
     return _of_session(session, config, dtype, "cuda")
 
 
-def _of_session(session: Session, config: ModelConfig, dtype: torch.dtype, device: str) -> Engine:
+def _of_session(
+    session: GraphSession, config: ModelConfig, dtype: torch.dtype, device: str
+) -> InferenceEngine:
     shape = (1, config.kv_head_count, 0, config.head_size)
 
     def empty() -> list[LayerCache]:
@@ -97,7 +99,9 @@ def _of_session(session: Session, config: ModelConfig, dtype: torch.dtype, devic
 
         return extend
 
-    return Engine(begin, lambda tokens: session.extend(tokens[None].to(device), empty())[0][0])
+    return InferenceEngine(
+        begin, lambda tokens: session.extend(tokens[None].to(device), empty())[0][0]
+    )
 
 
 def load(run: Path, weights: str, device: torch.device) -> GPT:

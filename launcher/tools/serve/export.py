@@ -8,7 +8,7 @@ import torch
 from launcher.checkpoint.pretrained.loading import build
 from launcher.checkpoint.pretrained.stored import Stored
 from launcher.checkpoint.pretrained.transformed import Merged
-from launcher.tools.serve import engine
+from launcher.tools.serve import tensorrt
 from launcher.util.errors import UserError
 from launcher.util.files import sync
 from launcher.util.packages import how_to_install, version_of
@@ -61,9 +61,9 @@ def write_tensorrt(
     Raises:
         UserError: no TensorRT or no GPU, or TensorRT cannot build an engine.
     """
-    shapes = engine.profile(stored.config, cache=cache)
-    if missing := engine.missing():
-        print(engine.trtexec(shapes, GRAPH_FILE, ENGINE_FILE))
+    shapes = tensorrt.profile(stored.config, cache=cache)
+    if missing := tensorrt.missing():
+        print(tensorrt.trtexec(shapes, GRAPH_FILE, ENGINE_FILE))
         raise UserError(
             f"--format tensorrt needs {' and '.join(missing)}, missing on this machine: write "
             "--format onnx here and build the engine on a GPU machine with the trtexec line "
@@ -73,9 +73,9 @@ def write_tensorrt(
     from launcher.tools.serve.check import check_session
 
     path = folder / ENGINE_FILE
-    engine.build_engine(folder / GRAPH_FILE, path, shapes)
+    tensorrt.build_engine(folder / GRAPH_FILE, path, shapes)
     model = build(stored, device=torch.device("cuda"), dtype=DTYPES[dtype])
-    session = engine.engine_session(path, model.config, dtype=DTYPES[dtype], cache=cache)
+    session = tensorrt.engine_session(path, model.config, dtype=DTYPES[dtype], cache=cache)
     checked = check_session(session, model, cache=cache)
     sync(path)
     return f"{written}; {ENGINE_FILE} {checked}"

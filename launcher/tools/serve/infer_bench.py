@@ -22,10 +22,10 @@ from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.config.resolve import check_run_folder
-from launcher.tools.serve import engine as tensorrt_engine
+from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
 from launcher.tools.serve.export import missing_packages
-from launcher.tools.serve.text import Bench, BenchRun, open_run, text_of
+from launcher.tools.serve.text import BenchInputs, BenchRun, open_run, text_of
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
 from launcher.util.packages import version_of
@@ -109,7 +109,9 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _measured(options: InferBenchOptions, runs: Sequence[BenchRun], bench: Bench) -> dict[str, Any]:
+def _measured(
+    options: InferBenchOptions, runs: Sequence[BenchRun], bench: BenchInputs
+) -> dict[str, Any]:
     """Measure all cases; returns the content of inference.json."""
     names, device_type = _names([run.path for run in runs]), chosen_device(options.device).type
     rows: list[dict[str, Any]] = []

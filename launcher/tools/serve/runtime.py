@@ -18,7 +18,7 @@ class NoKernel(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class GraphSession:
     """A graph of `launcher.tools.serve.graph.write_graph`, loaded into a runtime."""
 
     run: Callable[[Sequence[Tensor]], list[Tensor]]
@@ -52,7 +52,7 @@ class Session:
         return logits, list(zip(present[::2], present[1::2], strict=True))
 
 
-def onnx_session(path: Path, config: ModelConfig, *, cache: bool) -> Session:
+def onnx_session(path: Path, config: ModelConfig, *, cache: bool) -> GraphSession:
     """Load a graph into ONNX Runtime on the CPU, with as many threads as torch uses.
 
     Raises:
@@ -79,4 +79,4 @@ def onnx_session(path: Path, config: ModelConfig, *, cache: bool) -> Session:
             for array in session.run(None, dict(zip(names, arrays, strict=True)))
         ]
 
-    return Session(run)
+    return GraphSession(run)

@@ -20,7 +20,7 @@ _SHORTEST_SEQUENCE = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bench:
+class BenchInputs:
     """Inputs of the benchmark, the same for all runs."""
 
     prompts: list[list[int]]
@@ -72,7 +72,7 @@ def open_run(run: Path) -> BenchRun:
 
 def text_of(
     runs: Sequence[BenchRun], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
-) -> Bench:
+) -> BenchInputs:
     """Choose prompts and evaluation sequences, as long as the shortest of the runs' own.
 
     Raises:
@@ -107,7 +107,7 @@ def text_of(
         split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=sequences
     )
     arrays = list(zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True))
-    return Bench(
+    return BenchInputs(
         prompts=[split.tokens[first : first + prompt_tokens].tolist() for first in firsts],
         tokens=np.stack(arrays[0]),
         targets=np.stack(arrays[1]),

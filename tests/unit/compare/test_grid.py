@@ -9,7 +9,7 @@ from launcher.compare.sweep import grid
 from launcher.compare.sweep.grid import cells_of, expand_strategy, flags_given, label
 from launcher.compare.sweep.grid_source import (
     SHIPPED,
-    Grid,
+    SweepGrid,
     flags_of,
     parse_axes,
     parse_options,
@@ -24,7 +24,7 @@ from launcher.util.errors import UserError
 
 def cells(*axes: str, flags: tuple[str, ...] = (), nproc: int = 4) -> list[SweepRow]:
     typed, configured = flags_given(["--device=cpu", *flags])
-    return cells_of(Grid(base=configured, axes=parse_axes(axes)), typed, nproc=nproc)
+    return cells_of(SweepGrid(base=configured, axes=parse_axes(axes)), typed, nproc=nproc)
 
 
 def test_the_sweep_of_the_readme() -> None:
@@ -163,7 +163,7 @@ def test_a_config_file_is_a_base(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("zero: 2\nmicro_batch: 4\nsteps: 9\nout: old/run\n", encoding="utf-8")
     typed, configured = flags_given(["--config", str(path), "--device=cpu"])
-    grid = Grid(base=configured, axes=parse_axes(["strategy=ddp,zero1", "micro_batch=1,2"]))
+    grid = SweepGrid(base=configured, axes=parse_axes(["strategy=ddp,zero1", "micro_batch=1,2"]))
     first = cells_of(grid, typed, nproc=2)[0]
     assert first.flags == {"strategy": "ddp", "micro_batch": 1, "steps": 9, "device": "cpu"}
 
@@ -199,7 +199,7 @@ def test_many_cells_are_counted_and_too_many_refused(
     assert capsys.readouterr().err == "sweep: checking 3 cells\n"
     cells("seed=1,2", nproc=1)
     assert capsys.readouterr().err == ""
-    many = Grid(axes={"seed": list(range(500)), "steps": list(range(1, 500))})
+    many = SweepGrid(axes={"seed": list(range(500)), "steps": list(range(1, 500))})
     with pytest.raises(UserError, match="249,500 cells, more than the limit of 100,000"):
         cells_of(many, {}, nproc=1)
 

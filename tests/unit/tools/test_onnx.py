@@ -20,9 +20,9 @@ from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
 from launcher.tools.exchange import export
 from launcher.tools.serve.check import check_graph
-from launcher.tools.serve.engine import profile, trtexec
 from launcher.tools.serve.graph import empty_past, input_names, output_names, write_graph
 from launcher.tools.serve.runtime import onnx_session
+from launcher.tools.serve.tensorrt import profile, trtexec
 from launcher.util.errors import UserError
 
 CONTEXT, PROMPT, MOST = 64, 7, 50

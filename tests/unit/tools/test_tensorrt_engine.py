@@ -4,7 +4,7 @@ answers like its own stands in; tests/gpu/test_inference.py runs the real one.""
 import pytest
 import torch
 
-from launcher.tools.serve.engine import execute
+from launcher.tools.serve.tensorrt import execute
 from launcher.util.errors import UserError
 
 TOKENS = torch.zeros(2, 3, dtype=torch.int64)

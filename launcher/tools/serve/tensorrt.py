@@ -15,7 +15,7 @@ from torch import Tensor
 
 from launcher.model.config import ModelConfig
 from launcher.tools.serve.graph import input_names, output_names, past_names
-from launcher.tools.serve.runtime import Session
+from launcher.tools.serve.runtime import GraphSession
 from launcher.util.errors import UserError
 from launcher.util.packages import version_of
 
@@ -108,7 +108,9 @@ def build_engine(graph: Path, path: Path, shapes: Profile) -> None:
     path.write_bytes(built)
 
 
-def engine_session(path: Path, config: ModelConfig, *, dtype: torch.dtype, cache: bool) -> Session:
+def engine_session(
+    path: Path, config: ModelConfig, *, dtype: torch.dtype, cache: bool
+) -> GraphSession:
     """Load an engine; it runs on CUDA copies of its inputs.
 
     Raises:
@@ -131,7 +133,7 @@ def engine_session(path: Path, config: ModelConfig, *, dtype: torch.dtype, cache
         stream.synchronize()
         return found
 
-    return Session(run)
+    return GraphSession(run)
 
 
 def execute(
