@@ -1,5 +1,5 @@
-"""Instruments: phases of a step, memory and its ledger, NVML, the sampler.
+"""Measurement: phases of a step, memory and its ledger, NVML, the sampler, experiment loggers.
 
-records.py is the schema of all that is written. What cannot be measured is None. Knows nothing of
-predictions.
+records.py is the schema of everything that is written; unmeasured values are None. This room knows
+nothing of predictions.
 """

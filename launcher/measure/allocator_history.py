@@ -1,4 +1,4 @@
-"""Contents of a GPU at the peak of a step, replayed from the caching allocator's own history."""
+"""Contents of a GPU at the peak of a step, replayed from the caching allocator's history."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ class _Block:
     requested_bytes: int
     block_bytes: int
     phase: str
-    born: int
-    died: float = math.inf
+    allocated: int  # number of the event
+    freed: float = math.inf
     category: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mark:
-    """A moment of the step: between which allocator events, and the states at that moment."""
+    """A position in the allocator's events, and the owners of blocks at that moment."""
 
     events: int
     phase: str
@@ -51,16 +51,16 @@ class AllocatorHistory:
         self._marks = [_Mark(events=self._events(), phase="data", owners=owners)]
 
     def enter(self, phase: str, owners: Mapping[int, str] | None = None) -> None:
-        """A phase begins; `owners` name the blocks of states at this moment."""
+        """Begin a phase; `owners` are the blocks of states at this moment."""
         self._marks.append(_Mark(events=self._events(), phase=phase, owners=owners or {}))
 
     def end_forward(self, gathered: Mapping[int, str]) -> None:
-        """A forward is over: what it left is kept for the backward, but for `gathered` weights."""
+        """End a forward, whose blocks are kept for the backward, except `gathered` weights."""
         mark = _Mark(events=self._events(), phase="forward", owners=gathered, ends_forward=True)
         self._marks.append(mark)
 
     def stop(self, owners: Mapping[int, str]) -> PeakContent:
-        """End recording; bytes by category at the highest moment. `owners` are held now."""
+        """Stop recording; return the bytes by category at the peak. `owners` are held now."""
         self.enter("step", owners)
         snapshot: Any = torch.cuda.memory._snapshot(self._device)
         if not self._is_recorded:
@@ -91,7 +91,7 @@ class AllocatorHistory:
         self, held: Mapping[int, tuple[int, int]], events: list[dict[str, Any]]
     ) -> PeakContent:
         live = {
-            address: _Block(requested, size, "", born=-1)
+            address: _Block(requested, size, "", allocated=-1)
             for address, (requested, size) in held.items()
         }
         blocks = list(live.values())
@@ -108,19 +108,19 @@ class AllocatorHistory:
                 break
             address, size = events[number]["addr"], events[number]["size"]
             if events[number]["action"] == "alloc":
-                block = live[address] = _Block(size, _whole(size), phase, born=number)
+                block = live[address] = _Block(size, _whole(size), phase, allocated=number)
                 blocks.append(block)
                 level += block.block_bytes
                 if level > highest:
                     highest, at, peak_phase = level, number, phase
             else:
                 block = live.pop(address)
-                block.died = number
+                block.freed = number
                 level -= block.block_bytes
-        by_category = {"temporary": highest}  # what rounding adds is no tensor's
+        by_category = {"temporary": highest}  # rounding belongs to no tensor
         for block in blocks:
             category = block.category or "temporary"
-            if block.born <= at < block.died and category != "temporary":
+            if block.allocated <= at < block.freed and category != "temporary":
                 by_category["temporary"] -= block.requested_bytes
                 by_category[category] = by_category.get(category, 0) + block.requested_bytes
         return PeakContent(total_bytes=highest, phase=peak_phase, by_category=by_category)
@@ -140,7 +140,7 @@ def _apply(mark: _Mark, live: Mapping[int, _Block]) -> None:
 def _before(
     events: list[dict[str, Any]], held: Mapping[int, tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
-    """Blocks held before the events, from those after: address -> bytes (requested, taken)."""
+    """Return the blocks held before the events: address -> bytes (requested, allocated)."""
     blocks = dict(held)
     for event in reversed(events):
         if event["action"] == "alloc":
@@ -151,7 +151,7 @@ def _before(
 
 
 def _addressed(segment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Blocks of a segment; older versions of torch leave it to the reader to count addresses."""
+    """Return the blocks of a segment with addresses, which older versions of torch leave out."""
     address = segment["address"]
     for block in segment["blocks"]:
         block.setdefault("address", address)

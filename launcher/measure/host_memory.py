@@ -1,5 +1,4 @@
-"""Host memory that there is, by the kernel and by this process's control groups; and whether their
-want explains a SIGKILL."""
+"""Host memory by the kernel and this process's control groups, and likely causes of a SIGKILL."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,8 +10,8 @@ import psutil
 from launcher.util.sizes import gib
 
 CGROUP, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# Of v2 and of v1: the limit, what is in use, and the line of memory.stat for file caches, which
-# are given back on demand.
+# For v2 and v1: limit, usage, and the line of memory.stat for file caches, which are released on
+# demand.
 LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -21,19 +20,19 @@ EVENTS = ("memory.events", "memory.oom_control")
 
 
 def host_bytes() -> int:
-    """Memory of this host, or of a control group that leaves less of it."""
+    """Return the memory of this host, or the lowest limit of its control groups."""
     return min([psutil.virtual_memory().total, *(size for size, _, _ in _limits())])
 
 
 def available_host_bytes() -> int:
-    """What of it can still be had."""
+    """Return the host memory that is available."""
     available = psutil.virtual_memory().available
     return min([available, *(size - used + cached for size, used, cached in _limits())])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kills:
-    """How many the kernel's out-of-memory killer has killed by now, in this process's control
+    """Processes killed by the kernel's out-of-memory killer so far, in this process's control
     groups and on the whole machine."""
 
     group: int
@@ -41,12 +40,12 @@ class Kills:
 
     @classmethod
     def read(cls) -> "Kills":
-        """0 for what the kernel does not say."""
+        """Read the counters; 0 where the kernel has none."""
         files = [folder / name for folder in _groups() for name in EVENTS]
         return cls(group=max(map(_count, files)), machine=_count(Path("/proc/vmstat")))
 
     def likely_cause(self) -> str:
-        """Of a SIGKILL since then."""
+        """Return the likely cause of a SIGKILL since then, in parentheses."""
         now = Kills.read()
         if now.group > self.group:
             whole = psutil.virtual_memory().total
@@ -57,12 +56,12 @@ class Kills:
             )
         if now.machine > self.machine:
             return " (likely out of host memory: the kernel has killed a process meanwhile)"
-        return " (by somebody, or by the kernel for want of host memory: dmesg would tell)"
+        return " (by a user, or by the kernel out of host memory: see dmesg)"
 
 
 def _groups() -> set[Path]:
-    """The folders of this process's control group for memory (v2, or v1), and of those that it is
-    in; in a container the topmost is its own."""
+    # Folders of this process's memory control group (v2 or v1) and its ancestors; in a container
+    # the topmost is its own.
     found = {CGROUP, CGROUP / "memory"}
     with contextlib.suppress(OSError):
         for line in MINE.read_text(encoding="utf-8").splitlines():
@@ -75,7 +74,7 @@ def _groups() -> set[Path]:
 
 
 def _limits() -> Iterator[tuple[int, int, int]]:
-    """Bytes of each limit, of it in use, and of these given back on demand."""
+    # (limit, used, released on demand) in bytes
     for folder in _groups():
         for limit, used, cached in LIMITS:
             size = _words(folder / limit)
@@ -86,7 +85,6 @@ def _limits() -> Iterator[tuple[int, int, int]]:
 
 
 def _count(file: Path) -> int:
-    """Its line `oom_kill N`."""
     words = _words(file)
     return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 

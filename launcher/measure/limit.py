@@ -1,4 +1,4 @@
-"""`--memory-limit`: make a big machine play a small one, and tell when memory ran out."""
+"""`--memory-limit`: emulate a device with less memory; detection of out-of-memory errors."""
 
 import contextlib
 import ctypes
@@ -16,13 +16,13 @@ LARGE_BYTES = 128 * 2**10  # glibc's threshold at the start of a process
 
 
 def limit_memory(limit: str, device: torch.device) -> None:
-    """From now on this process gets at most so much more; `limit` is the flag's text.
+    """Limit the memory of this process to `limit` (the flag's text) beyond what it has now.
 
-    On a GPU a cap of the caching allocator; on a CPU the kernel refuses to grow private memory
-    (RLIMIT_DATA) beyond what the process has by now plus the limit.
+    On a GPU this caps the caching allocator; on a CPU the kernel limits private memory
+    (RLIMIT_DATA) to the current size plus the limit.
 
     Raises:
-        UserError: more than the GPU has.
+        UserError: the limit exceeds the GPU's memory.
     """
     limit_bytes = parse_bytes(limit, "--memory-limit")
     if device.type == "cuda":
@@ -42,13 +42,10 @@ def limit_memory(limit: str, device: torch.device) -> None:
 
 
 def _map_large_blocks() -> None:
-    """Have glibc map every large block for itself, and give it back when it is freed.
-
-    It raises its threshold with every large block that is freed, so that later ones, up to 32 MiB,
-    come from a heap that fragments: a run would need up to 1.5 times its tensors, and not the same
-    twice. With the threshold held, at the price of fresh pages, live tensors and private memory
-    differ by some 16 MiB.
-    """
+    # Have glibc map every large block by itself and return it when freed. By default it raises the
+    # threshold with every large block that is freed, so that later ones, up to 32 MiB, come from a
+    # heap that fragments: a run would need up to 1.5 times its tensors, and vary. With a fixed
+    # threshold, at the price of fresh pages, live tensors and private memory differ by some 16 MiB.
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no mallopt
         library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -56,28 +53,28 @@ def _map_large_blocks() -> None:
 
 
 def lift_limit(device: torch.device) -> None:
-    """Undo the CPU limit, so that a failure can be reported in peace."""
+    """Remove the CPU limit, so that a failure can be reported."""
     if device.type == "cpu":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device, or the host, had no memory left."""
+    """Return whether the device or the host ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
-    # oneDNN does not say why it could not; what it cannot do at all has no primitive *descriptor*.
+    # oneDNN gives no reason; an unsupported operation fails at the primitive *descriptor*.
     return isinstance(error, RuntimeError) and (
         "can't allocate memory" in text
         or "not enough memory" in text
-        # Asking NVML who else has memory, to tell it in its message, torch takes no failure.
+        # torch asserts when NVML fails while it collects other processes for its message.
         or ("NVML_SUCCESS ==" in text and "CUDACachingAllocator.cpp" in text)
         or text in ("could not create a primitive", "could not execute a primitive")
     )
 
 
 def requested_bytes(error: BaseException) -> int | None:
-    """How much the failing allocation asked for, from the allocator's message."""
+    """Return the size of the failed allocation, from the allocator's message."""
     match = re.search(r"[Tt]ried to allocate (\d+(?:\.\d+)?)\s*(bytes|[KMGT]iB)", str(error))
     return int(float(match[1]) * UNITS[match[2].upper().replace("BYTES", "B")]) if match else None

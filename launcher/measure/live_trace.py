@@ -1,7 +1,7 @@
-"""Every live tensor byte of a CPU run, from birth to death (`--memory-trace`).
+"""Lifetime of every tensor storage in a CPU run (`--memory-trace`).
 
-A dispatch mode sees each operator's outputs; a weak reference to the storage tells when it goes.
-It costs about a tenth of the step time, which is why it is off by default.
+A dispatch mode sees the outputs of each operator, and a weak reference to the storage its release.
+It costs about a tenth of the step time, so it is off by default.
 """
 
 import weakref
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(slots=True, eq=False)
 class LiveStorage:
-    """One storage while it lives. `category` is filled in by `LiveTrace.claim`."""
+    """A live storage. `LiveTrace.claim` sets its `category`."""
 
     size_bytes: int
     phase: str
@@ -32,7 +32,7 @@ class LiveStorage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakContent:
-    """Live bytes by category at the highest moment of a recorded step."""
+    """Live bytes by category at the peak of a recorded step."""
 
     total_bytes: int
     phase: str
@@ -48,7 +48,7 @@ class _Recording:
 
 
 class _ModulePath:
-    """Name of the module whose forward is running, through hooks on every module."""
+    """Tracks the name of the module whose forward is running, through global hooks."""
 
     def __init__(self) -> None:
         self._stack: list[str] = []
@@ -71,7 +71,7 @@ class _ModulePath:
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if module not in self._names:
-            # Wrappers (DDP, DeepSpeed's engine) come first; the decoder inside names the rest.
+            # Wrappers (DDP, DeepSpeed's engine) run first; the decoder inside names the others.
             self._names |= {m: name or type(m).__name__ for name, m in module.named_modules()}
         self._stack.append(self._names[module].removeprefix("module."))
 
@@ -80,12 +80,12 @@ class _ModulePath:
 
 
 def _plain(value: Any) -> Iterator[Tensor]:
-    """Tensors with storage: the value itself, a DTensor's local part, codes and scales."""
+    # The tensors with storage: the value itself, a DTensor's shard, codes and scales.
     if not isinstance(value, Tensor) or value.device.type != "cpu":
         return
     wrapper: Any = value
     if wraps_others(wrapper):
-        # What is flattened may hold more than tensors: a DTensor's mesh.
+        # Attributes of a wrapper that are no tensors, such as a mesh, are not listed here.
         for name in wrapper.__tensor_flatten__()[0]:
             yield from _plain(getattr(wrapper, name))
     else:
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Iterator[Tensor]:
 
 
 class LiveTrace(TorchDispatchMode):
-    """Counts live tensor storages; `record`/`stop` keep one step's events to look into its peak."""
+    """Counts live tensor storages; `record` and `stop` keep the events of a step up to its peak."""
 
     def __init__(self, *, names_modules: bool = True) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class LiveTrace(TorchDispatchMode):
     def __enter__(self) -> "LiveTrace":
         trace = self
 
-        # FSDP frees and regrows gathered parameters in place, past the dispatcher.
+        # FSDP frees and regrows gathered parameters in place, bypassing the dispatcher.
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = trace._resize(storage, size)
             live = trace._live.get(storage._cdata)
@@ -139,41 +139,41 @@ class LiveTrace(TorchDispatchMode):
         return out
 
     def reset_peak(self) -> None:
-        """Begin a new span for `peak_bytes`."""
+        """Restart `peak_bytes` from the current bytes."""
         self._peak_bytes = self.current_bytes
 
     def peak_bytes(self) -> int:
-        """Highest live bytes since the last reset."""
+        """Return the highest live bytes since the last reset."""
         return self._peak_bytes
 
     def claim(self, owners: Mapping[int, str]) -> None:
-        """Say which of the storages alive now are params, grads, optimizer states or buffers."""
+        """Set the category (params, grads, optimizer, buffers) of live storages, by their key."""
         for key, category in owners.items():
             live = self._live.get(key)
             if live is not None:
                 live.category = category
 
     def mark_activations(self, gathered: Mapping[int, str]) -> None:
-        """At the end of a forward: what it and its data left alive is kept for the backward.
+        """Categorize, after a forward, what it left alive as kept for the backward.
 
-        `gathered` are parameters as the modules see them now: those that turn out not to be
-        held between steps are all-gathered copies, and count as temporary.
+        `gathered` are the parameters as the modules see them now: those that are not held between
+        steps are all-gathered copies, and count as temporary.
         """
         for key, live in self._live.items():
             if live.category is None and live.phase in ("data", "forward"):
-                # A storage of no size is a gathered parameter that was given back.
+                # An empty storage is a gathered parameter that was released.
                 kept = live.size_bytes > 0 and key not in gathered
                 live.category = "activations" if kept else "temporary"
 
     def record(self) -> None:
-        """Keep events from here on."""
+        """Start recording events."""
         self._recording = _Recording(
             start={live: live.size_bytes for live in self._live.values()},
             start_bytes=self.current_bytes,
         )
 
     def stop(self) -> PeakContent:
-        """End the recording and say what was alive at its highest moment."""
+        """Stop recording and return the content of memory at its peak."""
         recording, self._recording = self._recording, None
         assert recording is not None
         total, highest, at, phase = recording.start_bytes, recording.start_bytes, 0, "data"
@@ -191,7 +191,7 @@ class LiveTrace(TorchDispatchMode):
         return PeakContent(total_bytes=highest, phase=phase, by_category=by_category)
 
     def largest(self, count: int) -> list[LiveStorage]:
-        """The biggest storages alive now."""
+        """Return the largest live storages."""
         return sorted(self._live.values(), key=lambda live: -live.size_bytes)[:count]
 
     def _see(self, tensor: Tensor) -> None:

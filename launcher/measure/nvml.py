@@ -1,7 +1,6 @@
-"""What NVML says about one GPU, and which GPU a CUDA device is.
+"""NVML: readings of one GPU, and the UUID of a CUDA device. All uses of `pynvml` are here.
 
-Everything that touches `pynvml` is here. Importing this module neither loads libnvidia-ml nor
-starts it.
+Importing this module neither loads libnvidia-ml nor starts it.
 """
 
 import contextlib
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """What an NVML error means for whoever wants the number."""
+    """Meaning of an NVML error for a reading."""
 
-    MISSING = "missing"  # no library, no driver: nothing will come while this process lives
+    MISSING = "missing"  # no library or driver: permanent for this process
     LOST = "lost"  # the GPU itself is gone
-    CLOSED = "closed"  # somebody shut NVML down in this process: open the device again
-    UNAVAILABLE = "unavailable"  # this GPU, driver or user does not get this number
-    TRANSIENT = "transient"  # may work the next time
+    CLOSED = "closed"  # NVML was shut down in this process: reopen the device
+    UNAVAILABLE = "unavailable"  # not for this GPU, driver or user
+    TRANSIENT = "transient"  # may succeed next time
 
 
 _ERRORS = {
@@ -51,10 +50,10 @@ NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
 
 
 class NvmlFault(Exception):
-    """NVML gave an error instead of a number."""
+    """An NVML call failed."""
 
     def __init__(self, code: int) -> None:
-        # A code of a newer driver says nothing about the GPU: worth another try.
+        # An unknown code of a newer driver may be transient.
         name, outcome = ERRORS.get(code, (f"ERROR_{code}", Outcome.TRANSIENT))
         super().__init__(f"NVML: {name}")
         self.code = code
@@ -65,8 +64,8 @@ class NvmlFault(Exception):
 class NvmlDevice:
     """One GPU or MIG instance. Every method but `close` may raise NvmlFault.
 
-    A MIG instance has memory of its own; power, energy, temperature and PCIe belong to the GPU it
-    shares with others, and NVML refuses them.
+    A MIG instance has its own memory; power, energy, temperature and PCIe belong to the shared GPU,
+    and NVML does not report them.
     """
 
     def __init__(self, handle: Any, uuid: str) -> None:
@@ -76,7 +75,7 @@ class NvmlDevice:
 
     @classmethod
     def open(cls, uuid: str) -> Self:
-        """Start NVML in this process and find the device; pair it with `close`."""
+        """Start NVML in this process and find the device; call `close` afterwards."""
         _call("nvmlInit")
         try:
             handle = _mig_instance(_handle(uuid))
@@ -87,19 +86,18 @@ class NvmlDevice:
             raise
 
     def close(self) -> None:
-        """Give NVML back; other users in this process keep it (NVML counts them).
+        """Release NVML; other users in this process keep it (NVML counts them).
 
         Raises:
-            NvmlFault: somebody else shut it down for all.
+            NvmlFault: it was shut down for all.
         """
         _call("nvmlShutdown")
 
     def memory_bytes(self) -> tuple[int, int]:
-        """(used, total) of the whole device; what driver and firmware reserve is not used.
+        """Return (used, total) of the whole device, without the driver's and firmware's reserve.
 
-        The first version of the call, which counts the reserved bytes as used, steps in for good
-        where there is no second. A passing error of the second is not papered over with it: that
-        would show a peak that never was.
+        Without version 2 of the call, version 1 replaces it permanently, which counts the reserve
+        as used. A transient error of version 2 is raised: version 1 would show a false peak.
         """
         if self.has_memory_v2:
             try:
@@ -113,41 +111,41 @@ class NvmlDevice:
         return info.used, info.total
 
     def utilization_percent(self) -> tuple[float, float]:
-        """Share of the driver's last sampling window in which (a kernel ran, memory was busy)."""
+        """Return the percentage of the last sampling window with (a kernel, memory traffic)."""
         rates = _call("nvmlDeviceGetUtilizationRates", self._handle)
         return float(rates.gpu), float(rates.memory)
 
     def power_w(self) -> float:
-        """Watts of the whole board."""
+        """Return the power of the whole board in watts."""
         return float(_call("nvmlDeviceGetPowerUsage", self._handle)) / 1e3
 
     def energy_j(self) -> float:
-        """Joules since the driver was loaded. The counter moves every 20 to 100 ms."""
+        """Return joules since the driver was loaded; updated every 20 to 100 ms."""
         return float(_call("nvmlDeviceGetTotalEnergyConsumption", self._handle)) / 1e3
 
     def temperature_c(self) -> float:
-        """Degrees Celsius of the GPU die."""
+        """Return the temperature of the die in degrees Celsius."""
         return float(_call("nvmlDeviceGetTemperature", self._handle, pynvml.NVML_TEMPERATURE_GPU))
 
     def pcie_tx_bytes_per_s(self) -> float:
-        """Bytes/s the GPU sends. NVML counts for 20 ms, during which the call waits."""
+        """Return bytes/s sent; the call blocks for the 20 ms that NVML counts."""
         return self._pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)
 
     def pcie_rx_bytes_per_s(self) -> float:
-        """Bytes/s the GPU receives. NVML counts for 20 ms, during which the call waits."""
+        """Return bytes/s received; the call blocks for the 20 ms that NVML counts."""
         return self._pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)
 
     def _pcie(self, counter: int) -> float:
-        # NVML's manual says KB/s without saying which; read as 1024 bytes, as nvitop does.
+        # NVML documents KB/s; taken as 1024 bytes, as nvitop does.
         return float(_call("nvmlDeviceGetPcieThroughput", self._handle, counter)) * 1024
 
 
 def resolve_uuid(device: "torch.device") -> str | None:
-    """UUID of the GPU that this process computes on, None where there is none to name.
+    """Return the UUID of the GPU that this process computes on; None on a CPU.
 
-    The CUDA runtime is asked: NVML's order is not CUDA's, NVML ignores CUDA_VISIBLE_DEVICES, and
-    under Slurm its GPU 0 may be another job's. A MIG instance is named by the environment before
-    that, because the CUDA 12 runtime gives its parent's UUID.
+    It comes from the CUDA runtime: NVML orders GPUs differently, ignores CUDA_VISIBLE_DEVICES, and
+    under Slurm its GPU 0 may be another job's. A MIG instance comes from the environment, because
+    the CUDA 12 runtime returns its parent's UUID.
     """
     import torch
 
@@ -162,7 +160,7 @@ def resolve_uuid(device: "torch.device") -> str | None:
 
 
 def openable_gpus() -> list[str]:
-    """UUIDs of the GPUs that this process may use; empty without NVML."""
+    """List the UUIDs of the GPUs that this process may use; empty without NVML."""
     gpus = []
     try:
         _call("nvmlInit")
@@ -178,10 +176,10 @@ def openable_gpus() -> list[str]:
 
 
 def names_gpu(index: int) -> bool:
-    """Whether NVML finds CUDA's device of this number by its PCI address.
+    """Return whether NVML finds the CUDA device of this index by its PCI address.
 
-    torch asks that as an expandable segment grows, and any failure ends the process, in torch 2.13
-    without a word where there is no library.
+    torch looks it up when an expandable segment grows, and any failure ends the process, in torch
+    2.13 without a message if the library is missing.
     """
     import torch
 
@@ -209,17 +207,17 @@ def _handle(uuid: str) -> Any:
     try:
         return _call("nvmlDeviceGetHandleByUUID", uuid)
     except NvmlFault as fault:
-        # From CUDA 13 on the runtime gives a MIG instance's own UUID, without saying so.
+        # From CUDA 13 on, the runtime returns a MIG instance's own UUID with the prefix GPU-.
         if fault.code != NOT_FOUND or not uuid.startswith("GPU-"):
             raise
         return _call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
 
 
 def _mig_instance(handle: Any) -> Any:
-    """The MIG instance that CUDA takes on a GPU split into instances; else the GPU itself.
+    """Return the MIG instance that CUDA uses on a partitioned GPU; else the GPU itself.
 
-    CUDA computes on one instance, the first it may use, when none is named. The whole GPU's
-    numbers would be those of all its tenants.
+    Unless one is named, CUDA uses the first instance it may. Readings of the whole GPU would be
+    those of all its tenants.
     """
     try:
         enabled, _ = _call("nvmlDeviceGetMigMode", handle)

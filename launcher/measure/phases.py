@@ -1,4 +1,4 @@
-"""How long each phase of a step takes, without waiting for the device inside the step."""
+"""Durations of the phases of a step, without waiting for the device within a step."""
 
 import collections
 import contextlib
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 PHASES = ("data", "forward", "backward", "step")
-LATEST_STEPS = 10_000  # whose median duration is held against the plan
+LATEST_STEPS = 10_000  # their median duration is compared with the plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseTimes:
-    """Seconds spent in each phase of one step, and in the step as a whole."""
+    """Seconds of each phase of one step, and of the whole step."""
 
     data_s: float
     forward_s: float
@@ -25,10 +25,10 @@ class PhaseTimes:
 
 
 class StepTimes:
-    """Times of all steps of a run, in bounded memory: the first step, sums and a window.
+    """Step times of a run in bounded memory: the first step, sums, and the latest durations.
 
     Args:
-        warmup: steps that are left out of sums and durations.
+        warmup: steps excluded from sums and durations.
     """
 
     def __init__(self, warmup: int) -> None:
@@ -36,17 +36,17 @@ class StepTimes:
         self.count = 0
         self.first_s: dict[str, float] | None = None
         self.steady_s = {field.name: 0.0 for field in dataclasses.fields(PhaseTimes)}
-        """Sums over the steps after the warm-up, by field of PhaseTimes."""
+        """Sums over the steps after warm-up, by field of PhaseTimes."""
         self.durations_s: collections.deque[float] = collections.deque(maxlen=LATEST_STEPS)
-        """Of the latest steps after the warm-up."""
+        """Latest steps after warm-up."""
 
     @property
     def steady(self) -> int:
-        """Steps after the warm-up."""
+        """Return the number of steps after warm-up."""
         return max(0, self.count - self._warmup)
 
     def add(self, times: PhaseTimes) -> None:
-        """Count one more step."""
+        """Add a step."""
         self.count += 1
         values = dataclasses.asdict(times)
         if self.first_s is None:
@@ -58,10 +58,10 @@ class StepTimes:
 
 
 class PhaseClock:
-    """Marks the phases of steps; reads the marks later, when somebody wants the numbers.
+    """Marks the phases of steps, and reads the marks later.
 
-    On a GPU the marks are CUDA events, which the device stamps as it gets there; `times` waits
-    for the last one. On a CPU they are clock readings.
+    On a GPU the marks are CUDA events, stamped by the device; `take` waits for the last one. On a
+    CPU they are clock readings.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,7 +72,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside; a phase may come several times in a step."""
+        """Time the block as a phase, which may occur several times in a step."""
         start = self._mark()
         try:
             yield
@@ -80,18 +80,18 @@ class PhaseClock:
             self._spans.append((name, start, self._mark()))
 
     def end_step(self) -> None:
-        """The step's last phase is over."""
+        """End the step after its last phase."""
         end = self._mark()
         self._ended.append((self._start, end, self._spans))
         self._spans = []
         self._start = end
 
     def restart(self) -> None:
-        """Leave what happened since the last step (an evaluation) out of the next one."""
+        """Exclude the time since the last step (an evaluation) from the next one."""
         self._start = self._mark()
 
     def take(self) -> list[PhaseTimes]:
-        """The times of all ended steps that were not taken before, oldest first."""
+        """Return the times of ended steps that were not taken before, oldest first."""
         if self._on_gpu:
             torch.cuda.synchronize()
         ended, self._ended = self._ended, []

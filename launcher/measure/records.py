@@ -1,8 +1,8 @@
-"""The schema: everything that is written, shown, planned or compared is one of these records.
+"""The schema of everything that is written, shown, planned or compared.
 
-One JSON object per line in `rank<N>.jsonl`, told apart by `kind`. Units are in the names; what
-could not be measured is `None`, never 0. A field whose default is None is left out of the line when
-it has no value, so a reader takes a missing field for None.
+`rank<N>.jsonl` has one JSON object per line, distinguished by `kind`. Names carry units; unmeasured
+values are None, never 0. A field whose default is None is omitted when it has no value, so readers
+take a missing field as None.
 """
 
 import time
@@ -18,7 +18,7 @@ WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord(Record):
-    """First line of every file: what this run is."""
+    """First line of every file: the description of the run."""
 
     kind: ClassVar[str] = "run"
     schema_version: int = SCHEMA_VERSION
@@ -36,7 +36,7 @@ class RunRecord(Record):
     model: str
     attention: str | None = None
     activation_checkpointing: str | None = None
-    """As it runs: where a budget was given, what it has come to in each block."""
+    """As run: with a budget, the result per block."""
     parameters: int
     matmul_parameters: int
     flops_per_token: int
@@ -84,7 +84,7 @@ class EvalRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRecord(Record):
-    """A text that the model has made after a step (`--sample-every`)."""
+    """A text that the model generated after a step (`--sample-every`)."""
 
     kind: ClassVar[str] = "sample"
     step: int
@@ -96,7 +96,7 @@ class SampleRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRecord(Record):
-    """Something that happened once."""
+    """A single occurrence."""
 
     kind: ClassVar[str] = "event"
     name: str
@@ -110,8 +110,8 @@ class PhaseRecord(Record):
     """One phase over one period of the run: `init`, `resume`, `first_step`, `steady`, `save`,
     `evaluation`.
 
-    `period` keeps apart what late out-of-memory errors hide in. `peak_bytes` is the highest
-    allocated (GPU) or tracked live (`--memory-trace`) figure inside the phase.
+    Late out-of-memory errors occur in particular periods, hence the separation. `peak_bytes` is the
+    highest allocated (GPU) or live (`--memory-trace`) figure within the phase.
     """
 
     kind: ClassVar[str] = "phase"
@@ -124,12 +124,11 @@ class PhaseRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRecord(Record):
-    """What was seen of the device a rank uses, or of the process where there is no NVML, since the
-    sample before.
+    """Readings of a rank's device since the last sample, or of its process without NVML.
 
-    `t_s` counts from the sampler's start on the monotonic clock. `memory_used_bytes` is the most
-    that the whole device used (NVML); without NVML there is only `host_rss_bytes`, the most of the
-    process. The other readings are the newest. `energy_j` counts from the first reading.
+    `t_s` counts from the sampler's start on the monotonic clock. `memory_used_bytes` is the maximum
+    of the whole device (NVML); without NVML there is only `host_rss_bytes`, the maximum of the
+    process. Other readings are the newest. `energy_j` counts from the first reading.
     """
 
     kind: ClassVar[str] = "gpu"
@@ -161,7 +160,7 @@ State = Literal["running", "completed", "oom", "preempted", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """`status.json`: how a run stands, whatever torchrun's exit code says."""
+    """`status.json`: the state of a run; torchrun's exit code does not show it."""
 
     state: State
     phase: str
@@ -174,7 +173,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureReport:
-    """`failure.json`: what the rank that failed first says."""
+    """`failure.json`: the report of the rank that failed first."""
 
     state: State
     phase: str
@@ -186,11 +185,11 @@ class FailureReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerSummary:
-    """What one rank's sampler saw. None is what could not be measured.
+    """Summary of one rank's samples; unmeasured values are None.
 
-    `missing` names each reading that never came and why (`device`: the GPU as a whole), and
-    `faults` counts the errors of every reading. `missed_ticks` are deadlines that went by while
-    the machine was busy with something else.
+    `missing` maps readings that never succeeded (`device`: the whole GPU) to their last error;
+    `faults` counts the errors of every reading. `missed_ticks` are deadlines that passed while the
+    machine was busy.
     """
 
     source: Literal["nvml", "psutil"]
@@ -211,7 +210,7 @@ class SamplerSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSummary:
-    """What one rank has come to. `peak_bytes` is of the kind that the summary names."""
+    """Result of one rank. The summary names the kind of its `peak_bytes`."""
 
     rank: int
     peak_bytes: int
@@ -223,9 +222,9 @@ class RankSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """`summary.json`: what a run comes to. Memory is the worst rank's.
+    """`summary.json`: results of a run. Memory is that of the worst rank.
 
-    None is what could not be measured, and in a file also what an older version has not written.
+    None means unmeasured, and in a file also that an older version did not write it.
     """
 
     strategy: str | None = None
@@ -250,11 +249,11 @@ class Summary:
     duration_s: float | None = None
     ranks: list[RankSummary] = field(default_factory=list)
     plan: dict[str, Any] | None = None
-    """What was predicted beside what was measured; left out where nothing was predicted."""
+    """Predicted beside measured values; omitted without a prediction."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """That of a file, whatever version has written it."""
+        """Read the values of a file of any version."""
         return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 
@@ -263,11 +262,11 @@ SweepState = State | Literal["timeout", "refused", "unavailable", "pending", "in
 
 @dataclass(kw_only=True, slots=True)
 class SweepRow:
-    """One cell of a sweep and how it stands, in `sweep.json` and in `rows/NAME.json`.
+    """One cell of a sweep and its state, in `sweep.json` and `rows/NAME.json`.
 
-    `flags` is what differs from RunConfig's defaults, by flat name; `figures` are taken from the
-    run's `summary.json`. `refused` is a cell whose choices do not go together, `unavailable` one
-    that its grid file says cannot run.
+    `flags` are the differences from RunConfig's defaults by flat name; `figures` come from
+    `summary.json` of the run. A `refused` cell has incompatible flags; an `unavailable` one cannot
+    run according to its grid file.
     """
 
     name: str
@@ -284,13 +283,13 @@ class SweepRow:
 
     @property
     def done(self) -> bool:
-        """Whether another start of the sweep leaves this cell alone."""
+        """Return whether a rerun of the sweep skips this cell."""
         return self.state in ("completed", "oom", "refused", "unavailable")
 
 
 @dataclass(kw_only=True, slots=True)
 class Sweep:
-    """`sweep.json`: what a sweep was asked for, and how each cell stands."""
+    """`sweep.json`: the request of a sweep, and the state of each cell."""
 
     schema_version: int = SCHEMA_VERSION
     nproc: int
