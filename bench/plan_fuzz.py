@@ -1,11 +1,11 @@
 """`shardscale plan` of random questions: every model, 1 to 512 GPUs, 256 to 1,048,576 tokens and
 every technique, each in a process of its own with an empty cache.
 
-    python bench/plan_fuzz.py [--plans 400] [--seed 0] [--only N]
+    python bench/plan_fuzz.py [--plans 400] [--seed 0] [--only N] [--again]
 
 A question that is refused in one sentence (exit code 2) is drawn again. No plan may end in a
 traceback, have a row that failed, or take more than 40 CPU seconds. Results are written plan by
-plan, and a second run plans what is missing.
+plan, and a second run plans what is missing; `--again` repeats the plans that missed one of these.
 """
 
 import argparse
@@ -182,6 +182,9 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="plan this question, and write nothing")
+    parser.add_argument(
+        "--again", action="store_true", help="repeat plans with a problem, slow ones"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "plan_fuzz.json")
     options = parser.parse_args()
     if options.only is not None:
@@ -191,16 +194,22 @@ def main() -> None:
     if options.out.exists():
         known = json.loads(options.out.read_text())
         cases = known["cases"] if known["seed"] == options.seed else {}
-    for number in itertools.count():
+    if options.again:
+        cases = {n: case for n, case in cases.items() if _holds(case)}
+    for number in map(str, itertools.count()):
         if len([case for case in cases.values() if case["code"] != REFUSED]) >= options.plans:
             break
-        if str(number) in cases:
+        if number in cases:
             continue
-        case = cases[str(number)] = planned(flags_of(options.seed, number))
+        case = cases[number] = planned(flags_of(options.seed, int(number)))
         print(number, case, flush=True)
         record = {"seed": options.seed, "cores": os.cpu_count(), "cases": cases}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(page(cases, options.seed))
+
+
+def _holds(case: dict[str, Any]) -> bool:
+    return not case["problem"] and case["cpu_s"] <= MOST_CPU_S
 
 
 def page(cases: dict[str, Any], seed: int) -> str:
