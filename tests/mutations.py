@@ -63,9 +63,9 @@ FAULTS: Final = {
         tests=("tests/distributed/test_plan_fake_group.py",),
     ),
     "a clip norm is computed over local shards only": Fault(
-        file="launcher/strategies/gradients.py",
-        right="self._tensor_group.all_reduce(_full(nn.utils.get_total_norm(cut)).square())",
-        wrong="_full(nn.utils.get_total_norm(cut)).square()",
+        file="launcher/strategies/native.py",
+        right="(self._model_parallel.all_reduce(square_sum) + norm.square()).sqrt()",
+        wrong="(square_sum + norm.square()).sqrt()",
         tests=(PARITY, "-k", "single and tensor and odd"),
     ),
     "the number of targets of a micro-batch is ignored": Fault(
@@ -93,7 +93,7 @@ FAULTS: Final = {
         tests=(PARITY, "-k", "zero2 and rope and context"),
     ),
     "LoRA's scale is left out": Fault(
-        file="launcher/model/lora.py",
+        file="model/linears.py",
         right="alpha=self.scale",
         wrong="alpha=1.0",
         tests=("tests/unit/model/test_lora.py",),
