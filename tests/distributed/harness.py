@@ -98,26 +98,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**ours, "OMP_NUM_THREADS": "1", **more}
 
 
-def torchrun(
-    ranks: int, *command: str | Path, cwd: Path | None = None, **more: str
-) -> "subprocess.CompletedProcess[str]":
+def torchrun(ranks: int, *command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
     """`torchrun --nproc RANKS COMMAND`, to its end."""
-    return run([TORCHRUN, "--nproc", str(ranks), *command], cwd=cwd, **more)
+    return run([TORCHRUN, "--nproc", str(ranks), *command], **more)
 
 
-def python(
-    *command: str | Path, cwd: Path | None = None, **more: str
-) -> "subprocess.CompletedProcess[str]":
+def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
     """This interpreter with `command`, to its end."""
-    return run([sys.executable, *command], cwd=cwd, **more)
+    return run([sys.executable, *command], **more)
 
 
-def run(
-    command: Sequence[str | Path], cwd: Path | None = None, **more: str
-) -> "subprocess.CompletedProcess[str]":
+def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProcess[str]":
     process = subprocess.Popen(
         [str(part) for part in command],
-        cwd=cwd,
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

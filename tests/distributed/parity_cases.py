@@ -233,8 +233,8 @@ def _kept() -> Iterator[Case]:
         # Shapes of one process, so that what is compiled serves all.
         alone = (two,) if strategy == "single" else ()
         for technique in ("--compile", "--memory-trace", BUDGET):
-            beside = alone if technique == "--compile" else ()
-            if (found := case(strategy, technique, *beside, ranks=ranks)).runs():
+            more = alone if technique == "--compile" else ()
+            if (found := case(strategy, technique, *more, ranks=ranks)).runs():
                 yield found
     for strategy in ("zero1", "zero2", "zero3"):  # an odd number of elements in a block, a bucket
         yield case(strategy, "odd", ranks=2)
@@ -242,10 +242,8 @@ def _kept() -> Iterator[Case]:
     for strategy in ("ddp", "zero1", "zero3"):  # micro-batches of a single sequence, or target
         yield case(strategy, "masked", ranks=2, accumulation=4, name=f"{strategy}, masked, by 4")
     for strategy, ranks in (("single", 2), ("zero2", 4)):  # nor does the context divide
-        yield case(
-            *(strategy, "--tensor-parallel N"),
-            **{"ranks": ranks, "context": 33, "name": f"{strategy}, tensor, odd context"},
-        )
+        odd = case(strategy, "--tensor-parallel N", ranks=ranks, context=33)
+        yield replace(odd, name=f"{strategy}, tensor, odd context")
     ring = "--context-parallel-method ring"
     yield case("ddp", ring, "untied", ranks=4, context_parallel=4, name="ddp, ring of 4")
     yield case("ddp", ring, ranks=2, activation_checkpointing="keep=mlp-up", name="ddp, ring kept")

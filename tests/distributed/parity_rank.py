@@ -3,15 +3,17 @@
     torchrun --nproc 2 parity_rank.py CASES
 
 CASES is a file with a pickled list of them. Those without a group are shared out among the ranks;
-all ranks train the others together. The working folder has the data and gets the results: losses
-and gradient norms of each case.
+all ranks train the others together. Its folder has the data and gets the results: losses and
+gradient norms of each case.
 """
 
 import contextlib
 import math
+import os
 import pickle
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,14 @@ from launcher.train import build_engine
 def main() -> None:
     with rank_of_group(timeout_s=600) as world:
         alone = replace(world, rank=0, local_rank=0, size=1, local_size=1)
-        cases: list[Case] = pickle.loads(Path(sys.argv[1]).read_bytes())
+        asked = Path(sys.argv[1])
+        os.chdir(asked.parent)
+        cases: list[Case] = pickle.loads(asked.read_bytes())
         mine = [case for case in cases if case.alone][world.rank :: world.size]
         together = [case for case in cases if not case.alone]
-        report(".", world, ((_key(c), lambda c=c: run(c, alone)) for c in mine), every_rank=True)
-        report(".", world, ((_key(c), lambda c=c: run(c, world)) for c in together))
-
-
-def _key(case: Case) -> dict[str, Any]:
-    return {"name": case.name}
+        work = (({"name": case.name}, partial(run, case, alone)) for case in mine)
+        report(".", world, work, every_rank=True)
+        report(".", world, (({"name": case.name}, partial(run, case, world)) for case in together))
 
 
 def run(case: Case, world: World) -> dict[str, Any]:

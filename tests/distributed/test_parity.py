@@ -34,9 +34,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ended = []
     for ranks, group in groups.items():
         if group:
-            (folder / f"cases-{ranks}").write_bytes(pickle.dumps(group))
-            command = (HERE / "parity_rank.py", f"cases-{ranks}")
-            ended.append(torchrun(ranks, *command, cwd=folder, **once))
+            path = folder / f"cases-{ranks}"
+            path.write_bytes(pickle.dumps(group))
+            ended.append(torchrun(ranks, HERE / "parity_rank.py", path, **once))
     return Results.of(folder, *ended)
 
 

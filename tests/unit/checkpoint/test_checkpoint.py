@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.checkpoint import (
-    Checkpoint,
-    Checkpointer,
-    CheckpointFolder,
-    SaveError,
-    staging,
-    store,
-)
+from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
 from launcher.checkpoint import saving as saving_module
 from launcher.checkpoint.rank_files import write_shards
 from launcher.measure.live_trace import LiveTrace
@@ -32,8 +25,9 @@ from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.util.errors import UserError
+from launcher.util.files import sync
 
-SHAPE = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
+SHAPE: dict[str, Any] = {"vocab_size": 50, "context": 8, "layers": 1, "heads": 2, "d_model": 16}
 
 
 def new_engine(seed: int = 0, *, device: str = "cpu", **changes: Any) -> NativeEngine:
@@ -99,7 +93,7 @@ def test_it_gets_its_name_when_its_data_is_on_disk(
     """Power that fails behind the rename must not leave a name without data."""
     synced: list[str] = []
     at_rename: list[str] = []
-    sync, rename = store.sync, Path.rename
+    rename = Path.rename
 
     def noted(path: Path) -> None:
         synced.append(path.name)
@@ -110,7 +104,7 @@ def test_it_gets_its_name_when_its_data_is_on_disk(
             at_rename.extend(synced)
         return rename(path, to)
 
-    monkeypatch.setattr(store, "sync", noted)
+    monkeypatch.setattr("launcher.checkpoint.store.sync", noted)
     monkeypatch.setattr(Path, "rename", renamed)
     Checkpointer(folder).save(3, engine, {})
     files = {path.name for path in (folder / "step-00000003").iterdir()}
