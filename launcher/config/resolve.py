@@ -178,11 +178,10 @@ def _attention(
     """
     choice = _able(config, model, model.attention, device_type, elsewhere)
     recomputes = model.checkpointing.keeps_products and not config.loop.compile
-    if choice.kind == "flex" and recomputes:
-        # It is compiled on its own, and compiling stands aside for the modes that keep outputs.
-        if model.attention == "flex":
+    if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
+        if model.attention == choice.kind:
             raise UserError(
-                "--attention flex with --activation-checkpointing "
+                f"--attention {choice.kind} with --activation-checkpointing "
                 f"{model.activation_checkpointing} needs --compile: give it, or full "
                 "checkpointing, or --attention sdpa"
             )

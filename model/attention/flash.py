@@ -65,7 +65,7 @@ def obstacle(setting: AttentionSetting) -> str | None:
     if setting.dtype not in (torch.bfloat16, torch.float16):
         return f"attention flash computes in bf16 or fp16, not in {setting.dtype}; {FIX}."
     if setting.documents:
-        return "attention flash cannot stay inside documents; use attention flex, sdpa or auto."
+        return f"attention flash cannot stay inside documents; {FIX}."
     if setting.head_size % 8 or setting.head_size > LARGEST_HEAD:
         return (
             f"attention flash takes head sizes that are multiples of 8 up to {LARGEST_HEAD}, not "

@@ -145,5 +145,10 @@ def _compiled() -> Callable[..., Any]:
 
 
 FLEX = AttentionKernel(
-    function=flex, prepare=block_mask, obstacle=obstacle, missing=missing, skips_window=True
+    function=flex,
+    prepare=block_mask,
+    obstacle=obstacle,
+    missing=missing,
+    compiles_alone=True,
+    skips_window=True,
 )

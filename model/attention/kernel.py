@@ -101,6 +101,9 @@ class AttentionKernel:
     """The package missing here for a setting, with the fix; None when all is installed."""
     fused: bool = True
     """It skips the scores that are masked, and its backward computes the others again."""
+    compiles_alone: bool = False
+    """It is compiled on its own, and compiled code stands aside for the dispatch modes of selective
+    checkpointing."""
     skips_window: bool = False
     """A window is no mask to it, so that it skips what is outside."""
 

@@ -138,7 +138,7 @@ def test_which_attention_stays_inside_documents() -> None:
         **{"device_type": "cuda", "dtype": torch.bfloat16, "head_size": 64, "window": None},
         **{"dropout": 0.0, "documents": True, "capability": (9, 0)},
     }
-    with pytest.raises(ValueError, match="flash cannot stay inside documents; use attention flex"):
+    with pytest.raises(ValueError, match="flash cannot stay inside documents; use attention sdpa"):
         choose("flash", **gpu)
     assert choose("auto", **gpu).kind in ("flex", "sdpa")  # as triton is installed
     on_cpu = choose("auto", **{**gpu, "device_type": "cpu", "capability": None})
