@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import mutations
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -50,3 +51,10 @@ def test_as_many_files_name_it(
         path for path, own in names.items() if path.stem == example or any(map(word.search, own))
     ]
     assert 1 <= len(found) <= int(count), f"{what} stands in {', '.join(map(str, found))}"
+
+
+@pytest.mark.parametrize("name", mutations.FAULTS)
+def test_a_fault_can_still_be_set(name: str) -> None:
+    """What tests/mutations.py replaces is in the source, once."""
+    fault = mutations.FAULTS[name]
+    assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.right) == 1
