@@ -21,13 +21,13 @@ from published_rows import Row, published_rows
 from launcher.config.resolve import Resolved
 from launcher.forecast import efficiency, on_gpu, timing
 from launcher.forecast.efficiency import Architecture
-from launcher.forecast.work import backward_work, forward_work
+from launcher.forecast.work import passes_work
 
 # Without published runs to tell them apart, the other constants keep their sources' values.
 OF_ARCHITECTURES: Final[dict[Architecture, tuple[str, ...]]] = {
     "ampere": ("matmul", "attention", "elementwise"),
     "hopper": ("matmul", "attention", "elementwise", "operator_s"),
-    "volta": ("matmul", "elementwise", "operator_s"),
+    "volta": ("elementwise", "operator_s"),
     "blackwell": ("matmul", "attention"),
 }
 OF_ALL: Final = (
@@ -46,8 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = fitted_runs()
     # They depend on no constant.
-    vars(timing)["forward_work"] = _by_identity(forward_work)
-    vars(timing)["backward_work"] = _by_identity(backward_work)
+    vars(timing)["passes_work"] = _by_identity(passes_work)
     loss = total_loss(runs)
     print(f"{len(runs)} rows: loss {loss:.4f}")
     for number in range(options.rounds):

@@ -3,6 +3,7 @@ into their gradients, in their own memory."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -47,7 +48,7 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     return min(rows, chunk_rows)
 
 
-def row_chunks(rows: int, chunk_rows: int) -> list[slice]:
+def row_chunks(rows: int, chunk_rows: int) -> Iterable[slice]:
     """Return the rows of each chunk; the last one may have fewer than `chunk_rows`."""
     return [slice(start, start + chunk_rows) for start in range(0, rows, chunk_rows)]
 

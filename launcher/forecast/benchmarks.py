@@ -1,7 +1,8 @@
 """What one rank measures for a profile, all ranks at the same time.
 
-Rates come from the model's own shapes, and count FLOPs and bytes as `launcher.forecast.work` does,
-so that a prediction divides by what was measured in the same unit.
+Rates come from the model's own shapes, and count FLOPs and bytes as a recorded trace does
+(launcher/forecast/trace/counting.py), so that a prediction divides by what was measured in the
+same unit.
 """
 
 import dataclasses
@@ -21,10 +22,10 @@ from torch import nn
 from launcher.config.rules import default_seq_len
 from launcher.forecast.collectives import fit_rate
 from launcher.forecast.machine import COLLECTIVES
-from launcher.forecast.moved_bytes import block_elements
 from launcher.forecast.on_gpu import achieved_flops_per_s
+from launcher.forecast.trace.counting import work_of_call
 from launcher.forecast.traffic import Collective
-from launcher.forecast.workloads import elementwise, linears
+from launcher.forecast.workloads import elementwise, linear_products, linears
 from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
 from launcher.util.sizes import MIB
@@ -105,16 +106,17 @@ class Bench:
             for shapes in (model.linear_shapes, head)
         )
         seconds = model.layers * block_s + head_s
-        rate = 6 * self.rows * model.matmul_parameter_count / seconds
+        shapes = [*model.layers * model.linear_shapes, *head]
+        products = linear_products(shapes, self.rows, _dtype(name).itemsize)
+        rate = sum(product.flops for product in products) / seconds
         if self.gpu is not None:
-            size = _dtype(name).itemsize
-            rate = achieved_flops_per_s(model, self.rows, seconds, self.gpu, size, copy_bytes_per_s)
+            rate = achieved_flops_per_s(products, seconds, self.gpu, copy_bytes_per_s)
         self.say(f"matmul, {name}: {rate / 1e9:,.0f} GFLOP/s")
         return rate
 
     def attention_flops_per_s(self, name: str) -> float:
         """Forward and backward of causal attention over whole sequences; 2.5 times the forward's
-        FLOPs in the backward, and half of the scores, as in `launcher.forecast.work`."""
+        FLOPs in the backward, and half of the scores, as a recorded trace counts them."""
         model, seq_len = self.model, default_seq_len(self.model)
         flops_of_head = 3.5 * 4 * model.head_size * seq_len / 2 * seq_len
         heads = min(max(int(self.effort.flops / flops_of_head), 1), 8 * model.heads)
@@ -135,9 +137,9 @@ class Bench:
 
     def elementwise_bytes_per_s(self) -> float:
         """What a block has besides matmuls and attention, forward and backward in fp32."""
-        model, device = self.model, self.device
-        elements = self.rows * block_elements(model, device.type)
-        rate = 3 * 4 * elements / self._time(elementwise(model, self.rows, device))
+        call = elementwise(self.model, self.rows, self.device)
+        work = work_of_call(call)
+        rate = (work.elementwise_bytes + work.copied_bytes) / self._time(call)
         self.say(f"norms, activations, sums: {rate / 1e9:,.1f} GB/s")
         return rate
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from launcher.config.resolve import Resolved
 from launcher.forecast.predict import traced
 from launcher.forecast.trace.events import Born, MicroBatch
-from launcher.forecast.work import product_flops
+from launcher.forecast.work import block_flops
 from launcher.model.checkpointing import PRODUCTS, keeping, spelled
 from launcher.util.errors import UserError
 from launcher.util.sizes import gib
@@ -45,14 +45,15 @@ def within_budget(resolved: Resolved, *, world_size: int) -> Resolved:
     budget_bytes = resolved.model.checkpointing.budget_bytes
     if budget_bytes is None:
         return resolved
-    costs, layers = _costs(resolved, world_size), resolved.model.layers
+    probe, layers = _probe(resolved), resolved.model.layers
+    costs = _costs(probe, world_size)
     if budget_bytes < layers * costs.least:
         raise UserError(
             f"--activation-checkpointing {resolved.model.activation_checkpointing}: {layers} "
             f"blocks that recompute everything keep {gib(layers * costs.least)} of a micro-batch: "
             f"give at least budget={layers * costs.least}B, or a smaller --micro-batch"
         )
-    blocks = spent(budget_bytes, layers, costs, product_flops(resolved))
+    blocks = spent(budget_bytes, layers, costs, _saved_flops(probe))
     return _with(resolved, spelled(blocks))
 
 
@@ -90,8 +91,8 @@ def kept_bytes(trace: MicroBatch) -> list[int]:
     ]
 
 
-def _costs(resolved: Resolved, world_size: int) -> Costs:
-    """Trace one block of each kind.
+def _probe(resolved: Resolved) -> Resolved:
+    """The run with one block of each kind.
 
     A block's output is kept by the next block, always if that one recomputes itself. The first
     block does not count: beside frozen weights it keeps less, since its input has no gradient.
@@ -100,8 +101,17 @@ def _costs(resolved: Resolved, world_size: int) -> Costs:
     model = dataclasses.replace(
         resolved.model, layers=len(words), activation_checkpointing=spelled(words)
     )
-    probe = dataclasses.replace(resolved, model=model)
-    trace = traced(probe, world_size=world_size, device_type=resolved.config.loop.device)
+    return dataclasses.replace(resolved, model=model)
+
+
+def _saved_flops(probe: Resolved) -> dict[str, float]:
+    """FLOPs that keeping each product saves a block's backward."""
+    _, *products, least, _, _ = block_flops(probe)
+    return {name: least - flops for name, flops in zip(PRODUCTS, products, strict=True)}
+
+
+def _costs(probe: Resolved, world_size: int) -> Costs:
+    trace = traced(probe, world_size=world_size, device_type=probe.config.loop.device)
     _, *products, least, _, most = kept_bytes(trace)
     each = {name: size - least for name, size in zip(PRODUCTS, products, strict=True)}
     return Costs(least=least, products=each, most=most)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from launcher.config.resolve import Resolved
-from launcher.forecast.operators import mlp_tiles
 from launcher.forecast.traffic import Collective, Transfer
 from launcher.model.checkpointing import LINEARS, kept_products
 from launcher.model.config import ModelConfig
@@ -81,7 +80,8 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
     def summed(elements: float, pieces: int) -> Transfer:
         return Transfer(kind="all_reduce", size_bytes=4 * elements, pieces=pieces, hideable=False)
 
-    chunks, tiles = _loss_chunks(resolved, rows), mlp_tiles(resolved)
+    tiles = -(-(rows // ranks) // model.mlp_tile) if model.mlp_tile else 0
+    chunks = _loss_chunks(resolved, rows)
     twice, in_blocks = 2 * model.layers, model.layers * (1 + (tiles or 1))
     vectors = _whole_vectors(model, tiles or 1)
     forward = [

@@ -33,25 +33,26 @@ class Efficiency:
     """Of the host, for one operator that torch dispatches, views among them."""
 
 
-# Fitted: matmul, elementwise and operator_s of volta; matmul, attention and elementwise of ampere
+# Fitted: elementwise and operator_s of volta; matmul, attention and elementwise of ampere
 # and hopper; operator_s of hopper; matmul and attention of blackwell. Rates of the kernels alone
 # agree: FlashAttention-2 reaches 50 to 73% of the peak on A100 (arXiv:2307.08691, abstract) and up
 # to 35% on H100 (arXiv:2407.08608, abstract); on B200 SimuMax measured 0.38 to 0.43 for the kernel
 # of Transformer Engine (configs/system/b200_bf16_ceperm.json, 64 heads of 4,096 and 16 of 131,072
 # tokens, halved for the causal mask). Assumed: attention of volta and turing, which have older
 # kernels than FlashAttention-2, what 8.6 and 8.9 have but fp32, all else of turing and blackwell,
-# as the architecture beside them, and matmul_fp32 where an fp32 product has a multiprocessor's
+# as the architecture beside them, matmul of volta, whose published runs are bound by what eager
+# attention moves, and matmul_fp32 where an fp32 product has a multiprocessor's
 # lanes to itself (7.0, 8.0). Where integers share the lanes (8.6, 8.9, 12.0) published training in
 # fp32 reaches 0.40 to 0.46 of the data sheet.
 EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
     "volta": Efficiency(
-        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.387, operator_s=13.6e-6
+        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.82, operator_s=11.3e-6
     ),
     "turing": Efficiency(
-        matmul=0.60, matmul_fp32=0.80, attention=0.25, elementwise=0.38, operator_s=13.6e-6
+        matmul=0.60, matmul_fp32=0.80, attention=0.25, elementwise=0.46, operator_s=11.3e-6
     ),
     "ampere": Efficiency(
-        matmul=0.85, matmul_fp32=0.85, attention=0.62, elementwise=0.39, operator_s=8e-6
+        matmul=0.80, matmul_fp32=0.85, attention=0.62, elementwise=0.465, operator_s=8e-6
     ),
     "ampere-86": Efficiency(
         matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
@@ -60,10 +61,10 @@ EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
         matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
     ),
     "hopper": Efficiency(
-        matmul=0.735, matmul_fp32=0.75, attention=0.305, elementwise=0.39, operator_s=5.9e-6
+        matmul=0.705, matmul_fp32=0.75, attention=0.355, elementwise=0.336, operator_s=4.7e-6
     ),
     "blackwell": Efficiency(
-        matmul=0.51, matmul_fp32=0.45, attention=0.378, elementwise=0.34, operator_s=6e-6
+        matmul=0.54, matmul_fp32=0.45, attention=0.364, elementwise=0.34, operator_s=6e-6
     ),
 }
 
@@ -74,28 +75,22 @@ BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
 """Rates of sdpa's backends where one is asked for, over that of FlashAttention-2."""
 
 # Fitted.
-COMPILED_ELEMENTWISE: Final = 1.65
+COMPILED_ELEMENTWISE: Final = 1.77
 """Rate of elementwise work in compiled blocks, which fuse it, over that of single kernels."""
-RING_ATTENTION: Final = 0.575
+RING_ATTENTION: Final = 0.5
 """Rate of attention over keys that a ring has brought, over that of a rank's own: smaller kernels,
 sums in fp32 between them. Of torch's ring, the only one with published runs."""
-FP8_GAIN: Final = 1.39
+FP8_GAIN: Final = 1.74
 """Rate of products in fp8 over that in bf16, without the casts around them."""
-CONTENTION: Final = 0.6
+CONTENTION: Final = 0.97
 """Of the shorter of communication and computation that run side by side: NCCL's kernels take
 multiprocessors and memory bandwidth, and what is fetched ahead is not always there in time."""
 
-# Assumed, of the order that torch's profiler shows; casts are counted from
-# launcher/forecast/trace/fp8_linears.py.
+# Assumed, of the order that torch's profiler shows.
 COMPILED_OPERATORS: Final = 0.3
 """Operators that the host starts in compiled blocks, for one that it dispatches else."""
-FP8_CAST_BYTES, FP8_COMPILED_CAST_BYTES = 21, 5
-"""Read and written for an element of an operand: its largest, then scaled in fp32, saturated and
-cast, in a kernel each, or compiled in two."""
 KERNEL_S: Final = 2.5e-6
 """Of the device, between the end of one kernel and the work of the next."""
-KERNELS_PER_OPERATOR: Final = 0.5
-"""About half of what torch dispatches are views."""
 
 # nccl-tests: a ring all-reduce over NVSwitch has a bus bandwidth of about 235 GB/s on DGX A100
 # (peak 300) and 360 on DGX H100 (peak 450); over PCIe, which neighbours share, half.
@@ -115,14 +110,14 @@ DISK_READ_BYTES_PER_S, DISK_WRITE_BYTES_PER_S = 3.0e9, 2.0e9
 
 # What hooks take of the host, in operators that it could dispatch meanwhile: a slow one is slow at
 # both. The first two are fitted; no published run tells the third apart.
-FETCH_HOOK_OPERATORS: Final = 124
+FETCH_HOOK_OPERATORS: Final = 142
 """DeepSpeed ZeRO-3, for a module's parameters: fetch, wait, release."""
-GRADIENT_HOOK_OPERATORS: Final = 16
+GRADIENT_HOOK_OPERATORS: Final = 17
 """DeepSpeed ZeRO-1 to 3, for a parameter's gradient."""
 GROUP_HOOK_OPERATORS: Final = 50
 """FSDP, for a group of parameters: gather and reshard, or reduce."""
 
-LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
+LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.81, 1.10
 """Between these multiples of the prediction lie four of five published runs, of those that the
 constants were fitted to and that are not one project's many."""
 
@@ -164,13 +159,13 @@ def backend_rate(backend: str, gpu: Gpu | None) -> float:
     return min(rate, 1.0) if chosen_is_cudnn else rate
 
 
-def busy_share(rows: int, columns: int, multiprocessors: int) -> float:
-    """Of the peak rate, at most, that a product of so many rows and columns reaches: its tiles go
-    in waves over the multiprocessors, of which the last is not full."""
+def busy_share(rows: int, columns: int, multiprocessors: int, *, batch: int = 1) -> float:
+    """Of the peak rate, at most, that a product of so many rows and columns reaches, or a `batch`
+    of them at a time: tiles go in waves over the multiprocessors, of which the last is not full."""
     shares = []
     for (tile_rows, tile_columns), rate in TILES:
-        tiles = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
+        tiles = batch * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
         waves = math.ceil(tiles / multiprocessors)
-        full = rows * columns / (tile_rows * tile_columns) / (waves * multiprocessors)
+        full = batch * rows * columns / (tile_rows * tile_columns) / (waves * multiprocessors)
         shares.append(rate * full)
     return max(shares)

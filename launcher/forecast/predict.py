@@ -4,16 +4,14 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from launcher.config.resolve import Resolved
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
+from launcher.forecast.trace.asked import asked_of
 from launcher.forecast.trace.blocks import on_host, trace_micro_batch
 from launcher.forecast.trace.events import (
     Born,
-    Compute,
     Freed,
     Gradient,
     MicroBatch,
@@ -25,7 +23,7 @@ from launcher.forecast.trace.shortened import Seen, Shortened, shortened
 from launcher.forecast.trace.stretches import Stretch
 from launcher.measure.hardware import Gpu
 from launcher.parallel.mesh import Mesh
-from launcher.strategies import strategy_of, variant_of
+from launcher.strategies import strategy_of
 from launcher.strategies.base import unknown_versions
 from launcher.strategies.ledger import CATEGORIES, Ledger
 from launcher.strategies.offload_sizes import offload_sizes
@@ -147,7 +145,8 @@ def _built(rank: Rank) -> Buffers:
 def traced(resolved: Resolved, *, world_size: int, device_type: str) -> MicroBatch:
     """The events of one micro-batch of the rank that `predict` calls the worst, without what
     kernels take."""
-    return _trace(*_seen(resolved, world_size, device_type, None), resident_threads=0)
+    seen, mesh = _seen(resolved, world_size, device_type, None)
+    return _trace(seen, asked_of(resolved, mesh, device_type=device_type))
 
 
 def _seen(
@@ -166,33 +165,24 @@ def _seen(
     return seen, mesh
 
 
-def _trace(rank: Rank, mesh: Mesh, resident_threads: int) -> MicroBatch:
-    trace = trace_micro_batch(**_asked(rank, mesh, resident_threads))
+def _trace(rank: Rank, asked: dict[str, Any]) -> MicroBatch:
+    trace = trace_micro_batch(**asked)
     return on_host(trace) if _leaves_for_host(rank) else trace
 
 
 def _shortened(rank: Rank, mesh: Mesh, resident_threads: int) -> Shortened:
     """Many choices of a plan have the same."""
-    key = (*_asked(rank, mesh, resident_threads).values(), _leaves_for_host(rank))
+    asked = asked_of(
+        rank.resolved, mesh, device_type=rank.device_type, resident_threads=resident_threads
+    )
+    key = (*asked.values(), _leaves_for_host(rank))
     if key not in _SHORTENED:
-        trace = _trace(rank, mesh, resident_threads)
+        trace = _trace(rank, asked)
         _SHORTENED[key] = shortened(trace, whole_blocks=rank.device_type != "cpu")
     return _SHORTENED[key]
 
 
 _SHORTENED: dict[Hashable, Shortened] = {}
-
-
-def _asked(rank: Rank, mesh: Mesh, resident_threads: int) -> dict[str, Any]:
-    """Of a trace."""
-    resolved = rank.resolved
-    return {
-        "model": resolved.model,
-        "compute": replace(_compute(rank), resident_threads=resident_threads),
-        "micro_batch": resolved.config.data.micro_batch,
-        "seq_len": resolved.local_seq_len,
-        "rank": mesh.model,
-    }
 
 
 def _leaves_for_host(rank: Rank) -> bool:
@@ -204,22 +194,6 @@ def _leaves_for_host(rank: Rank) -> bool:
 def by_category(ledger: Ledger) -> dict[str, int]:
     """Bytes of tensors on the device."""
     return {name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES}
-
-
-def _compute(rank: Rank) -> Compute:
-    """Where and in which types the model computes."""
-    config = rank.resolved.config
-    types = strategy_of(config).dtypes(config)
-    return Compute(
-        device_type=rank.device_type,
-        params_dtype=torch.bfloat16 if types.parameters.itemsize == 2 else torch.float32,
-        frozen_dtype=torch.bfloat16 if types.computed.itemsize == 2 else torch.float32,
-        autocast=types.autocast is not None,
-        stage3=variant_of(config).fetches_by_module,
-        documents=config.data.document_attention,
-        compiled=config.loop.compile,
-        fp8=config.optim.precision == "fp8" and not config.loop.compile,  # which fuses the casts
-    )
 
 
 def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:

@@ -22,8 +22,9 @@ from launcher.forecast.efficiency import (
 from launcher.forecast.machine import Machine
 from launcher.forecast.on_gpu import device_s, dispatched
 from launcher.forecast.strategies import forecast_of
+from launcher.forecast.trace.work import Work
 from launcher.forecast.traffic import Wire
-from launcher.forecast.work import Work, backward_work, forward_work
+from launcher.forecast.work import passes_work
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS
@@ -97,8 +98,9 @@ def step_seconds(
     ranks_per_node = min(world_size, gpus_per_node)
     machine = machine.shared_by(ranks_per_node)
     hooks = hook_operators(resolved, world_size)
-    forward = compute_s(forward_work(resolved), resolved, machine, hooks[0])
-    backward = compute_s(backward_work(resolved), resolved, machine, hooks[1])
+    works = passes_work(resolved)
+    forward = compute_s(works[0], resolved, machine, hooks[0])
+    backward = compute_s(works[1], resolved, machine, hooks[1])
     moves = timed(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
     update_s = optimizer_s(
         resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine

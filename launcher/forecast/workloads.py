@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from launcher.forecast.trace.work import Product
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import Block
 from launcher.model.layers import rotate, rotation
@@ -29,9 +30,19 @@ def linears(
     return forward_and_backward
 
 
+def linear_products(
+    shapes: Sequence[tuple[int, int]], rows: int, element_bytes: int
+) -> list[Product]:
+    """The products of `linears`."""
+    return [
+        Product(1, *sizes, element_bytes)
+        for inner, outer in shapes
+        for sizes in ((rows, outer, inner), (rows, inner, outer), (outer, inner, rows))
+    ]
+
+
 def elementwise(model: ModelConfig, rows: int, device: torch.device) -> Callable[[], None]:
-    """What a block has besides matmuls and attention over `rows` tokens, in fp32: the elements of
-    `launcher.forecast.moved_bytes.block_elements`."""
+    """What a block has besides matmuls and attention over `rows` tokens, in fp32."""
     with torch.device("meta"):
         block = Block(model)
     norm, head_norm = (part.to_empty(device=device) for part in (block.ln_1, block.attn.q_norm))

@@ -29,7 +29,8 @@ from launcher.forecast.trace.events import (
     Segment,
     Trace,
 )
-from launcher.forecast.trace.micro_batches import trace_of
+from launcher.forecast.trace.micro_batches import trace_of, work_of
+from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
 from launcher.model.parts import block_of, in_block
@@ -52,13 +53,58 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
     sequences with context parallelism, on one rank of those that compute a model; cached."""
-    words = model.checkpointing.blocks(model.layers)
-    traced, stand_ins = _few(_kinds(words, model))
-    few = replace(
-        model, layers=len(traced), activation_checkpointing=spelled([words[n] for n in traced])
-    )
+    few, stand_ins = _shallow(model)
     trace = trace_of(few, compute, micro_batch, seq_len, rank)
     return _deepened(trace, stand_ins)
+
+
+def micro_batch_work(
+    model: ModelConfig,
+    compute: Compute,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    rank: ModelParallelRank = WHOLE_MODEL,
+) -> dict[Place, Work]:
+    """Work of each segment of the same micro-batch; what a block recomputes is in its backward."""
+    few, stand_ins = _shallow(model)
+    of_few = work_of(few, compute, micro_batch, seq_len, rank)
+    return {
+        instance: work
+        for place, work in of_few.items()
+        for instance in _instances(place, stand_ins)
+    }
+
+
+@cache
+def pass_work(
+    model: ModelConfig,
+    compute: Compute,
+    *,
+    micro_batch: int,
+    seq_len: int,
+    rank: ModelParallelRank = WHOLE_MODEL,
+) -> tuple[Work, Work]:
+    """Work of the whole forward and of the whole backward."""
+    few, stand_ins = _shallow(model)
+    of_few = work_of(few, compute, micro_batch, seq_len, rank)
+    layers = Counter(stand_ins)
+    forward = backward = NO_WORK
+    for place, work in of_few.items():
+        times = layers[place.layer] if place.part.startswith("block") else 1
+        if place.part.endswith("backward"):
+            backward = backward.plus(work, times=times)
+        else:
+            forward = forward.plus(work, times=times)
+    return forward, backward
+
+
+def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int]]:
+    """A model of representative blocks, and for each block the one that represents it."""
+    words = model.checkpointing.blocks(model.layers)
+    traced, stand_ins = _few(_kinds(words, model))
+    spelling = spelled([words[n] for n in traced])
+    return replace(model, layers=len(traced), activation_checkpointing=spelling), stand_ins
 
 
 def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:

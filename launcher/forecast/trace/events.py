@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from launcher.forecast.trace.work import Repeat, SegmentWork
 from launcher.strategies.ledger import Where
 
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
@@ -85,8 +86,8 @@ class Compute:
     autocast; frozen ones in a type of their own.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
-    documents, `compiled` for compiled blocks, `fp8` for linears in it. `resident_threads` are those
-    of the GPU, 0 of one that nobody knows.
+    documents, `compiled` for compiled blocks, `fp8` for linears in it, whose casts may be compiled
+    alone. `resident_threads` are those of the GPU, 0 of an unknown one.
     """
 
     device_type: str = "cpu"
@@ -98,11 +99,13 @@ class Compute:
     resident_threads: int = 0
     compiled: bool = False
     fp8: bool = False
+    casts_compiled: bool = False
 
 
 PartialBytes = Callable[[int, int, int], int]
 """What a GPU takes while it sums up the rows of a matrix, of (rows, columns, bytes of an
 element)."""
+Works = dict[tuple[Place, Repeat], SegmentWork]
 # A storage of a trace: the segment that it is born in, and its number among that segment's.
 Birth = tuple[Place, int]
 
@@ -127,3 +130,6 @@ class Trace:
     gradients: list[tuple[str, Birth, Place, int]]
     """(parameter, storage, segment and event number of its accumulation)."""
     marks: list[tuple[Module | Tuned, Place, int]]
+    works: Works
+    chunks: int
+    """Of the loss."""

@@ -15,12 +15,22 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
-from launcher.forecast.trace.events import Compute, PartialBytes, Trace
-from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.events import Compute, PartialBytes, Place, Trace
+from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.record import record_trace
-from launcher.forecast.trace.template import Size, Template, filled, loss_chunks, template_of
+from launcher.forecast.trace.template import (
+    Size,
+    Template,
+    filled,
+    filled_work,
+    loss_chunks,
+    segment_work,
+    template_of,
+)
+from launcher.forecast.trace.work import Work
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
+from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import ModelParallelRank
 
 _MOST_BYTES: Final = 2**60
@@ -40,38 +50,96 @@ def trace_of(
     threads = compute.resident_threads
     sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
     copies = rank.context is not None or not fuses_scores(model)
-    in_proportion = _grows_in_proportion(model, compute, seq_len, rank)
-    if not in_proportion or (micro_batch == 1 and copies):
-        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
-    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, rank.tensor)
-    template = _template(
-        model,
-        replace(compute, resident_threads=0),
-        seq_len,
-        rank,
-        # A sharded head copies the targets of a chunk, unless it is all of them.
-        chunked=model.loss_chunk != 0 and (rank.tensor is None or chunks > 1),
+    in_proportion = (
+        compute.device_type == "cuda"
+        and not compute.compiled
+        and model.mlp_tile is None
+        and not (micro_batch == 1 and copies)
+        and _grows_in_proportion(model, seq_len, rank)
     )
-    dimensions = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
+    if not in_proportion:
+        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
+    dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
+    template = _template(
+        model, replace(compute, resident_threads=0), seq_len, rank, chunked=chunked
+    )
     return filled(template, dimensions, sums)
 
 
-def _grows_in_proportion(
+def work_of(
     model: ModelConfig,
     compute: Compute,
+    micro_batch: int,
     seq_len: int,
     rank: ModelParallelRank,
-) -> bool:
+) -> dict[Place, Work]:
+    """Work of each segment of a micro-batch, mostly from a recording of another one.
+
+    What compiling fuses of it is no matter here, and neither is what else makes bytes differ from
+    a multiple of the micro-batch: a copy more or less of a single sequence.
+    """
+    casts_compiled = compute.fp8 and compute.compiled
+    compute = replace(compute, resident_threads=0, compiled=False, casts_compiled=casts_compiled)
+    if not _grows_in_proportion(model, seq_len, rank):
+        return _recorded_work(model, compute, micro_batch, seq_len, rank)
+    dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
+    record = partial(_template, model, compute, seq_len, rank, chunked=chunked)
+    if model.mlp_tile is None:
+        return filled_work(record(), dimensions)
+    tiles, last = divmod(
+        micro_batch * seq_len // (1 if rank.tensor is None else rank.tensor.size) - 1,
+        model.mlp_tile,
+    )
+    tile_dimensions = {"tile": model.mlp_tile, "last_tile": last + 1}
+    two, three = (filled_work(record(tiles=n), {**dimensions, **tile_dimensions}) for n in (2, 3))
+    # Each tile but the last adds as much as the others.
+    return {
+        place: work.plus(work, times=tiles - 2).plus(two[place], times=2 - tiles)
+        for place, work in three.items()
+    }
+
+
+@cache
+def _recorded_work(
+    model: ModelConfig,
+    compute: Compute,
+    micro_batch: int,
+    seq_len: int,
+    rank: ModelParallelRank,
+) -> dict[Place, Work]:
+    trace = record_trace(model, compute, micro_batch, seq_len, rank, lambda *_: 0)
+    return segment_work(trace.works, trace.chunks)
+
+
+def _dimensions(
+    model: ModelConfig,
+    compute: Compute,
+    micro_batch: int,
+    seq_len: int,
+    rank: ModelParallelRank,
+) -> tuple[dict[str, int], bool]:
+    """Dimensions of a micro-batch, and whether its loss is computed in chunks."""
+    rows = micro_batch * seq_len
+    on_gpu = compute.device_type == "cuda"
+    chunk, last, chunks = loss_chunks(model, rows, rank.tensor, fused=on_gpu)
+    chunked = model.loss_chunk != 0
+    if rank.tensor is not None:
+        # A sharded head copies the targets of a chunk, unless it is all of them.
+        chunked = chunked and chunks > 1
+    elif not on_gpu and model.loss_chunk is None:
+        chunked = automatic_chunk_rows(rows, model.vocab_size, model.d_model, fused=False) > 0
+    found = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
+    return found, chunked
+
+
+def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRank) -> bool:
     ranks = 1 if rank.tensor is None else rank.tensor.size
     per_token = _width(model)
     if not fuses_scores(model):  # of some heads then, with all ranks' keys
         keys = seq_len if rank.context is None else rank.context.size * seq_len
         per_token = max(per_token, model.heads * keys)
     return (
-        compute.device_type == "cuda"
-        and not compute.compiled
-        and model.mlp_tile is None
-        and seq_len % ranks == 0  # else not of every micro-batch
+        seq_len % ranks == 0  # else not of every micro-batch
         and seq_len >= _FEWEST_TOKENS * ranks
         and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES
     )
@@ -100,26 +168,40 @@ def _template(
     rank: ModelParallelRank,
     *,
     chunked: bool,
+    tiles: int = 0,
 ) -> Template:
+    """Record a trace with primes for the dimensions that a micro-batch has.
+
+    Args:
+        chunked: the loss is computed in chunks.
+        tiles: of each MLP; 0 where it is whole.
+    """
     micro_batch = _micro_batch(model, seq_len)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
+    ranks = 1 if rank.tensor is None else rank.tensor.size
+    rows = micro_batch * seq_len // ranks
     if chunked:
-        ranks = 1 if rank.tensor is None else rank.tensor.size
-        rows = micro_batch * seq_len // ranks
-        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, above=micro_batch)
+        primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, 3, above=micro_batch)
         loss_chunk = ranks * primes["chunk"]
+    if tiles:
+        primes["tile"], primes["last_tile"] = _prime_chunks(
+            rows, tiles, above=micro_batch, unlike=primes.get("chunk")
+        )
+        model = replace(model, mlp_tile=primes["tile"])
     model = replace(model, loss_chunk=loss_chunk)
     record = partial(record_trace, model, compute, micro_batch, seq_len, rank)
     return template_of(record, partial(_product, primes=primes))
 
 
-def _prime_chunks(rows: int, *, above: int) -> tuple[int, int]:
-    """Rows of each of two chunks, a prime, and of a third one that make so many: a prime, too, but
-    for a power of two."""
-    for chunk in range(2 * rows // 5, above, -1):
-        last = rows - 2 * chunk
+def _prime_chunks(
+    rows: int, count: int, *, above: int, unlike: int | None = None
+) -> tuple[int, int]:
+    """Rows of each of `count` chunks but the last, a prime, and of the last one, which make so
+    many: a prime, too, but for a power of two."""
+    for chunk in range(2 * rows // (2 * count - 1), above, -1):
+        last = rows - (count - 1) * chunk
         odd = last // (last & -last)
-        if odd > above and _is_prime(chunk) and _is_prime(odd):
+        if chunk != unlike and odd > above and _is_prime(chunk) and _is_prime(odd):
             return chunk, last
     raise AssertionError(f"{rows} rows have no chunks above {above}")
 

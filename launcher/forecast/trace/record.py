@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.forecast.trace.compiled import compiled
+from launcher.forecast.trace.counting import WorkCounter, counting
 from launcher.forecast.trace.events import (
     Birth,
     Compute,
@@ -22,9 +23,8 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
-from launcher.forecast.trace.fp8_linears import fp8_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
-from launcher.forecast.trace.gpu_kernels import gpu_kernels, layer_norm
+from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
 from launcher.forecast.trace.template import CHUNKS
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model import loss as head_loss
@@ -55,7 +55,8 @@ class Recorder(LiveTrace):
         self._on_gpu = compute.device_type == "cuda"
         self._partial_bytes = partial_bytes
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
-        self.place = Place("embed")
+        self.work = WorkCounter()
+        self.place = self.work.place
         self.first_compiled: tuple[Place, ...] = ()
         self.gradients: list[tuple[str, Birth, Place, int]] = []
         self.marks: list[tuple[Module | Tuned, Place, int]] = []
@@ -70,6 +71,10 @@ class Recorder(LiveTrace):
     def ignore_compile_internals(cls) -> bool:
         """Compile under this mode, and follow what compiled code does only."""
         return True
+
+    def enter(self, place: Place) -> None:
+        """Start a segment."""
+        self.place = self.work.place = place
 
     def know(self, tensors: Iterable[Tensor]) -> None:
         """What is there already, and would be seen for the first time through a view."""
@@ -111,9 +116,11 @@ class Recorder(LiveTrace):
             fake = args[0]
             return _META if fake.fake_mode.in_kernel_invocation else fake.fake_device
         if self._on_gpu and func is torch.ops.aten.native_layer_norm.default:
-            func = layer_norm
-        # Torch wraps what is called __torch_dispatch__, which takes its time once only.
-        out = self._ran(func, args, kwargs)
+            out = self._ran(layer_norm, args, kwargs)
+        else:
+            # Torch wraps what is called __torch_dispatch__, which takes its time once only.
+            out = self._ran(func, args, kwargs)
+        self.work.operator(func, args, kwargs, out)
         if self._on_gpu:
             if func is torch.ops.aten.sum.dim_IntList:
                 self._sum(*args)
@@ -165,12 +172,13 @@ def record_trace(
 
     On fake CPU tensors whatever the device: they need no driver, autograd works, and SDPA takes
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
-    kernels keep instead is in `launcher.forecast.trace.gpu_kernels`.
+    kernels keep instead is in `launcher.forecast.trace.kernels`.
     """
     recorder = Recorder(compute, partial_bytes)
+    on_cpu = compute.device_type == "cpu"
     model_parallel = ModelParallel.predicted(rank, device_type=compute.device_type)
-    kernels = gpu_kernels if compute.device_type == "cuda" else contextlib.nullcontext
-    with FakeTensorMode(), kernels(model) as traced:
+    kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
+    with FakeTensorMode(), kernels as traced:
         with torch.device("meta"):
             module = model_parallel.decoder(traced)
         materialize_whole(
@@ -190,33 +198,43 @@ def record_trace(
         with contextlib.ExitStack() as around:
             if compute.stage3:
                 around.enter_context(stage3_linears())
-            if compute.fp8:
-                around.enter_context(fp8_linears(torch.bfloat16))
+            if compute.fp8 and not compute.compiled:  # which fuses the casts
+                around.enter_context(fp8_linears(torch.bfloat16, compiled=compute.casts_compiled))
             if compute.compiled:
                 around.enter_context(compiled(list(parts_of(module).blocks), recorder.tuned))
             if compute.device_type != "cpu":  # whose kernels nobody tunes
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
-            around.enter_context(_few_chunks())
+            around.enter_context(_few_chunks(recorder.work))
+            around.enter_context(counting(recorder.work))
             around.enter_context(recorder)
             recorder.know([*module.parameters(), *inputs])
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
                 loss = module(*inputs)
-            recorder.place = Place("head_backward")
+            recorder.enter(Place("head_backward"))
             (loss * 1.0).backward()
         lives = recorder.lives()
-    return Trace(model.layers, lives, recorder.gradients, recorder.marks)
+    work = recorder.work
+    return Trace(
+        model.layers, lives, recorder.gradients, recorder.marks, dict(work.works), work.chunks
+    )
 
 
 @contextlib.contextmanager
-def _few_chunks() -> Iterator[None]:
+def _few_chunks(work: WorkCounter) -> Iterator[None]:
     """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
     sequences have thousands."""
     whole = head_loss.row_chunks
 
-    def few(rows: int, chunk_rows: int) -> list[slice]:
-        chunks = whole(rows, chunk_rows)
-        return [*chunks[: CHUNKS - 1], *chunks[CHUNKS - 1 :][-1:]]
+    def few(rows: int, chunk_rows: int) -> Iterator[slice]:
+        chunks = list(whole(rows, chunk_rows))
+        work.chunks = len(chunks)
+        for number, chunk in enumerate(chunks[:-1][: CHUNKS - 1]):
+            work.repeat = "chunk" if number else "first_chunk"
+            yield chunk
+        work.repeat = "last_chunk"
+        yield chunks[-1]
+        work.repeat = "once"
 
     head_loss.row_chunks = few
     try:
@@ -233,12 +251,12 @@ def _follow(module: nn.Module, recorder: Recorder) -> None:
     def enter(layer: int, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if recorder.place.part.endswith("backward"):
             return  # recomputed
-        recorder.place = Place("block", layer)
+        recorder.enter(Place("block", layer))
         before = Place("block_backward", layer - 1) if layer else Place("embed_backward")
         _mark_backward(inputs[0], recorder, before)
 
     def enter_head(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        recorder.place = Place("head")
+        recorder.enter(Place("head"))
         _mark_backward(inputs[0], recorder, Place("block_backward", len(blocks) - 1))
 
     for layer, block in enumerate(blocks):
@@ -252,7 +270,7 @@ def _follow(module: nn.Module, recorder: Recorder) -> None:
 
 def _mark_backward(tensor: Tensor, recorder: Recorder, place: Place) -> None:
     def arrived(gradient: Tensor) -> None:
-        recorder.place = place
+        recorder.enter(place)
 
     if tensor.requires_grad:  # not under the first adapters
         tensor.register_hook(arrived)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.forecast.trace.events import Life, PartialBytes, Place, Trace
+from launcher.forecast.trace.events import Life, PartialBytes, Place, Trace, Works
+from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import TensorRank
@@ -86,7 +87,35 @@ def template_of(
         Life(each.birth, number(each.size_bytes), each.saved, each.at, each.end)
         for each in trace.lives
     ]
-    return Template(Trace(trace.layers, lives, trace.gradients, trace.marks), tuple(sizes))
+
+    def of_work(size: int) -> int:  # FLOPs may be more than the codes, which are bytes
+        return sizes.setdefault(product(size), len(sizes))
+
+    works = {where: work.mapped(of_work) for where, work in trace.works.items()}
+    recorded = Trace(trace.layers, lives, trace.gradients, trace.marks, works, trace.chunks)
+    return Template(recorded, tuple(sizes))
+
+
+def filled_work(template: Template, dimensions: Dimensions) -> dict[Place, Work]:
+    """Work of each segment of these dimensions, among them `chunks` of the loss."""
+    found = [s.bytes(dimensions) if isinstance(s, Size) else 0 for s in template.sizes]
+    return segment_work(template.trace.works, dimensions["chunks"], found.__getitem__)
+
+
+def segment_work(
+    works: Works, chunks: int, number: Callable[[int], int] = lambda size: size
+) -> dict[Place, Work]:
+    """Work of each segment with so many chunks of the loss.
+
+    Args:
+        number: what to put in the place of each size.
+    """
+    repeats = {"once": 1, "first_chunk": min(1, chunks - 1), "chunk": max(0, chunks - 2)}
+    found: dict[Place, Work] = {}
+    for (place, repeat), work in works.items():
+        times = repeats.get(repeat, 1)
+        found[place] = found.get(place, NO_WORK).plus(work.total(number), times=times)
+    return found
 
 
 def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialBytes) -> Trace:
@@ -105,17 +134,20 @@ def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialByt
         for number, life in enumerate(trace.lives)
         if number not in left_out
     ]
-    return Trace(trace.layers, lives, trace.gradients, trace.marks)
+    # What reads the work of a template asks `filled_work`.
+    return Trace(trace.layers, lives, trace.gradients, trace.marks, {}, dimensions["chunks"])
 
 
-def loss_chunks(model: ModelConfig, rows: int, rank: TensorRank | None) -> tuple[int, int, int]:
-    """(rows of each chunk of a GPU's loss but the last, rows of the last one, how many), of those
-    that one rank has."""
+def loss_chunks(
+    model: ModelConfig, rows: int, rank: TensorRank | None, *, fused: bool = True
+) -> tuple[int, int, int]:
+    """(rows of each chunk of the loss but the last, rows of the last one, how many), of those that
+    one rank has. Whole matrices have a `fused` loss on a GPU."""
     ranks = 1 if rank is None else rank.size
     chunk = model.loss_chunk
     if chunk is None:
         vocab_size = -(-model.vocab_size // ranks)
-        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=rank is None)
+        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=fused and rank is None)
     own_rows, own_chunk = rows // ranks, -(-(chunk or rows) // ranks)
     count = -(-own_rows // own_chunk)
     return own_chunk, own_rows - (count - 1) * own_chunk, count

@@ -5,6 +5,7 @@ structure (`launcher.forecast.trace.template`). No torch is needed for that, so 
 do it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,7 +19,15 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
-from launcher.forecast.trace.template import Dimensions, PartialSums, Size, Template, loss_chunks
+from launcher.forecast.trace.template import (
+    CHUNKS,
+    Dimensions,
+    PartialSums,
+    Size,
+    Template,
+    loss_chunks,
+)
+from launcher.forecast.trace.work import Product, SegmentWork
 from launcher.model.config import ModelConfig
 
 ALIGNED_VOCAB: Final = 8
@@ -107,12 +116,22 @@ def as_json(template: Template) -> dict[str, Any]:
         for mark, where, at in trace.marks
         if isinstance(mark, Module)
     ]
+    works = [
+        (
+            *(PARTS.index(place.part), place.layer, repeat),
+            [[*product, times] for product, times in work.products.items()],
+            *([*counter.items()] for counter in _counters(work)),
+            *(work.operators, work.kernels),
+        )
+        for (place, repeat), work in trace.works.items()
+    ]
     return {
         "layers": trace.layers,
         "sizes": [_size_as_json(size) for size in template.sizes],
         "lives": _columns(lives),
         "gradients": _columns(gradients),
         "marks": _columns(marks),
+        "works": works,
     }
 
 
@@ -143,7 +162,22 @@ def from_json(found: Mapping[str, Any]) -> Template:
         for name, entering, forward, part, layer, at in zip(*found["marks"], strict=True)
     ]
     sizes = tuple(_size_from_json(size) for size in found["sizes"])
-    return Template(Trace(found["layers"], lives, gradients, marks), sizes)
+    works = {
+        (place(part, layer), repeat): SegmentWork(
+            Counter({Product(*product): times for *product, times in products}),
+            *(Counter(dict(counter)) for counter in (attention, elementwise, copied)),
+            operators,
+            kernels,
+        )
+        for part, layer, repeat, products, attention, elementwise, copied, operators, kernels in (
+            found["works"]
+        )
+    }
+    return Template(Trace(found["layers"], lives, gradients, marks, works, CHUNKS), sizes)
+
+
+def _counters(work: SegmentWork) -> tuple[Counter[int], ...]:
+    return work.attention_flops, work.elementwise_bytes, work.copied_bytes
 
 
 _OUTLIVES: Final = -1

@@ -12,7 +12,7 @@ from launcher.forecast.trace import micro_batches
 from launcher.forecast.trace import record as trace_record
 from launcher.forecast.trace.blocks import _deepened
 from launcher.forecast.trace.events import Compute, Trace
-from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
 from launcher.model.config import ModelConfig

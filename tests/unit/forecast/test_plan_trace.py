@@ -14,7 +14,7 @@ from trace_levels import levels
 
 from launcher.forecast.trace.blocks import _deepened, _few, trace_micro_batch
 from launcher.forecast.trace.events import Born, Compute, Gradient, MicroBatch, Module, Place
-from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
+from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.record import Recorder, record_trace
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig

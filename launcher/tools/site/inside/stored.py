@@ -6,9 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.forecast.trace.events import Compute, Trace
-from launcher.forecast.trace.gpu_kernels import partial_sums_bytes
-from launcher.forecast.trace.template import Size, Template, filled
+from launcher.forecast.trace.events import Compute, Place, Trace
+from launcher.forecast.trace.kernels import partial_sums_bytes
+from launcher.forecast.trace.template import Dimensions, Size, Template, filled, filled_work
+from launcher.forecast.trace.work import Work
 from launcher.model.config import ModelConfig
 from launcher.tools.site.template import dimensions_of, from_json, kind_of, structure_of
 from launcher.util.errors import UserError
@@ -23,14 +24,31 @@ def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len
     Raises:
         UserError: of a structure that is not stored.
     """
-    template = _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
+    template, dimensions = _asked(model, compute, micro_batch, seq_len)
 
     def partial_bytes(rows: int, columns: int, element_bytes: int) -> int:
         threads = compute.resident_threads
         return partial_sums_bytes(rows, columns, element_bytes, resident_threads=threads)
 
-    dimensions = dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
     return filled(template, dimensions, partial_bytes)
+
+
+def stored_work(
+    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
+) -> dict[Place, Work]:
+    """What `work_of` would give.
+
+    Raises:
+        UserError: of a structure that is not stored.
+    """
+    return filled_work(*_asked(model, compute, micro_batch, seq_len))
+
+
+def _asked(
+    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
+) -> tuple[Template, Dimensions]:
+    template = _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
+    return template, dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
 
 
 def stored_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:

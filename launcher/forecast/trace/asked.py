@@ -1,0 +1,36 @@
+"""The recording that a run asks for."""
+
+from typing import Any
+
+import torch
+
+from launcher.config.resolve import Resolved
+from launcher.forecast.trace.events import Compute
+from launcher.parallel.mesh import Mesh
+from launcher.strategies import strategy_of, variant_of
+
+
+def asked_of(
+    resolved: Resolved, mesh: Mesh, *, device_type: str, resident_threads: int = 0
+) -> dict[str, Any]:
+    """Arguments of `trace_micro_batch`, `micro_batch_work` and `pass_work` for a rank at `mesh`."""
+    config = resolved.config
+    types = strategy_of(config).dtypes(config)
+    compute = Compute(
+        device_type=device_type,
+        params_dtype=torch.bfloat16 if types.parameters.itemsize == 2 else torch.float32,
+        frozen_dtype=torch.bfloat16 if types.computed.itemsize == 2 else torch.float32,
+        autocast=types.autocast is not None,
+        stage3=variant_of(config).fetches_by_module,
+        documents=config.data.document_attention,
+        resident_threads=resident_threads,
+        compiled=config.loop.compile,
+        fp8=config.optim.precision == "fp8",
+    )
+    return {
+        "model": resolved.model,
+        "compute": compute,
+        "micro_batch": config.data.micro_batch,
+        "seq_len": resolved.local_seq_len,
+        "rank": mesh.model,
+    }

@@ -1,0 +1,222 @@
+"""Kernels that differ from those of the CPU that records: what they keep, move and multiply.
+
+One entry for each, with its source; bytes and work are both read off what runs here.
+
+- RMSNorm is one kernel on a GPU, which saves its input and one fp32 number per row (torch 2.13.0's
+  aten/src/ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu). A CPU composes it of operators
+  that each save what they need.
+- LayerNorm keeps mean and deviation of a row in fp32 on a GPU, on a CPU in the type of its input.
+- Attention that a CPU does not have is replaced by torch's fused one: all of them save queries,
+  keys, values, the output and a number per row. They drop attention weights without a mask, which
+  they draw again in backward; a CPU's fused one cannot drop any, and torch would hold all T x T
+  scores. Shared key heads are repeated for the kernels that do not take them
+  (`launcher.model.attention.dense`). What has a window of its own skips the rest.
+- Dropout keeps a mask of one byte per element, where a CPU's has the type of its input.
+- The loss is fused, and a product of low precision is added to an fp32 sum in place.
+- A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
+  (`partial_sums_bytes`).
+- Linears in fp8 are torchao 0.18.0's (float8/float8_linear.py and float8_training_tensor.py): the
+  input and the weight are kept as they are, not a cast of the weight. Both are scaled in fp32,
+  saturated and cast for each of the three products; what a product reads across its rows is copied
+  to lie along them. Compiled, a cast is two kernels.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+from launcher.forecast.trace.counting import WorkCounter, as_kernel, note_product
+from launcher.model import loss as head_loss
+from launcher.model.attention import kernel_for
+from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
+from launcher.model.config import ModelConfig
+from launcher.model.recompute import as_one
+
+COMPILED_CAST_BYTES: Final = 5
+"""Read and written by a compiled cast for an element of an operand in bf16: its largest, then
+scaled, saturated and cast."""
+
+
+class _RMSNorm(torch.autograd.Function):
+    """The storages of aten::_fused_rms_norm and its backward, without their values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        def kernel() -> Tensor:
+            ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+            return torch.empty_like(x.contiguous())
+
+        return as_kernel(kernel, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight, _ = ctx.saved_tensors
+
+        def kernel() -> tuple[Tensor, Tensor | None]:
+            whole = x.contiguous()  # a copy, while it runs, of heads that lie between others
+            of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+            return torch.empty_like(whole), of_weight
+
+        return as_kernel(kernel, grad, x)
+
+
+def _add_in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """A product that is added to `total`, which takes no memory of its own."""
+    note_product(left, right, total, total=total)
+
+
+def layer_norm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """aten::native_layer_norm, whose mean and deviation of each row are in fp32 on a GPU, and on a
+    CPU in the type of the input."""
+    out, mean, deviation = torch.ops.aten.native_layer_norm(*args)
+    return out, mean.float(), deviation.float()
+
+
+def partial_sums_bytes(
+    rows: int, columns: int, element_bytes: int, *, resident_threads: int
+) -> int:
+    """What a sum over the rows of a contiguous matrix takes for the fp32 sums of its thread blocks,
+    while it runs; 0 where each column is summed by one block.
+
+    As setReduceConfig in torch 2.13.0's aten/src/ATen/native/cuda/Reduce.cuh cuts up the work.
+    """
+    while rows * columns * element_bytes > _MOST_INDEXED_BYTES:
+        rows = -(-rows // 2)
+    vector = math.gcd(columns, 4)
+    most_threads = 512 // vector
+    widest = min(_power_of_two(columns // vector), most_threads)
+    height = min(_power_of_two(rows), most_threads // min(widest, 32))
+    width = min(widest, most_threads // height)
+    rows_per_thread = -(-rows // height)
+    across = -(-(columns // vector) // width)
+    blocks_at_a_time = resident_threads // (width * height)
+    if rows_per_thread < 256 or across > blocks_at_a_time:
+        return 0
+    down = min(-(-blocks_at_a_time // across), -(-rows_per_thread // 16))
+    down = max(down, -(-rows_per_thread // 256))
+    return 4 * columns * vector * width * down if down > 1 else 0
+
+
+_MOST_INDEXED_BYTES = 2**31 - 1  # by a kernel; larger tensors are halved (TensorIterator)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest up to `number`."""
+    return 1 << (number.bit_length() - 1)
+
+
+@contextlib.contextmanager
+def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfig]:
+    """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
+    `model`."""
+    # Functions of modules have no place to be assigned to, to a type checker.
+    functional, of_loss = cast(Any, F), cast(Any, head_loss)
+    attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
+    composed_dropout = functional.dropout
+    own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
+    backend = BACKENDS.get(model.sdpa_backend)
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        **how: Any,
+    ) -> Tensor:
+        shared = own_kernel or takes_groups("cuda", q.dtype, attn_mask, backend)
+        if q.size(1) > k.size(1) and not shared:
+            k, v = repeat_for(q, k, v)
+        dropped = dropout_p if backend is SDPBackend.MATH else 0.0
+        out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
+        return out
+
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
+        if torch.compiler.is_compiling():  # a compiler takes the kernel apart, too
+            normed: Tensor = composed_norm(x, shape, weight, eps)
+        else:
+            normed = _RMSNorm.apply(x, weight)
+        return normed
+
+    def dropout(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
+        return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
+
+    fuses, add_product = of_loss.fuses, of_loss.add_product_
+    if own_kernel:
+        counter.visible_keys = model.window
+        model = replace(model, attention="auto", window=None)
+    elif model.sdpa_backend in ON_GPUS_ONLY:
+        model = replace(model, sdpa_backend="auto")
+    functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
+    functional.dropout = dropout
+    of_loss.fuses, of_loss.add_product_ = lambda device_type: True, _add_in_place
+    try:
+        yield model
+    finally:
+        functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
+        functional.dropout = composed_dropout
+        of_loss.fuses, of_loss.add_product_ = fuses, add_product
+
+
+class _Fp8Linear(torch.autograd.Function):
+    """The storages of matmul_with_hp_or_float8_args, without its values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, compiled: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.compiled = compiled
+        operands = _in_fp8(x, compiled), _in_fp8(weight, compiled)
+        # The product alone is what selective checkpointing keeps.
+        return as_one(lambda: _fp8_product(x, x, weight.t(), *operands))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(weight, ctx.compiled)
+        grad_x = _fp8_product(grad, grad, weight, left, right, right.clone())
+        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(x, ctx.compiled)
+        grad_weight = _fp8_product(grad, grad.t(), x, left, right, left.clone(), right.clone())
+        return grad_x, grad_weight, None
+
+
+def _in_fp8(tensor: Tensor, compiled: bool) -> Tensor:
+    if compiled:
+        moved_bytes = COMPILED_CAST_BYTES * tensor.numel()
+        cast_to = torch.uint8
+        return as_kernel(lambda: tensor.to(cast_to), moved_bytes=moved_bytes, copies=True)
+    tensor.abs()  # of which the largest gives the scale
+    scaled = tensor.to(torch.float32) * 1.0
+    return scaled.clamp(-1.0, 1.0).to(torch.uint8)
+
+
+def _fp8_product(like: Tensor, left: Tensor, right: Tensor, *_: Tensor) -> Tensor:
+    """The result beside its operands."""
+    result = like.new_empty(left.size(0), right.size(1))
+    note_product(left, right, result, fp8=True)
+    return result
+
+
+@contextlib.contextmanager
+def fp8_linears(computed: torch.dtype, *, compiled: bool) -> Iterator[None]:
+    """Have every `nn.Linear` allocate as torchao's, which compute in `computed` around products."""
+    module = cast(Any, nn.Linear)
+    original = module.forward
+
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            y: Tensor = _Fp8Linear.apply(x.to(computed), self.weight, compiled)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        module.forward = original

@@ -1,0 +1,120 @@
+"""Work of the segments of a micro-batch: products, attention, moved bytes and operators."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+Repeat = Literal["once", "first_chunk", "chunk", "last_chunk"]
+"""Which chunk of the loss runs; `chunk` stands for all between the first and the last."""
+
+
+class Product(NamedTuple):
+    """A product of matrices [rows, inner] x [inner, columns], `batch` times side by side; in a
+    template its dimensions are indices of sizes."""
+
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+    element_bytes: int
+    """Of its result."""
+    fp8: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Two for each pair of elements that meet."""
+        return 2 * self.batch * self.rows * self.columns * self.inner
+
+
+@dataclass(slots=True)
+class SegmentWork:
+    """Work of a segment of a micro-batch; counters hold how often each number comes."""
+
+    products: Counter[Product] = field(default_factory=Counter)
+    attention_flops: Counter[int] = field(default_factory=Counter)
+    elementwise_bytes: Counter[int] = field(default_factory=Counter)
+    """Read and written by operators that compute."""
+    copied_bytes: Counter[int] = field(default_factory=Counter)
+    """The same of casts, copies and fills."""
+    operators: int = 0
+    """Dispatched, views included."""
+    kernels: int = 0
+    """Those that run something on the device."""
+
+    def mapped(self, number: Callable[[int], int]) -> "SegmentWork":
+        """The same with `number(size)` in the place of each size."""
+        found = SegmentWork(operators=self.operators, kernels=self.kernels)
+        for product, times in self.products.items():
+            sized = product._replace(
+                batch=number(product.batch),
+                rows=number(product.rows),
+                columns=number(product.columns),
+                inner=number(product.inner),
+            )
+            found.products[sized] += times
+        for name in ("attention_flops", "elementwise_bytes", "copied_bytes"):
+            counter = getattr(found, name)
+            for size, times in getattr(self, name).items():
+                counter[number(size)] += times
+        return found
+
+    def total(self, number: Callable[[int], int]) -> "Work":
+        """Its sum, with `number(size)` in the place of each size."""
+        found = self.mapped(number)
+        sums = (
+            sum(times * size for size, times in counter.items())
+            for counter in (found.attention_flops, found.elementwise_bytes, found.copied_bytes)
+        )
+        attention_flops, elementwise_bytes, copied_bytes = sums
+        return Work(
+            products=found.products,
+            attention_flops=attention_flops,
+            elementwise_bytes=elementwise_bytes,
+            copied_bytes=copied_bytes,
+            operators=found.operators,
+            kernels=found.kernels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Work of a pass of one rank over one micro-batch, or of a part of it."""
+
+    products: Mapping[Product, float]
+    """How often each is computed."""
+    attention_flops: float
+    """Of fused kernels, less what they skip because the mask hides it."""
+    elementwise_bytes: float
+    copied_bytes: float
+    operators: float
+    kernels: float
+
+    @property
+    def matmul_flops(self) -> float:
+        """Of all products."""
+        return sum(times * product.flops for product, times in self.products.items())
+
+    def plus(self, other: "Work", *, times: float = 1.0) -> "Work":
+        """This and some of another."""
+        products = dict(self.products)
+        for product, count in other.products.items():
+            products[product] = products.get(product, 0.0) + times * count
+        return Work(
+            products=products,
+            attention_flops=self.attention_flops + times * other.attention_flops,
+            elementwise_bytes=self.elementwise_bytes + times * other.elementwise_bytes,
+            copied_bytes=self.copied_bytes + times * other.copied_bytes,
+            operators=self.operators + times * other.operators,
+            kernels=self.kernels + times * other.kernels,
+        )
+
+
+NO_WORK: Final = Work(
+    products={},
+    attention_flops=0.0,
+    elementwise_bytes=0.0,
+    copied_bytes=0.0,
+    operators=0.0,
+    kernels=0.0,
+)
