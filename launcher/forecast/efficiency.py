@@ -117,7 +117,7 @@ GRADIENT_HOOK_OPERATORS: Final = 17
 GROUP_HOOK_OPERATORS: Final = 50
 """FSDP, for a group of parameters: gather and reshard, or reduce."""
 
-LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.81, 1.10
+LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
 """Between these multiples of the prediction lie four of five published runs, of those that the
 constants were fitted to and that are not one project's many."""
 
