@@ -165,7 +165,9 @@ def from_json(found: Mapping[str, Any]) -> Template:
     works = {
         (place(part, layer), repeat): SegmentWork(
             Counter({Product(*product): times for *product, times in products}),
-            *(Counter(dict(counter)) for counter in (attention, elementwise, copied)),
+            Counter(dict(attention)),
+            Counter(dict(elementwise)),
+            Counter(dict(copied)),
             operators,
             kernels,
         )
