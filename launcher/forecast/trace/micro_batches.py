@@ -2,10 +2,11 @@
 
 On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with as
 many sequences as a prime above all dimensions of the model, what grows with them is a multiple of
-it, and nothing else is; so it is with the rows of each chunk of the loss. Compiled blocks are fused
-by their sizes, and tiles of the MLP are as many as the tokens ask for: those are recorded for each
-micro-batch. A batch of one is, too, where heads are copied that in it lie as they are wanted: for
-products of matrices, and between ranks.
+it, and nothing else is; so it is with the rows of each chunk of the loss. Tiles of the MLP are as
+many as the tokens ask for: those are recorded for each micro-batch. Compiled blocks are, too, where
+storages happen to be of one size in it: a fused kernel writes over one of its size. A batch of one
+is, where heads are copied that in it lie as they are wanted: for products of matrices, and between
+ranks.
 """
 
 import itertools
@@ -52,7 +53,6 @@ def trace_of(
     copies = rank.context is not None or not fuses_scores(model)
     in_proportion = (
         compute.device_type == "cuda"
-        and not compute.compiled
         and model.mlp_tile is None
         and not (micro_batch == 1 and copies)
         and _grows_in_proportion(model, seq_len, rank)
@@ -63,7 +63,20 @@ def trace_of(
     template = _template(
         model, replace(compute, resident_threads=0), seq_len, rank, chunked=chunked
     )
+    if compute.compiled and _has_equal_sizes(template, dimensions):
+        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
     return filled(template, dimensions, sums)
+
+
+def _has_equal_sizes(template: Template, dimensions: Mapping[str, int]) -> bool:
+    """Return whether storages of blocks are of one size that are not in other micro-batches."""
+    sizes = {
+        template.sizes[life.size_bytes]
+        for life in template.trace.lives
+        if life.birth[0].part in ("block", "block_backward")
+    }
+    products = [size for size in sizes if isinstance(size, Size)]
+    return len({size.bytes(dimensions) for size in products}) < len(products)
 
 
 def work_of(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.forecast.trace.events import Life, PartialBytes, Place, Trace, Works
+from launcher.forecast.trace.events import Life, Module, PartialBytes, Place, Trace, Tuned, Works
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
@@ -92,7 +92,8 @@ def template_of(
         return sizes.setdefault(product(size), len(sizes))
 
     works = {where: work.mapped(of_work) for where, work in trace.works.items()}
-    recorded = Trace(trace.layers, lives, trace.gradients, trace.marks, works, trace.chunks)
+    marks = _with_copied_bytes(trace, number)
+    recorded = Trace(trace.layers, lives, trace.gradients, marks, works, trace.chunks)
     return Template(recorded, tuple(sizes))
 
 
@@ -135,7 +136,18 @@ def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialByt
         if number not in left_out
     ]
     # What reads the work of a template asks `filled_work`.
-    return Trace(trace.layers, lives, trace.gradients, trace.marks, {}, dimensions["chunks"])
+    marks = _with_copied_bytes(trace, found.__getitem__)
+    return Trace(trace.layers, lives, trace.gradients, marks, {}, dimensions["chunks"])
+
+
+def _with_copied_bytes(
+    trace: Trace, number: Callable[[int], int]
+) -> list[tuple[Module | Tuned, Place, int]]:
+    """Return the marks of a trace with `number` of what each compiled kernel writes over."""
+    return [
+        (Tuned(number(mark.copied_bytes)) if isinstance(mark, Tuned) else mark, place, at)
+        for mark, place, at in trace.marks
+    ]
 
 
 def loss_chunks(

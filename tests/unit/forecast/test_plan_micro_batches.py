@@ -38,6 +38,12 @@ CASES: dict[str, tuple[dict[str, Any], Compute, ModelParallelRank]] = {
     "eager": ({"attention": "eager", "dropout": 0.1}, GPU, WHOLE_MODEL),
     "math": ({"sdpa_backend": "math"}, GPU, WHOLE_MODEL),
     "whole-logits": ({"loss_chunk": 0}, GPU, WHOLE_MODEL),
+    "compiled": (LLAMA, replace(GPU, autocast=True, compiled=True), WHOLE_MODEL),
+    "compiled-full": (
+        {"activation_checkpointing": "full"},
+        replace(GPU, params_dtype=torch.bfloat16, compiled=True),
+        WHOLE_MODEL,
+    ),
     "tiles": ({"mlp_tile": 40}, GPU, WHOLE_MODEL),
     "adapters": (
         LLAMA | {"lora": Lora(rank=3, alpha=6, targets=("qkv", "proj"))},
@@ -81,7 +87,8 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
         assert found == expected, micro_batch
 
 
-def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
 
     def record(*arguments: Any) -> Trace:
@@ -91,7 +98,8 @@ def test_one_recording_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batches, "record_trace", record)
     model = model_of(layers=4)  # which no other test has recorded
     for micro_batch in (1, 7, 500_000):
-        trace = trace_of(model, GPU, micro_batch, SEQ_LEN, WHOLE_MODEL)
+        compute = replace(GPU, compiled=compiled)
+        trace = trace_of(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
         assert block_input in {life.size_bytes for life in trace.lives}
     assert len(recorded) == 1
