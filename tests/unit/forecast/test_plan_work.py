@@ -19,6 +19,7 @@ from launcher.forecast.trace.work import Product, Work
 from launcher.forecast.work import passes_work
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.model.layers import norm
 from launcher.model.sizes import named
 from launcher.parallel.mesh import WHOLE_MODEL, ContextRank, ModelParallelRank, TensorRank
 
@@ -164,7 +165,7 @@ def test_bytes_of_an_operator() -> None:
 
 
 def test_autocast_adds_casts_of_weights() -> None:
-    module = GPT(run_of().model).blocks[0].ln_1
+    module = norm(run_of().model)
     x = torch.zeros(2, 16, 32, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         work = work_of_call(lambda: module(x))
