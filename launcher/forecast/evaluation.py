@@ -18,6 +18,7 @@ import torch
 from launcher.forecast.assess import Assessment, assess, tokens_per_s
 from launcher.forecast.candidates import CHECKPOINTING, Choice
 from launcher.forecast.cluster import Cluster
+from launcher.forecast.efficiency import FP8_GAIN
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
 from launcher.forecast.predict import states_bytes
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
@@ -148,7 +149,11 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
     gc.disable()  # short-lived worker with millions of live events: GC passes would dominate
     evaluation = _GroupEvaluation(group, search)
     for bound, choice in _fastest_first(group, search):
-        if not search.prunes or evaluation.is_wanted(choice, bound):
+        # The first bound needs no trace, the second one does.
+        if not search.prunes or (
+            evaluation.is_wanted(choice, bound)
+            and evaluation.is_wanted(choice, _best_tokens_per_s(choice, search.cluster))
+        ):
             evaluation.add(choice)
         with _evaluated.get_lock():
             _evaluated.value += 1
@@ -240,6 +245,18 @@ def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float,
 
 
 def _most_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
+    """Bound by products alone, for which nothing is recorded; the micro-batch cancels out."""
+    run = choice.runs[0]
+    model, machine = run.own_model, cluster.machine.shared_by(cluster.ranks_per_node)
+    rate = machine.matmul_flops_per_s[rated_type(run, machine)]
+    if run.config.optim.precision == "fp8":
+        rate *= FP8_GAIN
+    flops_per_token = (6 if model.lora is None else 4) * model.matmul_parameter_count
+    local_tokens = run.accumulation * run.config.data.micro_batch * run.local_seq_len
+    return run.global_batch * run.seq_len * rate / (local_tokens * flops_per_token)
+
+
+def _best_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
     try:
         return max(tokens_per_s(run, cluster) for run in choice.runs)
     except Exception:  # as `assess` will, which keeps the reason
