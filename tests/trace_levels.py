@@ -1,6 +1,6 @@
 """Bytes of a traced micro-batch, to compare two traces by."""
 
-from launcher.forecast.trace.events import Born, Freed, MicroBatch
+from launcher.forecast.trace.events import Allocated, Freed, MicroBatch
 
 
 def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:
@@ -13,7 +13,7 @@ def levels(micro_batch: MicroBatch) -> list[tuple[int, int]]:
     for _, events in (*micro_batch.forward, *micro_batch.backward):
         highest = level
         for event in events:
-            if isinstance(event, Born):
+            if isinstance(event, Allocated):
                 sizes[event.key] = event.size_bytes
                 level += event.size_bytes
             elif isinstance(event, Freed):

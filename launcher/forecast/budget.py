@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.predict import traced
-from launcher.forecast.trace.events import Born, MicroBatch
+from launcher.forecast.trace.events import Allocated, MicroBatch
 from launcher.forecast.work import block_flops
 from launcher.model.checkpointing import PRODUCTS, keeping, spelled
 from launcher.util.errors import UserError
@@ -85,7 +85,9 @@ def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, floa
 def kept_bytes(trace: MicroBatch) -> list[int]:
     """Return the bytes that each block keeps of a micro-batch."""
     return [
-        sum(e.size_bytes for e in events if isinstance(e, Born) and e.category == "activations")
+        sum(
+            e.size_bytes for e in events if isinstance(e, Allocated) and e.category == "activations"
+        )
         for place, events in trace.forward
         if place.part == "block"
     ]

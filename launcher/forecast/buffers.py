@@ -99,7 +99,7 @@ class Buffers:
             self.update(parameter)
 
     def update(self, parameter: Parameter) -> None:
-        """The optimizer on one tensor; its states are born at the first step."""
+        """The optimizer on one tensor; the first step allocates its states."""
         shape = self.local_shape(parameter)
         key, where = ("optimizer", parameter.name), self.rank.params_where
         if parameter.name not in self._costs:

@@ -8,10 +8,11 @@ from launcher.config.resolve import Resolved
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
+from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.forecast.trace.asked import asked_of
 from launcher.forecast.trace.blocks import on_host, trace_micro_batch
 from launcher.forecast.trace.events import (
-    Born,
+    Allocated,
     Freed,
     Gradient,
     MicroBatch,
@@ -20,7 +21,6 @@ from launcher.forecast.trace.events import (
     Tuned,
 )
 from launcher.forecast.trace.shortened import Seen, Shortened, shortened
-from launcher.forecast.trace.stretches import Stretch
 from launcher.measure.hardware import Gpu
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of
@@ -49,7 +49,7 @@ class Prediction:
     held: Ledger
     """States between two steps."""
     first_step: Ledger
-    """At the highest moment of the first step, in which optimizer states are born."""
+    """At the peak of the first step, which allocates the optimizer states."""
     peak: Ledger
     """At the highest moment of any later step."""
     peaks: dict[tuple[str, str], int]
@@ -244,9 +244,9 @@ def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compil
     allocate, free = timeline.allocate, timeline.free
     for event in events:
         # The innermost loop of a plan: bound methods, and no isinstance.
-        if type(event) is Stretch:
+        if type(event) is AllocationSummary:
             timeline.run(event)
-        elif type(event) is Born:
+        elif type(event) is Allocated:
             allocate(event.key, event.size_bytes, event.category, where=event.where)
         elif type(event) is Freed:
             free(event.key)

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from launcher.forecast.allocator_blocks import EMPTY_CACHE
-from launcher.forecast.trace.stretches import Stretch
+from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.strategies.ledger import CATEGORIES, STATES, Ledger, LedgerLines, Where
 from launcher.util.sizes import K_MIN_BLOCK_SIZE, page_locked_bytes
 
@@ -35,7 +35,7 @@ class Events:
     """What an allocator would be asked for: (storage, bytes) in program order, 0 bytes meaning
     freed; among them (EMPTY_CACHE, 0). Stretches are taken apart as one goes along."""
 
-    def __init__(self, log: list[tuple[int, int] | Stretch], storages: int) -> None:
+    def __init__(self, log: list[tuple[int, int] | AllocationSummary], storages: int) -> None:
         self._log = log
         self._storages = storages
 
@@ -43,7 +43,7 @@ class Events:
         numbers: dict[Hashable, int] = {}
         fresh = itertools.count(self._storages)
         for entry in self._log:
-            if not isinstance(entry, Stretch):
+            if not isinstance(entry, AllocationSummary):
                 yield entry
                 continue
             for key, size_bytes in entry.events:
@@ -68,7 +68,7 @@ class Timeline:
         self.streams: dict[int, str] = {}
         self.whole_blocks = device_type != "cpu"
         self._on_host_itself = device_type == "cpu"
-        self._log: list[tuple[int, int] | Stretch] = []
+        self._log: list[tuple[int, int] | AllocationSummary] = []
         self._current = 0
         self._elsewhere = {"host": 0, "disk": 0}
         self._phase_high = 0
@@ -145,17 +145,17 @@ class Timeline:
         else:
             self._elsewhere[live.where] -= live.size_bytes
 
-    def run(self, stretch: Stretch) -> None:
+    def run(self, summary: AllocationSummary) -> None:
         """What lies between; its storages have no names here."""
-        self._log.append(stretch)
-        top = self._current + stretch.rise_bytes
+        self._log.append(summary)
+        top = self._current + summary.rise_bytes
         if top > self._phase_high:
             lines = dict(self._lines)
-            for category, change in stretch.lines_at_rise:
+            for category, change in summary.lines_at_rise:
                 lines[category] += change
             self._note(top, lines)
-        self._current += stretch.net_bytes
-        for category, change in stretch.lines:
+        self._current += summary.net_bytes
+        for category, change in summary.lines:
             self._lines[category] += change
 
     def empty_cache(self) -> None:
@@ -176,7 +176,7 @@ class Timeline:
             lines[category] += live.size_bytes
 
     def has(self, key: Hashable) -> bool:
-        """Whether a storage lives, wherever it is."""
+        """Return whether a storage is allocated, on any device."""
         return key in self._live
 
     def size_bytes(self, key: Hashable) -> int:

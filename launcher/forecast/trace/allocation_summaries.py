@@ -1,4 +1,4 @@
-"""Allocations and frees that nobody acts upon, summed up."""
+"""Sums of allocations and frees between two moments at which a strategy acts."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -8,26 +8,27 @@ from launcher.util.sizes import rounded_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Allocations and frees on the device that nobody acts upon, in program order."""
+class AllocationSummary:
+    """Allocations and frees on the device between two such moments, in program order."""
 
     events: tuple[tuple[Hashable, int], ...]
     """(storage, bytes), 0 bytes meaning freed."""
     rise_bytes: int
-    """By how much its highest moment is above its beginning, in whole blocks; 0 where it never
-    is."""
+    """Peak above the level at its start, in whole allocator blocks; 0 if never above."""
     lines_at_rise: tuple[tuple[str, int], ...]
-    """(category, change of its bytes) up to that moment."""
+    """(category, change in bytes) up to that peak."""
     net_bytes: int
     """By how much its end is above its beginning, in whole blocks."""
     lines: tuple[tuple[str, int], ...]
     """(category, change of its bytes) up to its end."""
 
 
-EMPTY: Final = Stretch((), 0, (), 0, ())
+EMPTY: Final = AllocationSummary((), 0, (), 0, ())
 
 
-def stretch(changes: Iterable[tuple[Hashable, int, int, str]], *, whole_blocks: bool) -> Stretch:
+def summarize(
+    changes: Iterable[tuple[Hashable, int, int, str]], *, whole_blocks: bool
+) -> AllocationSummary:
     """Sum up (storage, bytes, change of bytes, category); bytes are 0 where it is freed.
 
     Args:
@@ -43,7 +44,7 @@ def stretch(changes: Iterable[tuple[Hashable, int, int, str]], *, whole_blocks: 
         lines[category] = lines.get(category, 0) + change
         if level > rise:
             rise, at_rise = level, tuple(lines.items())
-    return Stretch(tuple(events), rise, at_rise, level, tuple(lines.items()))
+    return AllocationSummary(tuple(events), rise, at_rise, level, tuple(lines.items()))
 
 
 def _blocks(change: int) -> int:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import cache
 
 from launcher.forecast.trace.events import (
-    Birth,
-    Born,
+    Allocated,
+    AllocationId,
     Compute,
     Event,
     Freed,
@@ -53,9 +53,9 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
     sequences with context parallelism, on one rank of those that compute a model; cached."""
-    few, stand_ins = _shallow(model)
+    few, representatives = _shallow(model)
     trace = trace_of(few, compute, micro_batch, seq_len, rank)
-    return _deepened(trace, stand_ins)
+    return _expanded(trace, representatives)
 
 
 def micro_batch_work(
@@ -67,12 +67,12 @@ def micro_batch_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> dict[Place, Work]:
     """Work of each segment of the same micro-batch; what a block recomputes is in its backward."""
-    few, stand_ins = _shallow(model)
+    few, representatives = _shallow(model)
     of_few = work_of(few, compute, micro_batch, seq_len, rank)
     return {
         instance: work
         for place, work in of_few.items()
-        for instance in _instances(place, stand_ins)
+        for instance in _instances(place, representatives)
     }
 
 
@@ -86,9 +86,9 @@ def pass_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> tuple[Work, Work]:
     """Work of the whole forward and of the whole backward."""
-    few, stand_ins = _shallow(model)
+    few, representatives = _shallow(model)
     of_few = work_of(few, compute, micro_batch, seq_len, rank)
-    layers = Counter(stand_ins)
+    layers = Counter(representatives)
     forward = backward = NO_WORK
     for place, work in of_few.items():
         times = layers[place.layer] if place.part.startswith("block") else 1
@@ -102,9 +102,9 @@ def pass_work(
 def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int]]:
     """A model of representative blocks, and for each block the one that represents it."""
     words = model.checkpointing.blocks(model.layers)
-    traced, stand_ins = _few(_kinds(words, model))
+    traced, representatives = _representative_blocks(_kinds(words, model))
     spelling = spelled([words[n] for n in traced])
-    return replace(model, layers=len(traced), activation_checkpointing=spelling), stand_ins
+    return replace(model, layers=len(traced), activation_checkpointing=spelling), representatives
 
 
 def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
@@ -117,7 +117,7 @@ def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
     return [first if model.lora is None else f"{first}, input without gradient", *others]
 
 
-def _few(kinds: Sequence[str]) -> tuple[list[int], list[int]]:
+def _representative_blocks(kinds: Sequence[str]) -> tuple[list[int], list[int]]:
     """Blocks of a deep model that make a shallow one in which each of its blocks has one that
     stands for it, with the same neighbours; and for every block, which of them that is."""
     last = len(kinds) - 1
@@ -150,13 +150,14 @@ def on_host(trace: MicroBatch) -> MicroBatch:
     begins, so that two are on the device at a time.
     """
     inputs = _inputs(trace)
-    away = {born.key for born in inputs.values()}
+    away = {allocated.key for allocated in inputs.values()}
     forward = [
-        (place, [_to_host(e) if isinstance(e, Born) and e.key in away else e for e in events])
+        (place, [_to_host(e) if isinstance(e, Allocated) and e.key in away else e for e in events])
         for place, events in trace.forward
     ]
     fetched = {  # under keys that the trace does not have
-        layer: replace(born, key=-1 - layer, category="temporary") for layer, born in inputs.items()
+        layer: replace(allocated, key=-1 - layer, category="temporary")
+        for layer, allocated in inputs.items()
     }
     backward: list[Segment] = []
     for place, events in trace.backward:
@@ -171,34 +172,34 @@ def on_host(trace: MicroBatch) -> MicroBatch:
     return replace(trace, forward=forward, backward=backward)
 
 
-def _deepened(trace: Trace, stand_ins: Sequence[int]) -> MicroBatch:
+def _expanded(trace: Trace, representatives: Sequence[int]) -> MicroBatch:
     """Put a deep model's events in order, each block's as those of the traced one in its place."""
-    layers = len(stand_ins)
+    layers = len(representatives)
     places = _places(layers)
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
-    keys: dict[Birth, Key] = {}
+    keys: dict[AllocationId, Key] = {}
     left: set[Key] = set()
-    for life in trace.lives:
-        template, number = life.birth
-        category = "activations" if life.saved else "temporary"
-        for place in _instances(template, stand_ins):
+    for lifetime in trace.lifetimes:
+        template, number = lifetime.allocation
+        category = "activations" if lifetime.saved else "temporary"
+        for place in _instances(template, representatives):
             key = keys[place, number] = len(keys)
-            events[place].append((life.at, Born(key, life.size_bytes, category)))
-            if life.end is None:
+            events[place].append((lifetime.at, Allocated(key, lifetime.size_bytes, category)))
+            if lifetime.end is None:
                 left.add(key)
             else:
-                end = _relative(life.end[0], template, place, trace.layers, layers)
-                events[end].append((life.end[1], Freed(key)))
-    for parameter, birth, where, at in trace.gradients:
-        for place in _instances(where, stand_ins):
-            born_in = _relative(birth[0], where, place, trace.layers, layers)
-            key = keys[born_in, birth[1]]
+                end = _relative(lifetime.end[0], template, place, trace.layers, layers)
+                events[end].append((lifetime.end[1], Freed(key)))
+    for parameter, allocation, where, at in trace.gradients:
+        for place in _instances(where, representatives):
+            allocated_in = _relative(allocation[0], where, place, trace.layers, layers)
+            key = keys[allocated_in, allocation[1]]
             left.discard(key)
             events[place].append(
                 (at, Gradient(key, _renamed(parameter, where, place, trace.layers, layers)))
             )
     for mark, where, at in trace.marks:
-        for place in _instances(where, stand_ins):
+        for place in _instances(where, representatives):
             own = mark
             if isinstance(mark, Module):
                 own = replace(mark, name=_renamed(mark.name, where, place, trace.layers, layers))
@@ -229,11 +230,11 @@ def _places(layers: int) -> list[Place]:
     return [*forward, Place("head_backward"), *backward, Place("embed_backward")]
 
 
-def _instances(place: Place, stand_ins: Sequence[int]) -> list[Place]:
+def _instances(place: Place, representatives: Sequence[int]) -> list[Place]:
     """Where in the deep model a segment of the traced one is."""
     if not place.part.startswith("block"):
         return [place]
-    deep = enumerate(stand_ins)
+    deep = enumerate(representatives)
     return [replace(place, layer=layer) for layer, few in deep if few == place.layer]
 
 
@@ -246,8 +247,8 @@ def _relative(other: Place, template: Place, instance: Place, traced: int, layer
     return replace(other, layer=layers - 1 if other.layer == traced - 1 else other.layer)
 
 
-def _inputs(trace: MicroBatch) -> dict[int, Born]:
-    """What each block has saved: born in its forward, freed in its own backward."""
+def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
+    """What each block has saved: allocated in its forward, freed in its own backward."""
     freed: dict[Key, int] = {
         event.key: place.layer
         for place, events in trace.backward
@@ -258,9 +259,11 @@ def _inputs(trace: MicroBatch) -> dict[int, Born]:
         place.layer: event
         for place, events in trace.forward
         for event in events
-        if isinstance(event, Born) and place.part == "block" and freed.get(event.key) == place.layer
+        if isinstance(event, Allocated)
+        and place.part == "block"
+        and freed.get(event.key) == place.layer
     }
 
 
-def _to_host(born: Born) -> Born:
-    return replace(born, size_bytes=page_locked_bytes(born.size_bytes), where="host")
+def _to_host(allocated: Allocated) -> Allocated:
+    return replace(allocated, size_bytes=page_locked_bytes(allocated.size_bytes), where="host")

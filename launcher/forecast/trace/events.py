@@ -25,7 +25,7 @@ Key = int
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class Allocated:
     """A storage is allocated; an activation is one that the forward keeps for the backward."""
 
     key: Key
@@ -66,7 +66,7 @@ class Tuned:
     copied_bytes: int
 
 
-Event = Born | Freed | Gradient | Module | Tuned
+Event = Allocated | Freed | Gradient | Module | Tuned
 Segment = tuple[Place, list[Event]]
 
 
@@ -106,15 +106,15 @@ PartialBytes = Callable[[int, int, int], int]
 """What a GPU takes while it sums up the rows of a matrix, of (rows, columns, bytes of an
 element)."""
 Works = dict[tuple[Place, Repeat], SegmentWork]
-# A storage of a trace: the segment that it is born in, and its number among that segment's.
-Birth = tuple[Place, int]
+# A storage of a trace: the segment that allocates it, and its number among that segment's.
+AllocationId = tuple[Place, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """A storage's birth and, unless it outlives the micro-batch, its end, by event number."""
+class Lifetime:
+    """Allocation of a storage and its free, if within the micro-batch, by event number."""
 
-    birth: Birth
+    allocation: AllocationId
     size_bytes: int
     saved: bool
     at: int
@@ -126,8 +126,8 @@ class Trace:
     """A recorded micro-batch of a model with few layers."""
 
     layers: int
-    lives: list[Life]
-    gradients: list[tuple[str, Birth, Place, int]]
+    lifetimes: list[Lifetime]
+    gradients: list[tuple[str, AllocationId, Place, int]]
     """(parameter, storage, segment and event number of its accumulation)."""
     marks: list[tuple[Module | Tuned, Place, int]]
     works: Works

@@ -71,9 +71,9 @@ def trace_of(
 def _has_equal_sizes(template: Template, dimensions: Mapping[str, int]) -> bool:
     """Return whether storages of blocks are of one size that are not in other micro-batches."""
     sizes = {
-        template.sizes[life.size_bytes]
-        for life in template.trace.lives
-        if life.birth[0].part in ("block", "block_backward")
+        template.sizes[lifetime.size_bytes]
+        for lifetime in template.trace.lifetimes
+        if lifetime.allocation[0].part in ("block", "block_backward")
     }
     products = [size for size in sizes if isinstance(size, Size)]
     return len({size.bytes(dimensions) for size in products}) < len(products)

@@ -1,4 +1,4 @@
-"""Runs the real model without memory and writes down when each storage is born and freed."""
+"""Run the real model without memory; record each allocation and free."""
 
 import contextlib
 import itertools
@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from launcher.forecast.trace.compiled import compiled
 from launcher.forecast.trace.counting import WorkCounter, counting
 from launcher.forecast.trace.events import (
-    Birth,
+    AllocationId,
     Compute,
-    Life,
+    Lifetime,
     Module,
     PartialBytes,
     Place,
@@ -39,7 +39,7 @@ _META: Final = torch.device("meta")
 
 
 class Recorder(LiveTrace):
-    """Keeps each storage's birth and end, by segment.
+    """Record the allocation and the free of each storage, by segment.
 
     Args:
         compute: on a GPU autograd adds a gradient to an earlier one in that one's memory, as it
@@ -58,9 +58,9 @@ class Recorder(LiveTrace):
         self.work = WorkCounter()
         self.place = self.work.place
         self.first_compiled: tuple[Place, ...] = ()
-        self.gradients: list[tuple[str, Birth, Place, int]] = []
+        self.gradients: list[tuple[str, AllocationId, Place, int]] = []
         self.marks: list[tuple[Module | Tuned, Place, int]] = []
-        self._births: dict[LiveStorage, tuple[Birth, int, int]] = {}
+        self._allocations: dict[LiveStorage, tuple[AllocationId, int, int]] = {}
         # The next event's number, and the next storage's, in each segment.
         self._ticks: dict[Place, Iterator[int]] = defaultdict(itertools.count)
         self._numbers: dict[Place, Iterator[int]] = defaultdict(itertools.count)
@@ -80,7 +80,7 @@ class Recorder(LiveTrace):
         """What is there already, and would be seen for the first time through a view."""
         for tensor in tensors:
             self._see(tensor)
-        self._births.clear()
+        self._allocations.clear()
         self._ticks.clear()
         self._numbers.clear()
         self._known = set(self._live.values())
@@ -88,8 +88,8 @@ class Recorder(LiveTrace):
     def gradient(self, name: str, parameter: Tensor) -> None:
         """A parameter's gradient has been accumulated."""
         assert parameter.grad is not None
-        birth = self._births[self._live[parameter.grad.untyped_storage()._cdata]][0]
-        self.gradients.append((name, birth, self.place, self._tick()))
+        allocation = self._allocations[self._live[parameter.grad.untyped_storage()._cdata]][0]
+        self.gradients.append((name, allocation, self.place, self._tick()))
 
     def module(self, name: str, entering: bool, forward: bool) -> None:
         """A module is entered or left."""
@@ -100,15 +100,15 @@ class Recorder(LiveTrace):
         if self.place in self.first_compiled:
             self.marks.append((Tuned(copied_bytes), self.place, self._tick()))
 
-    def lives(self) -> list[Life]:
-        """All storages born so far."""
+    def lifetimes(self) -> list[Lifetime]:
+        """Return all storages allocated so far."""
         found = []
-        for live, (birth, at, size_bytes) in self._births.items():
-            place = birth[0]
+        for live, (allocation, at, size_bytes) in self._allocations.items():
+            place = allocation[0]
             end = self._ends.get(live)
             outlives = end is None or end[0].part.endswith("backward")
             saved = outlives and not place.part.endswith("backward")
-            found.append(Life(birth, size_bytes, saved, at, end))
+            found.append(Lifetime(allocation, size_bytes, saved, at, end))
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -148,11 +148,11 @@ class Recorder(LiveTrace):
             return
         if added is not None and live is added[0]:
             # Freed at once, so that nobody else had it: the sum took its place.
-            self._births[added[1]] = self._births.pop(live)
+            self._allocations[added[1]] = self._allocations.pop(live)
             return
-        if live not in self._births:
-            birth = (self.place, next(self._numbers[self.place]))
-            self._births[live] = (birth, self._tick(), change)
+        if live not in self._allocations:
+            allocation = (self.place, next(self._numbers[self.place]))
+            self._allocations[live] = (allocation, self._tick(), change)
         else:
             self._ends[live] = (self.place, self._tick())
 
@@ -213,10 +213,10 @@ def record_trace(
                 loss = module(*inputs)
             recorder.enter(Place("head_backward"))
             (loss * 1.0).backward()
-        lives = recorder.lives()
+        lifetimes = recorder.lifetimes()
     work = recorder.work
     return Trace(
-        model.layers, lives, recorder.gradients, recorder.marks, dict(work.works), work.chunks
+        model.layers, lifetimes, recorder.gradients, recorder.marks, dict(work.works), work.chunks
     )
 
 

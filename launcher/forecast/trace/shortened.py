@@ -8,8 +8,9 @@ event for each choice of a plan. The events themselves are kept for an allocator
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
+from launcher.forecast.trace.allocation_summaries import AllocationSummary, summarize
 from launcher.forecast.trace.events import (
-    Born,
+    Allocated,
     Event,
     Freed,
     Gradient,
@@ -19,9 +20,8 @@ from launcher.forecast.trace.events import (
     Place,
     Tuned,
 )
-from launcher.forecast.trace.stretches import Stretch, stretch
 
-Seen = Stretch | Born | Freed | Gradient | Module | Tuned
+Seen = AllocationSummary | Allocated | Freed | Gradient | Module | Tuned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,36 +35,36 @@ class Shortened:
 
 
 def shortened(trace: MicroBatch, *, whole_blocks: bool) -> Shortened:
-    """The same micro-batch, with all that no strategy acts upon in stretches.
+    """The same micro-batch, with all that no strategy acts upon in allocation_summaries.
 
     Gradients stay single events, and what is not on the device.
     """
     segments = (*trace.forward, *trace.backward)
     every = [event for _, events in segments for event in events]
     single = {e.key for e in every if isinstance(e, Gradient)}
-    single |= {e.key for e in every if isinstance(e, Born) and e.where != "device"}
-    lives: dict[Key, Born] = {}
+    single |= {e.key for e in every if isinstance(e, Allocated) and e.where != "device"}
+    lifetimes: dict[Key, Allocated] = {}
 
     def short(events: Iterable[Event]) -> list[Seen]:
         found: list[Seen] = []
         changes: list[tuple[Hashable, int, int, str]] = []
         for event in events:
-            if isinstance(event, Born) and event.key not in single:
+            if isinstance(event, Allocated) and event.key not in single:
                 if event.size_bytes:
-                    lives[event.key] = event
+                    lifetimes[event.key] = event
                     size_bytes = event.size_bytes
                     changes.append((event.key, size_bytes, size_bytes, event.category))
                 continue
             if isinstance(event, Freed) and event.key not in single:
-                if born := lives.pop(event.key, None):
-                    changes.append((event.key, 0, -born.size_bytes, born.category))
+                if allocated := lifetimes.pop(event.key, None):
+                    changes.append((event.key, 0, -allocated.size_bytes, allocated.category))
                 continue
             if changes:
-                found.append(stretch(changes, whole_blocks=whole_blocks))
+                found.append(summarize(changes, whole_blocks=whole_blocks))
                 changes = []
             found.append(event)
         if changes:
-            found.append(stretch(changes, whole_blocks=whole_blocks))
+            found.append(summarize(changes, whole_blocks=whole_blocks))
         return found
 
     forward = [(place, short(events)) for place, events in trace.forward]

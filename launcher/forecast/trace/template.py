@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.forecast.trace.events import Life, Module, PartialBytes, Place, Trace, Tuned, Works
+from launcher.forecast.trace.events import (
+    Lifetime,
+    Module,
+    PartialBytes,
+    Place,
+    Trace,
+    Tuned,
+    Works,
+)
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.config import ModelConfig
 from launcher.model.loss import automatic_chunk_rows
@@ -83,9 +91,9 @@ def template_of(
             size = PartialSums(product(rows), product(columns), element_bytes)
         return sizes.setdefault(size, len(sizes))
 
-    lives = [
-        Life(each.birth, number(each.size_bytes), each.saved, each.at, each.end)
-        for each in trace.lives
+    lifetimes = [
+        Lifetime(each.allocation, number(each.size_bytes), each.saved, each.at, each.end)
+        for each in trace.lifetimes
     ]
 
     def of_work(size: int) -> int:  # FLOPs may be more than the codes, which are bytes
@@ -93,7 +101,7 @@ def template_of(
 
     works = {where: work.mapped(of_work) for where, work in trace.works.items()}
     marks = _with_copied_bytes(trace, number)
-    recorded = Trace(trace.layers, lives, trace.gradients, marks, works, trace.chunks)
+    recorded = Trace(trace.layers, lifetimes, trace.gradients, marks, works, trace.chunks)
     return Template(recorded, tuple(sizes))
 
 
@@ -130,14 +138,20 @@ def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialByt
         for size in template.sizes
     ]
     trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])
-    lives = [
-        Life(life.birth, found[life.size_bytes], life.saved, life.at, life.end)
-        for number, life in enumerate(trace.lives)
+    lifetimes = [
+        Lifetime(
+            lifetime.allocation,
+            found[lifetime.size_bytes],
+            lifetime.saved,
+            lifetime.at,
+            lifetime.end,
+        )
+        for number, lifetime in enumerate(trace.lifetimes)
         if number not in left_out
     ]
     # What reads the work of a template asks `filled_work`.
     marks = _with_copied_bytes(trace, found.__getitem__)
-    return Trace(trace.layers, lives, trace.gradients, marks, {}, dimensions["chunks"])
+    return Trace(trace.layers, lifetimes, trace.gradients, marks, {}, dimensions["chunks"])
 
 
 def _with_copied_bytes(
@@ -166,25 +180,25 @@ def loss_chunks(
 
 
 def _chunks_left_out(template: Template, chunks: int) -> set[int]:
-    """Numbers of the lives that belong to more chunks of the loss than there are: all that is there
-    in the head from one chunk's begin to another's."""
+    """Return the numbers of the lifetimes of surplus chunks of the loss: those in the head between
+    the starts of two chunks."""
     first, last = (_of_head(template, name) for name in ("chunk", "last_chunk"))
     if chunks >= CHUNKS or not first:
         return set()
     until = first[len(first) // 2] if chunks == 2 else last[0]
     return {
         number
-        for number, life in enumerate(template.trace.lives)
-        if life.birth[0] == _HEAD and first[0] <= life.at < until
+        for number, lifetime in enumerate(template.trace.lifetimes)
+        if lifetime.allocation[0] == _HEAD and first[0] <= lifetime.at < until
     }
 
 
 def _of_head(template: Template, name: str) -> list[int]:
-    """When what grows with a dimension is born there."""
+    """Return when a size that grows with a dimension is allocated there."""
     return sorted(
-        life.at
-        for life in template.trace.lives
-        if isinstance(size := template.sizes[life.size_bytes], Size)
+        lifetime.at
+        for lifetime in template.trace.lifetimes
+        if isinstance(size := template.sizes[lifetime.size_bytes], Size)
         and name in size.names
-        and life.birth[0] == _HEAD
+        and lifetime.allocation[0] == _HEAD
     )

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launcher.forecast.trace.events import (
-    Birth,
+    AllocationId,
     Compute,
-    Life,
+    Lifetime,
     Module,
     Part,
     Place,
@@ -103,13 +103,13 @@ def structure_of(model: ModelConfig, compute: Compute, *, seq_len: int) -> str:
 def as_json(template: Template) -> dict[str, Any]:
     """Plain lists: of what comes often, a list for each field, which compresses to half."""
     trace = template.trace
-    lives = [
-        (*_numbers(each.birth), each.size_bytes, int(each.saved), each.at, *_end(each))
-        for each in trace.lives
+    lifetimes = [
+        (*_numbers(each.allocation), each.size_bytes, int(each.saved), each.at, *_end(each))
+        for each in trace.lifetimes
     ]
     gradients = [
-        (name, *_numbers(birth), PARTS.index(where.part), where.layer, at)
-        for name, birth, where, at in trace.gradients
+        (name, *_numbers(allocation), PARTS.index(where.part), where.layer, at)
+        for name, allocation, where, at in trace.gradients
     ]
     marks = [
         (mark.name, int(mark.entering), int(mark.forward), PARTS.index(where.part), where.layer, at)
@@ -128,7 +128,7 @@ def as_json(template: Template) -> dict[str, Any]:
     return {
         "layers": trace.layers,
         "sizes": [_size_as_json(size) for size in template.sizes],
-        "lives": _columns(lives),
+        "lives": _columns(lifetimes),
         "gradients": _columns(gradients),
         "marks": _columns(marks),
         "works": works,
@@ -141,8 +141,8 @@ def from_json(found: Mapping[str, Any]) -> Template:
     def place(part: int, layer: int) -> Place:
         return Place(PARTS[part], layer)
 
-    lives = [
-        Life(
+    lifetimes = [
+        Lifetime(
             (place(part, layer), number),
             size,
             bool(saved),
@@ -175,7 +175,7 @@ def from_json(found: Mapping[str, Any]) -> Template:
             found["works"]
         )
     }
-    return Template(Trace(found["layers"], lives, gradients, marks, works, CHUNKS), sizes)
+    return Template(Trace(found["layers"], lifetimes, gradients, marks, works, CHUNKS), sizes)
 
 
 def _counters(work: SegmentWork) -> tuple[Counter[int], ...]:
@@ -186,13 +186,13 @@ _OUTLIVES: Final = -1
 """In the place of a part: a storage that is there when the micro-batch is over."""
 
 
-def _numbers(birth: Birth) -> tuple[int, int, int]:
-    place, number = birth
+def _numbers(allocation: AllocationId) -> tuple[int, int, int]:
+    place, number = allocation
     return PARTS.index(place.part), place.layer, number
 
 
-def _end(life: Life) -> tuple[int, int, int]:
-    return (_OUTLIVES, 0, 0) if life.end is None else _numbers(life.end)
+def _end(lifetime: Lifetime) -> tuple[int, int, int]:
+    return (_OUTLIVES, 0, 0) if lifetime.end is None else _numbers(lifetime.end)
 
 
 def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:

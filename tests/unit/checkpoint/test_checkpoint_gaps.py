@@ -105,7 +105,7 @@ def save(folder: Path, shapes: Shapes, ranks: Sequence[Sequence[Shard]], **more:
 
 def small_chunks(patch: pytest.MonkeyPatch, elements: int) -> None:
     """So that small tensors have many chunks."""
-    for module in ("files", "index"):
+    for module in ("rank_files", "index"):
         patch.setattr(f"launcher.checkpoint.{module}.CHUNK_ELEMENTS", elements)
 
 

@@ -14,7 +14,7 @@ from trace_levels import levels
 from launcher.forecast.predict import TUNING_BYTES
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
-from launcher.forecast.trace.events import Born, Compute, Tuned
+from launcher.forecast.trace.events import Allocated, Compute, Tuned
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, SharedInputs
@@ -65,7 +65,9 @@ def test_what_is_kept_is_what_compiled_code_keeps(
         event.size_bytes
         for place, events in traced.forward
         for event in events
-        if place.part == "block" and isinstance(event, Born) and event.category == "activations"
+        if place.part == "block"
+        and isinstance(event, Allocated)
+        and event.category == "activations"
     )
     last_output = 4 * MICRO_BATCH * SEQ_LEN * model.d_model  # which the last norm keeps
     assert kept == kept_by_compiled_code(model) + last_output

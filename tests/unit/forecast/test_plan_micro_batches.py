@@ -10,7 +10,7 @@ from trace_levels import levels
 
 from launcher.forecast.trace import micro_batches
 from launcher.forecast.trace import record as trace_record
-from launcher.forecast.trace.blocks import _deepened
+from launcher.forecast.trace.blocks import _expanded
 from launcher.forecast.trace.events import Compute, Trace
 from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.micro_batches import trace_of
@@ -81,7 +81,7 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
     for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
         where = (model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
-            levels(_deepened(trace, range(model.layers)))
+            levels(_expanded(trace, range(model.layers)))
             for trace in (trace_of(*where), record_trace(*where, sums))
         )
         assert found == expected, micro_batch
@@ -101,7 +101,7 @@ def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatc
         compute = replace(GPU, compiled=compiled)
         trace = trace_of(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
-        assert block_input in {life.size_bytes for life in trace.lives}
+        assert block_input in {life.size_bytes for life in trace.lifetimes}
     assert len(recorded) == 1
 
 
@@ -111,7 +111,7 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     where = (model, GPU, 3, seq_len, WHOLE_MODEL)
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
     found, expected = (
-        levels(_deepened(trace, range(model.layers)))
+        levels(_expanded(trace, range(model.layers)))
         for trace in (trace_of(*where), record_trace(*where, sums))
     )
     assert found == expected
@@ -123,7 +123,7 @@ def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
     rank = ModelParallelRank(context=ContextRank(size=64, index=1, method="ulysses"))
     trace = trace_of(model, GPU, 2, seq_len, rank)
     scores_bytes = 4 * 2 * (64 * seq_len) ** 2
-    assert scores_bytes in {life.size_bytes for life in trace.lives}
+    assert scores_bytes in {life.size_bytes for life in trace.lifetimes}
 
 
 @pytest.mark.parametrize("rank", [WHOLE_MODEL, CASES["matrices"][2]], ids=["whole", "matrices"])
@@ -139,6 +139,6 @@ def test_of_many_chunks_of_the_loss_three_are_recorded(
     few = recorded(10)
     monkeypatch.setattr(trace_record, "CHUNKS", 1000)
     every = recorded(10)
-    assert len(every.lives) > len(few.lives)
-    found, expected = (levels(_deepened(trace, range(2))) for trace in (few, every))
+    assert len(every.lifetimes) > len(few.lifetimes)
+    found, expected = (levels(_expanded(trace, range(2))) for trace in (few, every))
     assert max(found) == max(expected)

@@ -20,7 +20,7 @@ from launcher.forecast.predict import predict, states_bytes
 from launcher.forecast.search import SearchResult, plan
 from launcher.forecast.table import best_of_each
 from launcher.forecast.timeline import Events
-from launcher.forecast.trace.stretches import Stretch
+from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.torchrun import split_command
 from launcher.util.errors import ExitCode
 
@@ -170,7 +170,7 @@ def test_events_that_were_summed_up_come_back_one_by_one() -> None:
             del alive[number]
     assert len(alive) > 0
     assert isinstance(found.events, Events)
-    assert any(isinstance(entry, Stretch) for entry in found.events._log)
+    assert any(isinstance(entry, AllocationSummary) for entry in found.events._log)
 
 
 def test_a_micro_batch_that_leaves_nothing_to_accumulate_may_be_the_only_one_that_fits() -> None:

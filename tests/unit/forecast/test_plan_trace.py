@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_levels import levels
 
-from launcher.forecast.trace.blocks import _deepened, _few, trace_micro_batch
-from launcher.forecast.trace.events import Born, Compute, Gradient, MicroBatch, Module, Place
+from launcher.forecast.trace.blocks import _expanded, _representative_blocks, trace_micro_batch
+from launcher.forecast.trace.events import Allocated, Compute, Gradient, MicroBatch, Module, Place
 from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.record import Recorder, record_trace
 from launcher.model.checkpointing import parse
@@ -47,7 +47,7 @@ def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> Micro
     """Every block and the batch itself traced, nothing put together."""
     sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
     trace = record_trace(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL, sums)
-    return _deepened(trace, range(model.layers))
+    return _expanded(trace, range(model.layers))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
@@ -77,7 +77,7 @@ def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str
 
 def test_few_blocks_are_traced_of_many() -> None:
     def traced(checkpointing: str) -> int:
-        return len(_few(parse(checkpointing).blocks(96))[0])
+        return len(_representative_blocks(parse(checkpointing).blocks(96))[0])
 
     assert traced("full") == 3
     assert traced("every=2") == 6
@@ -223,7 +223,7 @@ def born_in_forward(**changes: Any) -> set[int]:
     model = model_of("none", dropout=0.1, **changes)
     traced = trace_micro_batch(model, COMPUTES["gpu"], micro_batch=1, seq_len=SEQ_LEN)
     events = [event for _, segment in traced.forward for event in segment]
-    return {event.size_bytes for event in events if isinstance(event, Born)}
+    return {event.size_bytes for event in events if isinstance(event, Allocated)}
 
 
 @pytest.mark.parametrize("change", [{}, {"sdpa_backend": "flash"}, {"attention": "flash"}])
@@ -280,7 +280,7 @@ def test_each_parameter_gets_one_gradient_of_its_size(compute: str) -> None:
     sizes, gradients = {}, {}
     for _, events in traced.backward:
         for event in events:
-            if isinstance(event, Born):
+            if isinstance(event, Allocated):
                 sizes[event.key] = event.size_bytes
             elif isinstance(event, Gradient):
                 assert event.parameter not in gradients
@@ -325,13 +325,13 @@ def test_gradients_are_added_in_place_as_autograd_does(rows: int, in_place: bool
         recorder.place = Place("embed_backward")
         with FakeTensorMode(), recorder:
             weight = used_twice(lambda tensor: None)
-        big = [life for life in recorder.lives() if life.size_bytes >= 4 * 4 * 8]
+        big = [life for life in recorder.lifetimes() if life.size_bytes >= 4 * 4 * 8]
         sums = 0 if in_place and compute.device_type == "cuda" else 1
         assert len(big) == 1 + 2 + sums  # the leaf and its gradients
         assert weight.grad is not None
         recorder.gradient("weight", weight)
         birth = recorder.gradients[0][1]
-        kept = [life for life in big if life.birth == birth]
+        kept = [life for life in big if life.allocation == birth]
         assert [life.end for life in kept] == [None]
 
 
@@ -363,7 +363,7 @@ def test_on_a_known_gpu_partial_sums_are_born_in_backward() -> None:
     for threads in (0, 132 * 2048):
         compute = replace(COMPUTES["gpu"], resident_threads=threads)
         traced = trace_micro_batch(model, compute, micro_batch=64, seq_len=SEQ_LEN)
-        born = [e for _, events in traced.backward for e in events if isinstance(e, Born)]
+        born = [e for _, events in traced.backward for e in events if isinstance(e, Allocated)]
         sizes.append({event.size_bytes for event in born})
     partial = partial_sums_bytes(64 * SEQ_LEN, 3 * 48, 4, resident_threads=132 * 2048)
     assert partial not in sizes[0]

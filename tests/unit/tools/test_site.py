@@ -75,12 +75,12 @@ def normal(template: Template) -> Counter[tuple[Any, ...]]:
     lives: Counter[tuple[Any, ...]] = Counter(
         (
             "life",
-            each.birth[0],
+            each.allocation[0],
             template.sizes[each.size_bytes],
             each.saved,
             each.end and each.end[0],
         )
-        for each in trace.lives
+        for each in trace.lifetimes
     )
     lives += Counter(
         ("gradient", name, birth[0], where) for name, birth, where, _ in trace.gradients

@@ -205,7 +205,7 @@ class FsdpBuffers(Buffers):
             self.timeline.free(("gather", group.name))
 
     def _copy_alone(self, p: Parameter) -> None:
-        """With nobody to gather from, parameters are fetched and cast one by one; a copy lives
+        """Without other ranks, parameters are fetched and cast one by one; a copy lives
         until the next one is made."""
         casts = self.casts and p.trained
         if self.offloaded:

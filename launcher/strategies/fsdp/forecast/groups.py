@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.forecast.trace.stretches import EMPTY, Stretch, stretch
+from launcher.forecast.trace.allocation_summaries import EMPTY, AllocationSummary, summarize
 from launcher.strategies.fsdp.grouping import groups_of, reshards
 from launcher.strategies.parameters import Parameter
 
@@ -18,9 +18,9 @@ class Group:
     gathered: bool = False
     gathering: bool = False
     accumulated: bool = False
-    copied_out: Stretch = EMPTY
+    copied_out: AllocationSummary = EMPTY
     """What its whole parameters take, where they are gathered from others."""
-    released: Stretch = EMPTY
+    released: AllocationSummary = EMPTY
 
     @property
     def trained(self) -> list[Parameter]:
@@ -29,11 +29,11 @@ class Group:
 
     def sum_up(self, sizes: Mapping[tuple[str, str], int], *, whole_blocks: bool) -> None:
         """What its whole parameters, of these bytes, do when they come and go."""
-        self.copied_out = stretch(
+        self.copied_out = summarize(
             ((key, size, size, "temporary") for key, size in sizes.items()),
             whole_blocks=whole_blocks,
         )
-        self.released = stretch(
+        self.released = summarize(
             ((key, 0, -size, "temporary") for key, size in sizes.items()),
             whole_blocks=whole_blocks,
         )

@@ -97,7 +97,7 @@ class ZeroBuffers(Buffers):
         return self.where
 
     def update_piece(self, number: int, elements: int) -> None:
-        """The optimizer on this rank's piece `number`; its states are born at the first step."""
+        """The optimizer on this rank's piece `number`; the first step allocates its states."""
         key, where = ("optimizer", number), self.where_of(number)
         costs = self.rank.optimizer_costs((elements,), where=where)
         self.hold_states(key, costs, where)

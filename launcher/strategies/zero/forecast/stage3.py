@@ -43,7 +43,7 @@ class Zero3(ZeroBuffers):
         for p in self.parameters:
             size_bytes = self.rank.computing_bytes(p) * self._slice(p)
             if p.trained:
-                timeline.allocate(("born", p.name), size_bytes, "params")
+                timeline.allocate(("initial", p.name), size_bytes, "params")
             else:  # the optimizer, which moves the others, does not know it
                 key = ("frozen", p.name)
                 timeline.allocate(key, size_bytes, "frozen", where=where, pinned=pins)
@@ -58,7 +58,7 @@ class Zero3(ZeroBuffers):
 
     def _drop_born(self) -> None:
         for p in self.trained:
-            self.timeline.free(("born", p.name))
+            self.timeline.free(("initial", p.name))
 
     def begin_forward(self, *, last: bool) -> None:
         self.last = last
