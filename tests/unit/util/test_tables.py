@@ -70,7 +70,7 @@ def test_nothing_is_cut_on_a_terminal(width: int) -> None:
         "from tests_columns import COLUMNS, ROWS\n"
         "from launcher.util.tables import print_table\n"
         "print_table(COLUMNS, ROWS, otherwise='--json has them all')"
-    ).replace("tests_columns", "unit.test_tables")
+    ).replace("tests_columns", "unit.util.test_tables")
     shown = printed_on_terminal(f"import sys; sys.path.insert(0, 'tests')\n{code}", width)
     flat = "".join(shown.split())
     for n in fitting(COLUMNS, ROWS, width):
