@@ -100,7 +100,7 @@ class Trials:
         try:
             for rank in range(self.ranks):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if store is not None else {}
-                with (folder / f"{rank}.log").open("wb") as log:
+                with (folder / f"{rank}.log").open("wb") as log, _stop_deferred():
                     processes.append(
                         subprocess.Popen(
                             command,
@@ -132,3 +132,23 @@ def _wait(processes: "list[subprocess.Popen[bytes]]") -> dict[int, int]:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
+
+
+@contextlib.contextmanager
+def _stop_deferred() -> Iterator[None]:
+    """Hold stop signals back until the block ends.
+
+    Raised between the start of a process and its entry in the list, `Stopped` would leave the
+    process behind.
+    """
+    held: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: held.append(number)) for number in STOPPING
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if held:
+        raise Stopped(held[0])

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
+from launcher.forecast import trials
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.micro_batch import estimate, largest, sizes_of
 from launcher.forecast.micro_batch_cache import MicroBatchCache
@@ -150,6 +152,7 @@ with trials.Trials.of([], ranks=2) as some:
     except trials.Stopped as stopped:
         print(stopped, stopped.exit_code)
 """
+POPEN = subprocess.Popen
 WORKERS = {
     "out_of_memory": "sys.exit(3 if rank == '1' else time.sleep(600))",
     "fine": "sys.exit(0)",
@@ -197,6 +200,23 @@ def test_a_signal_ends_the_trial_too(tmp_path: Path, number: signal.Signals) -> 
     assert number.name in said
     assert not Path(folder).exists()
     assert _processes_of("slow_worker") == []
+
+
+def test_a_signal_while_a_rank_is_started_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python runs its handler right behind the start, before the process is in any list."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_and_signal(*args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
+        started.append(POPEN([sys.executable, "-c", "import time; time.sleep(600)"]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    with pytest.raises(trials.Stopped, match="SIGTERM"), trials.Trials.of([], ranks=1) as own:
+        own.run(1)
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
 def _processes_of(worker: str) -> Sequence[psutil.Process]:
