@@ -15,7 +15,7 @@ def require_positive(field: str, value: int) -> None:
     """And no more than any model has."""
     if value < 1:
         raise ValueError(f"{field} {value} is not positive; use 1 or more.")
-    most = MOST_LAYERS if field == "layers" else MOST_PER_DIMENSION
+    most = {"layers": MOST_LAYERS, "mlp_tile": MOST_ROWS}.get(field, MOST_PER_DIMENSION)
     if value > most:
         raise ValueError(f"{field} {value} is more than any model has; use at most {most:,}.")
 

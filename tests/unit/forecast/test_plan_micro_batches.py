@@ -11,9 +11,9 @@ from trace_levels import levels
 from launcher.forecast.trace import micro_batches
 from launcher.forecast.trace import record as trace_record
 from launcher.forecast.trace.blocks import _expanded
-from launcher.forecast.trace.events import Compute, Trace
+from launcher.forecast.trace.events import Compute, Place, Trace
 from launcher.forecast.trace.kernels import partial_sums_bytes
-from launcher.forecast.trace.micro_batches import trace_of
+from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.record import record_trace
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
@@ -115,6 +115,15 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
         for trace in (trace_of(*where), record_trace(*where, sums))
     )
     assert found == expected
+
+
+def test_work_of_tiles_of_a_long_sequence_is_recorded() -> None:
+    """With tiles of more tokens than any dimension of a model has."""
+    model = model_of(context=131_072, mlp_tile=10_000, loss_chunk=None)
+    whole = replace(model, mlp_tile=None)
+    tiled, untiled = (work_of(each, GPU, 3, 131_072, WHOLE_MODEL) for each in (model, whole))
+    block = Place("block", 0)
+    assert tiled[block].operators > untiled[block].operators
 
 
 def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
