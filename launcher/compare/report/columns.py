@@ -194,6 +194,6 @@ def three_digits(value: float) -> str:
 def printable(text: str) -> str:
     """Replace control, direction-changing and undecodable characters.
 
-    Names come from folders that anybody may have made, and go to terminals and files.
+    Names come from untrusted folders, and go to terminals and files.
     """
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

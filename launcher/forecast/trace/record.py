@@ -202,7 +202,7 @@ def record_trace(
                 around.enter_context(fp8_linears(torch.bfloat16, compiled=compute.casts_compiled))
             if compute.compiled:
                 around.enter_context(compiled(list(parts_of(module).blocks), recorder.tuned))
-            if compute.device_type != "cpu":  # whose kernels nobody tunes
+            if compute.device_type != "cpu":  # a CPU's kernels are not tuned
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
             around.enter_context(_few_chunks(recorder.work))
