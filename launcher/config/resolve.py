@@ -102,8 +102,10 @@ def resolve(
         raise UserError(refused)
     attention = _attention(config, model, device_type=device_type, elsewhere=elsewhere)
     model = dataclasses.replace(model, attention=attention.kind)
-    if config.optim.precision == "fp8" and not elsewhere and find_spec("torchao") is None:
-        raise NotInstalled(f"--precision fp8 needs torchao: {how_to_install('gpu')}")
+    if config.optim.arithmetic.fp8_linears and not elsewhere and find_spec("torchao") is None:
+        raise NotInstalled(
+            f"--precision {config.optim.precision} needs torchao: {how_to_install('gpu')}"
+        )
     return Resolved(
         config=config,
         model=model,

@@ -249,7 +249,7 @@ def _most_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
     run = choice.runs[0]
     model, machine = run.own_model, cluster.machine.shared_by(cluster.ranks_per_node)
     rate = machine.matmul_flops_per_s[rated_type(run, machine)]
-    if run.config.optim.precision == "fp8":
+    if run.config.optim.arithmetic.fp8_linears:
         rate *= FP8_GAIN
     flops_per_token = (6 if model.lora is None else 4) * model.matmul_parameter_count
     local_tokens = run.accumulation * run.config.data.micro_batch * run.local_seq_len

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -14,6 +15,33 @@ Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
 """How both moments of AdamW are stored."""
 Task = Literal["training from scratch", "full fine-tuning", "LoRA"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arithmetic:
+    """Types that a precision computes in and keeps, and its name in DeepSpeed's files."""
+
+    computed: Literal["fp32", "bf16", "fp16"]
+    """Type of matmuls and of communicated gradients, and name of DeepSpeed's section."""
+    keeps_fp32: bool = True
+    """Whether the weights that are updated are in fp32."""
+    fp8_linears: bool = False
+    """Whether Linears round their operands to fp8, which DeepSpeed's engine does not do."""
+    switches: tuple[str, ...] = ()
+    """What is on in DeepSpeed's section, beside `enabled`."""
+
+
+PRECISIONS: Final[Mapping[Precision, Arithmetic]] = {
+    "fp32": Arithmetic(computed="fp32"),
+    "bf16": Arithmetic(computed="bf16"),
+    "bf16-pure": Arithmetic(
+        computed="bf16",
+        keeps_fp32=False,
+        switches=("bf16_master_weights_and_grads", "bf16_optimizer_states"),
+    ),
+    "fp16": Arithmetic(computed="fp16"),
+    "fp8": Arithmetic(computed="bf16", fp8_linears=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +115,9 @@ class OptimChoice:
     """Largest global gradient norm; 0 = no clipping (the norm is still reported)."""
 
     @property
-    def keeps_fp32(self) -> bool:
-        """Whether the weights that are updated are in fp32."""
-        return self.precision != "bf16-pure"
+    def arithmetic(self) -> Arithmetic:
+        """Types and switches of the precision."""
+        return PRECISIONS[self.precision]
 
     def recipe(self, default: Recipe = FROM_SCRATCH) -> Recipe:
         """Return the fields of a recipe, with `default` for those that are not given."""

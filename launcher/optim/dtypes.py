@@ -35,6 +35,9 @@ def dtypes(optim: OptimChoice, *, copies: bool = False) -> Dtypes:
 
     `copies` is for strategies that give the model low-precision parameters; others use autocast.
     """
-    low = {"fp32": torch.float32, "fp16": torch.float16}.get(optim.precision, torch.bfloat16)
-    stored = torch.float32 if optim.keeps_fp32 else low
+    arithmetic = optim.arithmetic
+    low = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
+        arithmetic.computed
+    ]
+    stored = torch.float32 if arithmetic.keeps_fp32 else low
     return Dtypes(stored=stored, computed=low, parameters=low if copies else stored)

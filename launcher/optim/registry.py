@@ -41,7 +41,7 @@ def moments_type(choice: OptimChoice) -> Moments:
     """Return the storage type of both AdamW moments: fp32, bf16 or int8."""
     if choice.optimizer == "adamw8bit":
         return "int8"
-    return choice.moments_dtype or ("fp32" if choice.keeps_fp32 else "bf16")
+    return choice.moments_dtype or ("fp32" if choice.arithmetic.keeps_fp32 else "bf16")
 
 
 def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
@@ -71,7 +71,7 @@ def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
 
 
 def _uses_torchs_adam(choice: OptimChoice) -> bool:
-    return moments_type(choice) == "fp32" and choice.keeps_fp32
+    return moments_type(choice) == "fp32" and choice.arithmetic.keeps_fp32
 
 
 def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: str) -> Costs:
@@ -81,7 +81,7 @@ def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: 
     return low_precision.costs(
         elements,
         moments=moments_type(choice),
-        bf16_weight=not choice.keeps_fp32,
+        bf16_weight=not choice.arithmetic.keeps_fp32,
         compensation=choice.compensation,
         on_gpu=device_type == "cuda",
     )

@@ -62,7 +62,7 @@ class Recipe:
         """Build the decoder without memory, to be sharded or filled."""
         with torch.device("meta"):
             module = self.new_module()
-        if self.config.optim.precision == "fp8":
+        if self.config.optim.arithmetic.fp8_linears:
             module = _to_fp8(module, self.world.device)
         return module
 

@@ -150,4 +150,6 @@ def _uses_package(device: torch.device, dropout: float, window: int | None) -> b
 vars(_uses_package)["_dynamo_marked_constant"] = True
 
 
-FLASH = AttentionKernel(function=flash, obstacle=obstacle, missing=missing, skips_window=True)
+FLASH = AttentionKernel(
+    function=flash, obstacle=obstacle, missing=missing, in_16_bits=True, skips_window=True
+)

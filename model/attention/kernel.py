@@ -104,6 +104,8 @@ class AttentionKernel:
     compiles_alone: bool = False
     """It is compiled on its own, and compiled code stands aside for the dispatch modes of selective
     checkpointing."""
+    in_16_bits: bool = False
+    """It computes in bf16 and fp16 only."""
     skips_window: bool = False
     """A window is no mask to it, so that it skips what is outside."""
 

@@ -16,7 +16,8 @@ from typing import Any, Final, get_args
 from launcher.compare.sweep.grid import expand_strategy
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
-from launcher.optim.choice import OptimizerName, Precision
+from launcher.model.attention import KERNELS
+from launcher.optim.choice import PRECISIONS, OptimizerName
 from launcher.strategies import VARIANTS, strategy_of
 from launcher.util import tables
 from launcher.util.errors import ExitCode, NotInstalled, UserError, naming, refusing
@@ -32,6 +33,7 @@ END: Final = "<!-- shardscale matrix: end -->\n"
 
 _Note = tuple[list[str], list[str]]  # words of the merged sentence, and the sentences in it
 _BF16: Final = {"precision": "bf16"}
+_LOW_WEIGHTS: Final = next(p for p, known in PRECISIONS.items() if not known.keeps_fp32)
 _DISK: Final = {"nvme_path": Path("DIR")}
 _ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
 # The options that turn the decoder into Llama, Qwen and Mistral, all at once.
@@ -51,19 +53,19 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
         ROPE_DECODER,
     ),
     {
-        "--attention eager": {"attention": "eager"},
-        "--attention sdpa": {"attention": "sdpa"},
+        **{
+            f"--attention {name}": {"attention": name, **(_BF16 if kernel.in_16_bits else {})}
+            for name, kernel in KERNELS.items()
+        },
         "--window W": {"window": 8},
         "--document-attention": {"document_attention": True},
         "--loss-chunk 0": {"loss_chunk": 0},
         "--loss-chunk N": {"loss_chunk": 24},
-        "--attention flash": {"attention": "flash", **_BF16},
-        "--attention flex": {"attention": "flex"},
     },
     {"--compile": {"compile": True}},
     {
-        **{f"--precision {name}": {"precision": name} for name in get_args(Precision)},
-        "--no-compensation": {"precision": "bf16-pure", "compensation": False},
+        **{f"--precision {name}": {"precision": name} for name in PRECISIONS},
+        "--no-compensation": {"precision": _LOW_WEIGHTS, "compensation": False},
         "--grad-accum-dtype bf16": {"grad_accum_dtype": "bf16", **_BF16, **_ACCUMULATED},
         "--tf32": {"tf32": True},
     },

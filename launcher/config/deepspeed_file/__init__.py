@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.config.deepspeed_file.reading import DeepSpeedFile, read_file
 from launcher.config.schema import AutoMicroBatch, RunConfig
+from launcher.optim.choice import PRECISIONS
 from launcher.util.errors import MOST_CHARACTERS, UserError, naming, one_line
 from launcher.util.flags import flag
 from launcher.util.json_file import JsonObject
@@ -44,7 +45,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
     problems += _strategy_problems(config, file, given)
     precision = changes.get("precision", config.optim.precision)
     reduced = file.values.get("communication_data_type")
-    if reduced not in (None, precision.removesuffix("-pure")):
+    if reduced not in (None, PRECISIONS[precision].computed):
         # Gradients travel in the type they are computed in: nothing else is proven.
         problems.append(
             f"communication_data_type is {reduced}, but here it follows --precision {precision}"
@@ -55,8 +56,8 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         total = changes.get("global_batch", config.data.global_batch)
         data_ranks = config.sharding.data_ranks(world_size)
         changes |= _batch(file, micro, total, config.data.micro_batch, data_ranks)
-    if precision == "bf16-pure":
-        changes.pop("grad_accum_dtype", None)  # it says that itself
+    if not PRECISIONS[precision].keeps_fp32:
+        changes.pop("grad_accum_dtype", None)  # the precision says it
     if problems:
         raise UserError(_one_sentence(path, problems))
     with naming(f"--deepspeed {path}:"):
@@ -112,7 +113,7 @@ def _strategy_problems(config: RunConfig, file: DeepSpeedFile, given: Collection
         problems.append("has no zero_optimization.stage: give --zero too")
     for name in ("bf16", "fp16"):
         off = file.values.get(f"{name}.enabled") is False
-        if off and "precision" in given and precision.startswith(name):
+        if off and "precision" in given and config.optim.arithmetic.computed == name:
             problems.append(f"{name}.enabled is false, but --precision is {precision}")
     return problems
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launcher.config.deepspeed_file.table import AUTO, KEYS, RENAMED, SECTIONS
-from launcher.optim.choice import OptimizerName
+from launcher.optim.choice import PRECISIONS, OptimizerName
 from launcher.util.errors import naming
 from launcher.util.json_file import JsonObject, brief, read_json
 
@@ -173,18 +173,24 @@ def _ours(name: str, value: Any) -> Any:
 
 
 def _precision(file: DeepSpeedFile) -> None:
-    values = file.values
-    names = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
-    pure = [values.get(name) for name in names]
-    if values.get("bf16.enabled") and values.get("fp16.enabled"):
-        file.problems.append("bf16.enabled and fp16.enabled are both true: keep one")
-    elif values.get("bf16.enabled"):
-        if bool(pure[0]) != bool(pure[1]):
-            file.problems.append(f"{names[0]} and {names[1]} go together here: set both")
-        also = ("bf16-pure",) if pure == [None, None] else ()
-        file.say("precision", "bf16.enabled", "bf16-pure" if all(pure) else "bf16", also=also)
-    elif values.get("fp16.enabled"):
-        file.say("precision", "fp16.enabled", "fp16")
+    enabled = [name for name in ("bf16", "fp16") if file.values.get(f"{name}.enabled")]
+    if len(enabled) > 1:
+        file.problems.append(
+            f"{' and '.join(f'{e}.enabled' for e in enabled)} are both true: keep one"
+        )
+        return
+    for section in enabled:
+        switches = {
+            precision: [f"{section}.{switch}" for switch in known.switches]
+            for precision, known in PRECISIONS.items()
+            if known.computed == section and not known.fp8_linears
+        }
+        for names in switches.values():
+            if len({bool(file.values.get(name)) for name in names}) > 1:
+                file.problems.append(f"{' and '.join(names)} go together here: set both")
+        *_, asked = (p for p, names in switches.items() if all(map(file.values.get, names)))
+        also = (p for p, names in switches.items() if names and not file.values.keys() & {*names})
+        file.say("precision", f"{section}.enabled", asked, also=tuple(also))
 
 
 def _optimizer(file: DeepSpeedFile) -> None:

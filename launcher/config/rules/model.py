@@ -35,8 +35,11 @@ def adapters(setting: Setting) -> Iterator[str]:
             f"{flag} with --tensor-parallel {config.sharding.tensor_parallel}: adapters are not "
             f"sharded: leave --tensor-parallel out{_sharding_instead(config.sharding)}"
         )
-    if config.optim.precision == "fp8":
-        yield f"{flag} with --precision fp8, whose Linears have no adapters: use --precision bf16"
+    if config.optim.arithmetic.fp8_linears:
+        yield (
+            f"{flag} with --precision {config.optim.precision}, whose Linears have no adapters: "
+            "use --precision bf16"
+        )
     if config.optim.optimizer == "apollo":
         yield (
             f"{flag} with --optimizer apollo, which projects gradients to a low rank that those of "
@@ -114,8 +117,11 @@ def kept_outputs(setting: Setting) -> Iterator[str]:
             f"{text} with --dropout {setting.model.dropout}: a fused kernel that draws numbers is "
             "always recomputed: leave attention out of the list, or give --attention eager"
         )
-    if (listed or budget) and config.optim.precision == "fp8":
-        yield f"{text} with --precision fp8: its products cannot be told apart: use full or every=2"
+    if (listed or budget) and config.optim.arithmetic.fp8_linears:
+        yield (
+            f"{text} with --precision {config.optim.precision}: its products cannot be told "
+            "apart: use full or every=2"
+        )
     if "mlp-up" in listed and config.model.mlp_tile is not None:
         yield (
             f"{text} with --mlp-tile {config.model.mlp_tile}: tiles recompute mlp-up themselves: "
@@ -128,8 +134,8 @@ def kept_outputs(setting: Setting) -> Iterator[str]:
         )
     if budget and config.loop.compile:
         yield (
-            f"{text} with --compile: the compiler decides what is kept beside the products, and "
-            "nobody knows its bytes: use keep=qkv,attention,proj or every=2"
+            f"{text} with --compile: the compiler keeps activations of its own choice, so that "
+            "their bytes are unknown: use keep=qkv,attention,proj or every=2"
         )
 
 

@@ -92,8 +92,11 @@ def whole_matrices(setting: Setting) -> Iterator[str]:
             f"--optimizer {name} updates whole matrices, and {flag} shards them: use --strategy "
             "fsdp without it, or --optimizer adamw8bit"
         )
-    if config.optim.precision == "fp8":
-        yield f"--precision fp8 scales whole matrices, and {flag} shards them: use --precision bf16"
+    if config.optim.arithmetic.fp8_linears:
+        yield (
+            f"--precision {config.optim.precision} scales whole matrices, and {flag} shards them: "
+            "use --precision bf16"
+        )
     if config.loop.sample_every is not None:
         yield (
             f"--sample-every {config.loop.sample_every} writes with whole matrices, and {flag} "

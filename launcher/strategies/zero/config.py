@@ -22,6 +22,12 @@ from launcher.strategies.rank import Rank
 from launcher.strategies.zero.fraction import sub_group_elements
 
 JsonObject = dict[str, Any]
+PRECISION_SECTIONS: Mapping[str, JsonObject] = {
+    # Without the check stages 1 and 2 would train on with NaN.
+    "bf16": {"enabled": True, "check_grad_overflow": True},
+    # As torch.amp.GradScaler: one overflow halves the scale, 2000 good steps double it.
+    "fp16": {"enabled": True, "loss_scale_window": 2000, "hysteresis": 1},
+}
 AIO = {
     "block_size": 2**20,  # what is smaller stays in host memory
     "queue_depth": 32,
@@ -67,8 +73,7 @@ def has_bf16_optimizer(config: RunConfig) -> bool:
 
 
 def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
-    sharding = config.sharding
-    owned: JsonObject = {
+    return {
         "train_micro_batch_size_per_gpu": config.data.micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": config.optim.clip,
@@ -78,27 +83,24 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
         "steps_per_print": 2**62,
         # They would wait for the device twice a step, for unused figures.
         "timers": {"throughput": {"enabled": False}},
+        **_precision_sections(config),
     }
-    if config.optim.precision == "bf16":
-        if sharding.zero == 0:
-            # DeepSpeed's own bf16 mode runs an Adam step while it starts at stage 0.
-            owned["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-        else:
-            # Otherwise stages 1 and 2 would train on with NaN.
-            owned["bf16"] = {"enabled": True, "check_grad_overflow": True}
-            owned["data_types"] = {"grad_accum_dtype": sharding.grad_accum_dtype}
-    elif config.optim.precision == "bf16-pure":
-        owned["bf16"] = {
-            "enabled": True,
-            "check_grad_overflow": True,
-            "bf16_master_weights_and_grads": True,
-            "bf16_optimizer_states": True,
-        }
-        owned["data_types"] = {"grad_accum_dtype": "bf16"}
-    elif config.optim.precision == "fp16":
-        # As torch.amp.GradScaler: one overflow halves the scale, 2000 good steps double it.
-        owned["fp16"] = {"enabled": True, "loss_scale_window": 2000, "hysteresis": 1}
-    return owned
+
+
+def _precision_sections(config: RunConfig) -> JsonObject:
+    arithmetic, sharding = config.optim.arithmetic, config.sharding
+    name = arithmetic.computed
+    if name == "fp32":
+        return {}
+    if sharding.zero == 0:
+        # DeepSpeed's own bf16 mode runs an Adam step while it starts at stage 0.
+        return {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    switches = dict.fromkeys(arithmetic.switches, True)
+    sections: JsonObject = {name: PRECISION_SECTIONS[name] | switches}
+    if name == "bf16":
+        added = sharding.grad_accum_dtype if arithmetic.keeps_fp32 else name
+        sections["data_types"] = {"grad_accum_dtype": added}
+    return sections
 
 
 def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:

@@ -137,7 +137,7 @@ def test_functions_are_short() -> None:
         # The config says which strategy an unset one is, and rules name what they refuse.
         ({"single", "ddp", "fsdp"}, ("launcher.strategies", "launcher.config")),
         (set(OPTIMIZERS), ("launcher.optim", "launcher.config")),
-        (set(KERNELS), ("launcher.model", "launcher.config", "launcher.compare.sweep.matrix")),
+        (set(KERNELS), ("launcher.model", "launcher.config")),
         # Other rooms ask launcher.model.parts; the port of ZeRO-3's order follows names of modules.
         (
             {*ATTENTION, *MLP, "wte", "wpe", "ln_f"},
