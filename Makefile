@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install packages demo docs test test-nvme test-nullgpu check house clean
+.PHONY: install packages demo docs test test-nvme test-rehearse check house clean
 
 install: $(VENV)/installed
 
@@ -55,25 +55,22 @@ test-nvme: install
 
 # The launcher on torch's CUDA build and a GPU that computes nothing, which are 8 GB to download and
 # keep. `===` takes the package index's build and no other, which is the one for CUDA. For another
-# version of torch: make test-nullgpu NULLGPU_TORCH=2.11.0 NULLGPU=.venv-nullgpu-2.11
+# version of torch: make test-rehearse NULLGPU_TORCH=2.11.0 NULLGPU=.venv-nullgpu-2.11
 NULLGPU := .venv-nullgpu
 NULLGPU_TORCH := 2.13.0
 NULLGPU_PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 $(PYTHON); do \
     $$p -c '' 2>/dev/null && echo $$p && break; done)
-NULLGPU_LIBRARIES := $(CURDIR)/$(NULLGPU)/nullgpu
 
 $(NULLGPU)/installed: pyproject.toml constraints.txt
 	$(NULLGPU_PYTHON) -m venv $(NULLGPU)
 	grep -v '^torch==' constraints.txt > $(NULLGPU)/constraints.txt
 	$(NULLGPU)/bin/python -m pip install --quiet --no-compile -c $(NULLGPU)/constraints.txt \
-	    torch===$(NULLGPU_TORCH) torchao -e . pytest pytest-xdist
+	    torch===$(NULLGPU_TORCH) torchao transformers accelerate -e . pytest pytest-xdist
 	$(NULLGPU)/bin/python -m compileall -qq -j 0 $(NULLGPU)/lib || true
 	touch $@
 
-test-nullgpu: $(NULLGPU)/installed
-	$(MAKE) -C tests/nullgpu/library OUT=$(NULLGPU_LIBRARIES) \
-	    SITE=$$(echo $(CURDIR)/$(NULLGPU)/lib/python3*/site-packages)
-	NULLGPU_LIBRARIES=$(NULLGPU_LIBRARIES) $(NULLGPU)/bin/python -m pytest -q -n 2 tests/nullgpu
+test-rehearse: $(NULLGPU)/installed
+	SHARDSCALE_TEST_REHEARSE=1 $(NULLGPU)/bin/python -m pytest -q -n 2 tests/nullgpu
 
 check: install
 	$(BIN)/ruff format --check .

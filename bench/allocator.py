@@ -1,10 +1,10 @@
 """The planner's peaks beside those of torch's real CUDA caching allocator, on a GPU that computes
 nothing: real allocator, no kernels run.
 
-    python bench/allocator.py --libraries .venv-nullgpu/nullgpu [--only TEXT...] [--edge 200]
+    python bench/allocator.py [--only TEXT...] [--edge 200]
         [--keep] [--output bench/results]
 
-Runs on a Python with torch's CUDA build and the stand-ins that `make test-nullgpu` compiles. Each
+Runs on a Python with torch's CUDA build and the stand-in GPU of launcher/tools/rehearse. Each
 configuration is built and trained for three steps, in a process of its own, as the only rank of a
 real process group or as rank 0 of one that is pretended. Besides, `--edge` small configurations
 each have a limit within a tenth of what the planner says they need: not one of those that it says
@@ -28,17 +28,17 @@ from allocator_cases import cases, edge_cases
 from runs import ROOT, environment, table
 
 from launcher.forecast.fit import Verdict
+from launcher.measure.hardware import gpu_named
+from launcher.tools.rehearse import stand_in
 
 Row = dict[str, Any]
 PROCESSES = 2
 WRITE_EVERY = 10
 MEASURES = ("allocated", "reserved")
-TOTAL_BYTES = 143771 * 2**20  # what the stand-in says that the device has
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--libraries", type=Path, required=True, help="the compiled stand-ins")
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name has one of these")
     parser.add_argument(
         "--keep", action="store_true", help="keep what the output has, and run what it lacks"
@@ -58,7 +58,7 @@ def main() -> None:
     wanted = [name for name in (*names, *edge) if name not in known]
     random.Random(0).shuffle(wanted)  # so that what there is so far is of all kinds
     with tempfile.TemporaryDirectory() as folder:
-        environ = null_gpu(options.libraries.resolve(), Path(folder))
+        environ = null_gpu(Path(folder))
         for row in followed(wanted, Path(folder), environ):
             rows.append(row)
             if len(rows) % WRITE_EVERY == 0:
@@ -80,16 +80,12 @@ def write_results(rows: list[Row], path: Path) -> dict[str, Any]:
     return summary
 
 
-def null_gpu(libraries: Path, folder: Path) -> dict[str, str]:
-    """In which torch finds the stand-ins for CUDA's libraries."""
-    nvml = folder / "nvml.txt"
-    nvml.write_text(f"* count 1\n0 total {TOTAL_BYTES}\n0 used 0\n0 reserved 0\n0 uuid GPU-0\n")
+def null_gpu(folder: Path) -> dict[str, str]:
+    """The environment of an H200 that computes nothing."""
+    variables = environment()
     return {
-        **environment(),
-        "LD_PRELOAD": f"{libraries}/libcuda.so.1",
-        "LD_LIBRARY_PATH": str(libraries),
-        "TRITON_LIBCUDA_PATH": str(libraries),
-        "NVML_STUB_SCRIPT": str(nvml),
+        **variables,
+        **stand_in.environment(sys.executable, [gpu_named("h200")], inherited=variables),
         "XDG_CACHE_HOME": str(folder / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }

@@ -6,8 +6,8 @@ Every operator that a step dispatches is written down with its types, the bytes 
 reads and writes, and its FLOP; it is charged the longer of the two at 4.3 TB/s and 790 TFLOP/s,
 which an H200's memory and bf16 matmuls come to. Sums are what no kernel can beat, and say which
 operators are worth another kernel; they are not a measurement of speed. Needs torch's CUDA build
-and a GPU or its stand-in (tests/nullgpu): with the latter allocator, streams and kernels' choice
-are real, and no kernel runs.
+and a GPU or its stand-in (launcher/tools/rehearse): with the latter allocator, streams and choice
+of kernels are real, and no kernel runs.
 """
 
 import argparse
@@ -268,7 +268,7 @@ def main() -> None:
     for name in options.cases:
         cases[name] = in_a_process(name)
         print(f"{name}\n{most(cases[name], options.top)}\n", file=sys.stderr, flush=True)
-    ran = "no kernels run" if "nullgpu" in os.environ.get("LD_PRELOAD", "") else "a GPU"
+    ran = "no kernels run" if "SHARDSCALE_STAND_IN_GPUS" in os.environ else "a GPU"
     text = f"Real allocator, {ran}; ideal rates.\n\n{summary(cases)}\n"
     print(text)
     if options.output is not None:

@@ -1,6 +1,6 @@
-"""Only `make test-nullgpu`, which names the compiled stand-ins, collects what is in here."""
+"""Only `make test-rehearse` collects what is in here: it needs torch's CUDA build."""
 
 import os
 
-if "NULLGPU_LIBRARIES" not in os.environ:
+if "SHARDSCALE_TEST_REHEARSE" not in os.environ:
     collect_ignore_glob = ["test_*.py"]

@@ -1,6 +1,6 @@
 """The plan of bench/gpu on the stand-in GPU: does every command still run?
 
-    NULLGPU_LIBRARIES=... PYTHON=ENV/bin/python python tests/nullgpu/rehearse.py FOLDER [FLAG...]
+    PYTHON=ENV/bin/python ENV/bin/python tests/nullgpu/rehearse.py FOLDER [FLAG...]
 
 ENV is what a GPU machine has: Python 3.12, torch's CUDA build, NumPy, and nothing else. Flags are
 the plan's own (`--only default`). Results go to FOLDER/out; bytes in them are those of torch's real
@@ -24,13 +24,15 @@ PATIENCE = ("--minutes", "600", "--patience", "10")
 def main(folder: Path, flags: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     # DeepSpeed asks the device whether a step has overflowed.
-    more = {"OUT": str(folder / "out"), "NULLGPU_CHECKS_ARE": "false"}
+    more = {"OUT": str(folder / "out"), "SHARDSCALE_STAND_IN_CHECKS": "false"}
     python = os.environ.get("PYTHON", sys.executable)
     command = [python, "bench/gpu/plan.py", *PATIENCE, *flags]
-    return subprocess.run(command, cwd=ROOT, env=environment(folder, more)).returncode
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(folder, more, python=python)
+    ).returncode
 
 
 if __name__ == "__main__":
-    if "NULLGPU_LIBRARIES" not in os.environ or len(sys.argv) < 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
     sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvml_stub.stub import script
+from launcher.measure.hardware import gpu_named
+from launcher.tools.rehearse.stand_in import environment as stand_in
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
-TOTAL_BYTES = 143771 * MIB  # what the stand-in says that the device has
+GPU = gpu_named("h200")
 
 # Losses are 0 and so are gradients, which nothing here minds.
 SHORT = (
@@ -44,18 +45,18 @@ class Run:
         return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """In which torch finds the stand-ins for CUDA's libraries."""
+def environment(
+    folder: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    python: str = sys.executable,
+    gpus: int = 1,
+) -> dict[str, str]:
+    """In which every program of `python` sees that many stand-ins for an H200."""
     folder.mkdir(exist_ok=True)
-    libraries = os.environ["NULLGPU_LIBRARIES"]
-    nvml = folder / "nvml.txt"
-    nvml.write_text(script({"total": str(TOTAL_BYTES)}))
     return {
         **os.environ,
-        "LD_PRELOAD": f"{libraries}/libcuda.so.1",
-        "LD_LIBRARY_PATH": libraries,
-        "TRITON_LIBCUDA_PATH": libraries,
-        "NVML_STUB_SCRIPT": str(nvml),
+        **stand_in(python, [GPU] * gpus),
         # What a run teaches the planner stays in the test.
         "XDG_CACHE_HOME": str(folder / "cache"),
         **(more or {}),

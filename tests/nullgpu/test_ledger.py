@@ -28,7 +28,7 @@ BOUND = 0.0005  # of the peak
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
 def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None:
-    run = train(tmp_path, *SEED, *flags, tiny=False, more={"NULLGPU_CHECKS_ARE": "false"})
+    run = train(tmp_path, *SEED, *flags, tiny=False, more={"SHARDSCALE_STAND_IN_CHECKS": "false"})
     assert run.code == 0, run.output[-4000:]
     plan = run.json("summary.json")["plan"]
     assert "reason" not in plan, plan

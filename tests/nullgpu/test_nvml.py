@@ -1,11 +1,10 @@
 """An NVML that fails, in every way, beside training that does not need it."""
 
-import os
 from pathlib import Path
 
 import pytest
-from nullgpu.runs import TOTAL_BYTES, Run, train
-from nvml_stub.stub import script
+from nullgpu.runs import GPU, Run, environment, train
+from nvml_stub.stub import HERE, build_stub, script
 
 UNKNOWN, LOST = "!999", "!15"
 BROKEN = {
@@ -15,7 +14,7 @@ BROKEN = {
     "no handle": {"handle": "!4"},
     "no count": {"count": UNKNOWN},
     "readings fail on the way": {
-        **{"used": f"1 1 {UNKNOWN}", "total": f"{TOTAL_BYTES} {TOTAL_BYTES} {UNKNOWN}"},
+        **{"used": f"1 1 {UNKNOWN}", "total": f"{GPU.memory_bytes} {GPU.memory_bytes} {UNKNOWN}"},
         **{"power": f"1 {UNKNOWN}", "energy": f"1 {UNKNOWN}", "temperature": "!3"},
     },
     "the GPU is lost": {"used": f"1 {LOST}", "power": LOST},
@@ -32,14 +31,16 @@ def broken(folder: Path, name: str, *flags: str) -> Run:
     answers, folder = BROKEN[name], folder / "broken"
     folder.mkdir()
     often = ("--sample-every-s", "0.1", "--steps", "6", "--precision", "bf16")
+    libraries = environment(folder)["LD_LIBRARY_PATH"]
     if answers is None:
-        libraries = Path(os.environ["NULLGPU_LIBRARIES"])
         for library in ("libcuda.so", "libcuda.so.1"):
-            (folder / library).symlink_to(libraries / library)
+            (folder / library).symlink_to(Path(libraries.split(":")[0]) / library)
         return train(folder, *often, *flags, more={"LD_LIBRARY_PATH": str(folder)})
     path = folder / "broken.txt"
-    path.write_text(script({"total": str(TOTAL_BYTES), **answers}))
-    return train(folder, *often, *flags, more={"NVML_STUB_SCRIPT": str(path)})
+    path.write_text(script({"total": str(GPU.memory_bytes), **answers}))
+    stub = build_stub(folder / "stub", str(HERE / "more.c"))
+    more = {"NVML_STUB_SCRIPT": str(path), "LD_LIBRARY_PATH": f"{stub}:{libraries}"}
+    return train(folder, *often, *flags, more=more)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -152,7 +152,7 @@ def test_deepspeed_trains_and_takes_what_was_predicted(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     # It asks the device whether a step has overflowed.
-    run = train(tmp_path, *flags, more={"NULLGPU_CHECKS_ARE": "false"})
+    run = train(tmp_path, *flags, more={"SHARDSCALE_STAND_IN_CHECKS": "false"})
     assert_trained(run)
     assert_as_predicted(run)
 

@@ -11,7 +11,7 @@ LOG_EVERY = 10
 WAITS = ("device_synchronize", "stream_synchronize", "event_synchronize", "blocking_copy")
 
 
-APPLIED = {"NULLGPU_CHECKS_ARE": "false"}
+APPLIED = {"SHARDSCALE_STAND_IN_CHECKS": "false"}
 """DeepSpeed asks whether a step has overflowed: one that is skipped waits less."""
 
 
@@ -24,7 +24,7 @@ def calls(
         folder / str(steps),
         *("--precision", "bf16", "--steps", str(steps), "--log-every", str(log_every)),
         *("--test-batches", "0", "--save-every=0", *flags),
-        more={"NULLGPU_LOG": str(log), **(more or {})},
+        more={"SHARDSCALE_STAND_IN_LOG": str(log), **(more or {})},
     )
     assert run.code == 0, run.output[-4000:]
     # Elsewhere the device decides, and the host waits alike.
@@ -89,7 +89,7 @@ def waits_of_ten_bare_steps(folder: Path, stage: int) -> int:
 def bare_calls(folder: Path, stage: int, steps: int) -> Counter[str]:
     log = folder / f"bare-{steps}.log"
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    more = {**APPLIED, **alone, "MASTER_PORT": "0", "NULLGPU_LOG": str(log)}
+    more = {**APPLIED, **alone, "MASTER_PORT": "0", "SHARDSCALE_STAND_IN_LOG": str(log)}
     more["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
     run = command(folder / "bare", "nullgpu.bare_deepspeed", str(stage), str(steps), more=more)
     assert run.code == 0, run.output[-4000:]

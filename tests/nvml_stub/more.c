@@ -1,4 +1,4 @@
-/* What torch and `doctor` ask of libnvidia-ml, beside what tests/nvml_stub has. */
+/* What torch and `doctor` ask of libnvidia-ml, beside what nvml_stub.c has. */
 #include <stdio.h>
 
 typedef struct Device Device;

@@ -1,10 +1,13 @@
 /* libcudart: memory, copies, streams, events and launches that are done before they begin.
  *
  * A kernel's results are never there, so a copy to the host brings zeros, but for a single byte, a
- * check's answer, which is "true" unless $NULLGPU_CHECKS_ARE something else. Only what the host has sent last comes back as it was, until the
- * next kernel may have written over it: DeepSpeed compares the lists of ranks on the device.
+ * check's answer, which is "true" unless $SHARDSCALE_STAND_IN_CHECKS is something else. Small copies
+ * from the host come back as they were, until the next kernel may have written over them: DeepSpeed
+ * compares the lists of ranks on the device.
  */
 #include "device.h"
+#include "kept.h"
+#include "refuse.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -34,27 +37,64 @@ cudaError_t cudaGetLastError(void) {
 
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 
-/* The device. */
-ANSWERS(cudaGetDeviceCount, 1, int)
-ANSWERS(cudaGetDevice, 0, int)
-ANSWERS(cudaDriverGetVersion, VERSION_OF_CUDA, int)
-ANSWERS(cudaRuntimeGetVersion, VERSION_OF_CUDA, int)
-ANSWERS(cudaDeviceGetAttribute, device_attribute(number), int, enum cudaDeviceAttr number, int)
-ANSWERS(cudaDeviceCanAccessPeer, 0, int, int, int)
-SUCCEEDS(cudaSetDevice, int)
-SUCCEEDS(cudaInitDevice, int, unsigned, unsigned)
+int refuse_runtime(const char *name, int *said) {
+    return (int)failed((cudaError_t)refuse(name, cudaErrorNotSupported, said));
+}
+
+/* The devices. */
+ANSWERS(cudaDriverGetVersion, CUDART_VERSION, int)
+ANSWERS(cudaRuntimeGetVersion, CUDART_VERSION, int)
+ANSWERS(cudaGetDeviceFlags, 0, unsigned)
+SUCCEEDS(cudaSetDeviceFlags, unsigned)
 SUCCEEDS(cudaProfilerStart, void)
 SUCCEEDS(cudaProfilerStop, void)
 
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
-#define ATTRIBUTE(name) device_attribute(cudaDevAttr##name)
-    (void)device;
+cudaError_t cudaGetDeviceCount(int *out) {
+    *out = device_count();
+    return *out ? cudaSuccess : failed(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int *out) {
+    *out = device_current();
+    return device_count() ? cudaSuccess : failed(cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int ordinal) {
+    return device_select(ordinal) ? cudaSuccess : failed(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaInitDevice(int ordinal, unsigned device_flags, unsigned flags) {
+    (void)device_flags, (void)flags;
+    return device(ordinal) ? cudaSuccess : failed(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr number, int ordinal) {
+    if (!device(ordinal))
+        return failed(cudaErrorInvalidDevice);
+    *out = device_attribute(ordinal, number);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *out, int from, int to) {
+    if (!device(from) || !device(to))
+        return failed(cudaErrorInvalidDevice);
+    *out = from != to && device(from)->peer_access && device(to)->peer_access;
+    return cudaSuccess;
+}
+
+SUCCEEDS(cudaDeviceEnablePeerAccess, int, unsigned)
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int ordinal) {
+#define ATTRIBUTE(name) device_attribute(ordinal, cudaDevAttr##name)
+    const Device *of = device(ordinal);
+    if (!of)
+        return failed(cudaErrorInvalidDevice);
     *out = (struct cudaDeviceProp){
-        .name = GPU_NAME,
-        .totalGlobalMem = device_total(),
-        .major = MAJOR,
-        .minor = MINOR,
-        .multiProcessorCount = ATTRIBUTE(MultiProcessorCount),
+        .totalGlobalMem = of->total_bytes,
+        .major = of->major,
+        .minor = of->minor,
+        .pciBusID = ATTRIBUTE(PciBusId),
+        .multiProcessorCount = of->multiprocessors,
         .warpSize = ATTRIBUTE(WarpSize),
         .maxThreadsPerBlock = ATTRIBUTE(MaxThreadsPerBlock),
         .maxThreadsPerMultiProcessor = ATTRIBUTE(MaxThreadsPerMultiProcessor),
@@ -74,12 +114,16 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
         .unifiedAddressing = 1,
         .concurrentKernels = 1,
         .asyncEngineCount = ATTRIBUTE(AsyncEngineCount),
-    }; /* and a UUID of zeros, as the stand-in for NVML has it */
+    };
+    snprintf(out->name, sizeof out->name, "%s", of->name);
+    device_uuid(of, (unsigned char *)out->uuid.bytes);
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int device) {
-    snprintf(out, bytes, "0000:%02x:00.0", device);
+cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int ordinal) {
+    if (!device(ordinal))
+        return failed(cudaErrorInvalidDevice);
+    snprintf(out, bytes, "0000:%02X:00.0", device(ordinal)->number + 1);
     return cudaSuccess;
 }
 
@@ -91,8 +135,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Memory. */
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
-    *free_bytes = device_free_bytes();
-    *total = device_total();
+    if (!device_count())
+        return failed(cudaErrorNoDevice);
+    *free_bytes = device_free_bytes(device_current());
+    *total = device(device_current())->total_bytes;
     return cudaSuccess;
 }
 
@@ -103,24 +149,32 @@ static struct {
 } blocks[MOST_BLOCKS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* The entry of `address`; that of NULL is a free one. */
+/* The entry of `address`, -1 for none; that of NULL is a free one. */
 static int entry_of(const void *address) {
     for (int number = 0; number < MOST_BLOCKS; number++)
         if (blocks[number].address == address)
             return number;
-    fprintf(stderr, "nullgpu: %p was never allocated, or one block too many\n", address);
-    abort();
+    return -1;
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
-    if (!device_take(bytes))
+    int ordinal = device_current();
+    if (!device_count())
+        return failed(cudaErrorNoDevice);
+    if (!device_take(ordinal, bytes))
         return failed(cudaErrorMemoryAllocation);
+    void *address = device_addresses(ordinal, bytes);
     pthread_mutex_lock(&mutex);
-    int number = entry_of(NULL);
-    blocks[number].address = *out = device_addresses(bytes);
-    blocks[number].bytes = bytes;
+    int number = address ? entry_of(NULL) : -1;
+    if (number >= 0) {
+        blocks[number].address = *out = address;
+        blocks[number].bytes = bytes;
+    }
     pthread_mutex_unlock(&mutex);
-    return cudaSuccess;
+    if (number >= 0)
+        return cudaSuccess;
+    device_give_back(ordinal, bytes);
+    return failed(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFree(void *address) {
@@ -128,10 +182,30 @@ cudaError_t cudaFree(void *address) {
         return cudaSuccess;
     pthread_mutex_lock(&mutex);
     int number = entry_of(address);
-    device_give_back(blocks[number].bytes);
-    blocks[number].address = NULL;
+    size_t bytes = number < 0 ? 0 : blocks[number].bytes;
+    if (number >= 0)
+        blocks[number].address = NULL;
     pthread_mutex_unlock(&mutex);
+    if (number < 0)
+        return failed(cudaErrorInvalidValue);
+    device_give_back(device_of(address), bytes);
+    device_addresses_free(address, bytes);
     return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream) {
+    (void)stream;
+    return cudaMalloc(out, bytes);
+}
+
+cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) {
+    (void)stream;
+    return cudaFree(address);
+}
+
+/* The host may use it, so it is the host's: pages that nobody touches cost nothing. */
+cudaError_t cudaMallocManaged(void **out, size_t bytes, unsigned flags) {
+    return cudaHostAlloc(out, bytes, flags);
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
@@ -167,51 +241,41 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *address, unsigned flags) 
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
     *out = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered};
-    if (on_device(address))
-        out->type = cudaMemoryTypeDevice;
-    else if (is_pinned(address))
-        out->type = cudaMemoryTypeHost;
-    else
+    int ordinal = device_of(address);
+    if (ordinal < 0 && !is_pinned(address))
         return cudaSuccess;
+    out->type = ordinal < 0 ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+    out->device = ordinal < 0 ? device_current() : ordinal;
     out->devicePointer = (void *)address;
-    out->hostPointer = on_device(address) ? NULL : (void *)address;
+    out->hostPointer = ordinal < 0 ? (void *)address : NULL;
     return cudaSuccess;
 }
 
 /* Copies. */
-enum { MOST_SENT = 1 << 16 };
-static __thread struct {
-    const void *address; /* NULL: nothing */
-    size_t bytes;
-    char values[MOST_SENT];
-} sent;
-
 static bool checks_are_true(void) {
-    const char *answer = getenv("NULLGPU_CHECKS_ARE");
+    const char *answer = getenv("SHARDSCALE_STAND_IN_CHECKS");
     return !answer || !strcmp(answer, "true");
 }
 
-void device_writes(void) { sent.address = NULL; }
+static void copy_on_device(void *to, const void *from, size_t bytes) {
+    char values[MOST_KEPT];
+    if (bytes <= MOST_KEPT && recall(from, values, bytes))
+        keep(to, values, bytes);
+    else
+        forget(to, bytes);
+}
 
 static cudaError_t copy(void *to, const void *from, size_t bytes) {
-    if (on_device(to)) {
-        if (on_device(from) && from == sent.address && bytes == sent.bytes) {
-            sent.address = to;
-            return cudaSuccess;
-        }
-        device_writes();
-        if (!on_device(from) && bytes <= MOST_SENT) {
-            sent.address = to;
-            sent.bytes = bytes;
-            memcpy(sent.values, from, bytes);
-        }
-    } else if (!on_device(from)) {
+    bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+    if (to_device && from_device) {
+        copy_on_device(to, from, bytes);
+    } else if (to_device) {
+        keep(to, from, bytes);
+    } else if (!from_device) {
         memcpy(to, from, bytes);
     } else {
         note("copy_to_host", bytes);
-        if (from == sent.address && bytes <= sent.bytes)
-            memcpy(to, sent.values, bytes);
-        else
+        if (!recall(from, to, bytes))
             memset(to, bytes == 1 && checks_are_true(), bytes);
     }
     return cudaSuccess;
@@ -239,10 +303,15 @@ cudaError_t cudaMemcpy2DAsync(
 }
 
 cudaError_t cudaMemset(void *address, int value, size_t bytes) {
-    if (on_device(address))
-        device_writes();
-    else
+    char values[MOST_KEPT];
+    if (device_of(address) < 0) {
         memset(address, value, bytes);
+    } else if (bytes <= MOST_KEPT) {
+        memset(values, value, bytes);
+        keep(address, values, bytes);
+    } else {
+        forget(address, bytes);
+    }
     return cudaSuccess;
 }
 
@@ -251,9 +320,14 @@ cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaStream_t
     return cudaMemset(address, value, bytes);
 }
 
-SUCCEEDS(cudaMemcpyPeerAsync, void *, int, const void *, int, size_t, cudaStream_t)
+cudaError_t cudaMemcpyPeerAsync(
+    void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream) {
+    (void)to_device, (void)from_device, (void)stream;
+    return copy(to, from, bytes);
+}
+
 SUCCEEDS(cudaMemcpyToSymbol, const void *, const void *, size_t, size_t, enum cudaMemcpyKind)
-ANSWERS(cudaGetSymbolAddress, device_addresses(1), void *, const void *)
+ANSWERS(cudaGetSymbolAddress, device_addresses(device_current(), 1), void *, const void *)
 
 /* Streams. Whatever is put into one has happened. */
 ANSWERS(cudaStreamCreate, malloc(1), cudaStream_t)
@@ -398,12 +472,17 @@ ANSWERS(
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function) {
     (void)function;
+    const Device *of = device(device_current());
+    if (!of)
+        return failed(cudaErrorNoDevice);
+    int capability = 10 * of->major + of->minor;
     *out = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024,
         .numRegs = 32,
-        .ptxVersion = 90,
-        .binaryVersion = 90,
-        .maxDynamicSharedSizeBytes = 232448,
+        .ptxVersion = capability,
+        .binaryVersion = capability,
+        .maxDynamicSharedSizeBytes =
+            device_attribute(device_current(), cudaDevAttrMaxSharedMemoryPerBlockOptin),
     };
     return cudaSuccess;
 }
@@ -414,18 +493,30 @@ char __cudaInitModule(void **handle) {
 }
 
 /* torch asks for the driver's functions by name: see driver.c. */
-cudaError_t cudaGetDriverEntryPointByVersion(
-    const char *name, void **out, unsigned version, unsigned long long flags,
-    enum cudaDriverEntryPointQueryResult *found) {
-    char newer[128];
-    (void)version, (void)flags;
-    snprintf(newer, sizeof newer, "%s_v2", name);
-    *out = dlsym(RTLD_DEFAULT, newer);
-    if (!*out)
-        *out = dlsym(RTLD_DEFAULT, name);
+void *driver_function(const char *name);
+
+static cudaError_t entry_point(
+    const char *name, void **out, enum cudaDriverEntryPointQueryResult *found) {
+    *out = driver_function(name);
     if (found)
         *found = *out ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     if (!*out)
         note(name, 0);
     return cudaSuccess;
 }
+
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char *name, void **out, unsigned version, unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult *found) {
+    (void)version, (void)flags;
+    return entry_point(name, out, found);
+}
+
+#if CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(
+    const char *name, void **out, unsigned long long flags,
+    enum cudaDriverEntryPointQueryResult *found) {
+    (void)flags;
+    return entry_point(name, out, found);
+}
+#endif

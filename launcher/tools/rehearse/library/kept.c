@@ -1,0 +1,84 @@
+/* See kept.h. A handful of ranges is alive at a time, so a list is enough. */
+#include "kept.h"
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Kept {
+    uintptr_t begin;
+    size_t bytes;
+    struct Kept *next;
+    char values[];
+} Kept;
+
+static Kept *first;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static Kept *new_range(uintptr_t begin, const void *values, size_t bytes, Kept *next) {
+    Kept *range = malloc(sizeof *range + bytes);
+    range->begin = begin;
+    range->bytes = bytes;
+    range->next = next;
+    memcpy(range->values, values, bytes);
+    return range;
+}
+
+/* Cut [begin, end) out of what is known: of a range its head and tail stay. */
+static void cut(uintptr_t begin, uintptr_t end) {
+    for (Kept **link = &first; *link;) {
+        Kept *range = *link;
+        uintptr_t range_end = range->begin + range->bytes;
+        if (range_end <= begin || end <= range->begin) {
+            link = &range->next;
+            continue;
+        }
+        *link = range->next;
+        if (end < range_end)
+            *link = new_range(end, range->values + (end - range->begin), range_end - end, *link);
+        if (range->begin < begin)
+            *link = new_range(range->begin, range->values, begin - range->begin, *link);
+        /* Neither overlaps any more, so the next round passes them. */
+        free(range);
+    }
+}
+
+void forget(const void *address, size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    cut((uintptr_t)address, (uintptr_t)address + bytes);
+    pthread_mutex_unlock(&mutex);
+}
+
+void keep(const void *address, const void *values, size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    cut((uintptr_t)address, (uintptr_t)address + bytes);
+    if (bytes <= MOST_KEPT)
+        first = new_range((uintptr_t)address, values, bytes, first);
+    pthread_mutex_unlock(&mutex);
+}
+
+bool recall(const void *address, void *out, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    size_t known = 0;
+    pthread_mutex_lock(&mutex);
+    for (Kept *range = first; range; range = range->next) {
+        uintptr_t from = range->begin > begin ? range->begin : begin;
+        uintptr_t range_end = range->begin + range->bytes, to = range_end < end ? range_end : end;
+        if (from >= to)
+            continue;
+        memcpy((char *)out + (from - begin), range->values + (from - range->begin), to - from);
+        known += to - from;
+    }
+    pthread_mutex_unlock(&mutex);
+    return known == bytes;
+}
+
+void forget_all(void) {
+    pthread_mutex_lock(&mutex);
+    while (first) {
+        Kept *range = first;
+        first = range->next;
+        free(range);
+    }
+    pthread_mutex_unlock(&mutex);
+}

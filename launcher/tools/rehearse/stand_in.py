@@ -1,0 +1,100 @@
+"""The environment in which a program sees GPUs that are not there.
+
+The library answers for CUDA's runtime and driver, cuBLAS, cuDNN's attention, NCCL and NVML. Device
+memory is counted and costs no host memory. A kernel is counted and not run; bytes that the host has
+sent to the device are kept (64 KiB at most per copy) until the next kernel, all others read as 0.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from launcher.measure.hardware import CONTEXT_BYTES, Gpu
+from launcher.tools.rehearse.build import built_for
+from launcher.util.errors import UserError
+
+MOST_GPUS = 64
+PRELOADED = "libcuda.so.1"
+
+# What CUDA calls a GPU, where that is not "NVIDIA" and the table's name. Programs read it:
+# accelerate turns off peer access by it.
+_NAMES = {
+    "GH200": "NVIDIA GH200 480GB",
+    "H100-PCIe": "NVIDIA H100 PCIe",
+    "H100-NVL": "NVIDIA H100 NVL",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "A100-40GB-PCIe": "NVIDIA A100-PCIE-40GB",
+    "A100-80GB-PCIe": "NVIDIA A100 80GB PCIe",
+    "A100-40GB": "NVIDIA A100-SXM4-40GB",
+    "A100-80GB": "NVIDIA A100-SXM4-80GB",
+    "A800-80GB-PCIe": "NVIDIA A800 80GB PCIe",
+    "A800": "NVIDIA A800-SXM4-80GB",
+    "RTX-PRO-6000": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+    "RTX-6000-Ada": "NVIDIA RTX 6000 Ada Generation",
+    "V100-32GB-PCIe": "Tesla V100-PCIE-32GB",
+    "V100-16GB-PCIe": "Tesla V100-PCIE-16GB",
+    "V100-32GB": "Tesla V100-SXM2-32GB",
+    "V100-16GB": "Tesla V100-SXM2-16GB",
+    "T4": "Tesla T4",
+}
+
+
+def environment(
+    python: str, gpus: Sequence[Gpu], *, inherited: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Environment variables with which every program of `python` sees `gpus` and no real GPU.
+
+    Compiles the library at the first call for this build of torch, which takes seconds.
+
+    Args:
+        python: An interpreter: a path, or a name on $PATH.
+        gpus: Entries of the table, device 0 first. Several may differ.
+        inherited: What the program would inherit, os.environ if None: its LD_PRELOAD and
+            LD_LIBRARY_PATH stay behind ours.
+
+    Returns:
+        Only the variables to set, to go over `inherited`.
+
+    Raises:
+        UserError: no such interpreter, no torch in it or a CPU build, no C compiler.
+    """
+    if not 1 <= len(gpus) <= MOST_GPUS:
+        raise UserError(f"{len(gpus)} GPUs per node: rehearse between 1 and {MOST_GPUS}")
+    before = os.environ if inherited is None else inherited
+    folder = str(built_for(python))
+    return {
+        "LD_PRELOAD": _first(f"{folder}/{PRELOADED}", before.get("LD_PRELOAD", ""), " "),
+        "LD_LIBRARY_PATH": _first(folder, before.get("LD_LIBRARY_PATH", ""), ":"),
+        "TRITON_LIBCUDA_PATH": folder,
+        "PATH": _first(folder, before.get("PATH", os.defpath), ":"),  # for its nvidia-smi
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
+        "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
+        # Where processes meet: the same for all of them, whatever each one's TMPDIR.
+        "SHARDSCALE_STAND_IN_MEET": before.get("SHARDSCALE_STAND_IN_MEET", tempfile.gettempdir()),
+    }
+
+
+def cuda_name(gpu: Gpu) -> str:
+    """What CUDA calls the GPU ("NVIDIA H100 80GB HBM3")."""
+    if re.fullmatch(r"RTX-\d{4}", gpu.name):
+        return f"NVIDIA GeForce {gpu.name.replace('-', ' ')}"
+    if re.fullmatch(r"A\d{4}", gpu.name):
+        return f"NVIDIA RTX {gpu.name}"
+    return _NAMES.get(gpu.name, f"NVIDIA {gpu.name}")
+
+
+def _described(gpu: Gpu) -> str:
+    """One GPU as library/device.c reads it."""
+    name = cuda_name(gpu)
+    # NVIDIA's driver has no peer access between GeForce cards.
+    peer_access = int("GeForce" not in name)
+    major, minor = gpu.capability
+    fields = (name, gpu.memory_bytes, CONTEXT_BYTES, major, minor, gpu.multiprocessors, peer_access)
+    return ",".join(map(str, fields))
+
+
+def _first(ours: str, others: str, separator: str) -> str:
+    """`ours` before the entries that are there already, once."""
+    kept = [entry for entry in re.split(f"[{separator}:]", others) if entry and entry != ours]
+    return separator.join((ours, *kept))
