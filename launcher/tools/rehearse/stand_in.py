@@ -2,7 +2,12 @@
 
 The library answers for CUDA's runtime and driver, cuBLAS, cuDNN's attention, NCCL and NVML. Device
 memory is counted and costs no host memory. A kernel is counted and not run; bytes that the host has
-sent to the device are kept (64 KiB at most per copy) until the next kernel, all others read as 0.
+sent to the device are kept (64 KiB at most per copy) until the next kernel, all others read as 0. A
+single byte that is not known is a check's answer (has a step overflowed?): false, or what
+$SHARDSCALE_STAND_IN_CHECKS says. Messages of at most 64 KiB travel between the processes of a
+communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank answer for all of its groups,
+$SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for another (1800), and
+$SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
 """
 
 import os
@@ -70,6 +75,7 @@ def environment(
         "PATH": _first(folder, before.get("PATH", os.defpath), ":"),  # for its nvidia-smi
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
+        "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
         # Where processes meet: the same for all of them, whatever each one's TMPDIR.
         "SHARDSCALE_STAND_IN_MEET": before.get("SHARDSCALE_STAND_IN_MEET", tempfile.gettempdir()),
     }

@@ -1,0 +1,45 @@
+/* Where the processes of one communicator meet: a file that all map, with a seat per rank and a pipe
+ * per pair. Each has a ring of entries, so that a rank may be some messages ahead of another. */
+#pragma once
+#include "kept.h"
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { ENTRIES = 8 };
+
+/* One message. `known`: its values are there, and not only its size. */
+typedef struct {
+    int operation, type, root;
+    size_t bytes;
+    bool known;
+    char values[MOST_KEPT];
+} Entry;
+
+typedef struct {
+    atomic_ulong posted, done; /* collectives that this rank has called, and finished */
+    atomic_int process;        /* 0: not here yet */
+    atomic_int left;
+    Entry entries[ENTRIES];
+} Seat;
+
+typedef struct {
+    atomic_ulong sent, received;
+    Entry entries[ENTRIES];
+} Pipe;
+
+typedef struct {
+    char path[256];
+    int rank, size;
+    size_t bytes;
+    void *memory;
+    Seat *seats;
+    Pipe *pipes; /* from * size + to */
+} Meeting;
+
+/* Join as a rank; NULL, with a sentence, where there is no room for the file. Waits for nobody. */
+Meeting *meeting_join(const char *key, int rank, int size);
+void meeting_leave(Meeting *meeting);
+
+/* Why `rank` will never come: a sentence's end, or NULL. */
+const char *meeting_absence(const Meeting *meeting, int rank);
