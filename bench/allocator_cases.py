@@ -88,7 +88,7 @@ TECHNIQUES = {
     "mlp-tile": (("single", "fsdp", "zero3"), (*BF16, "--mlp-tile=256")),
     "loss-chunk": (("single",), (*BF16, "--loss-chunk=512")),
     "loss-whole": (("single",), (*BF16, "--loss-chunk=0")),
-    "tf32": (("single",), ("--precision=fp32", "--tf32")),
+    "tf32": (("single",), ("--precision=tf32",)),
 }
 # What only some installations have: torchao, and a compiler of FlexAttention.
 KERNELS = {

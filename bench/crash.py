@@ -41,7 +41,7 @@ STRATEGIES = {
 MODEL = ["--device", "cpu", "--tokenizer", "byte", "--vocab-size", "257", "--layers", "4"]
 MODEL += ["--d-model", "256", "--heads", "4", "--context", "32", "--micro-batch", "2"]
 # With the default --log-every: between two lines of the log nothing may go missing either.
-MODEL += ["--report-to=none", "--sample-every-s", "0"]
+MODEL += ["--report-to=none"]
 RANKS = 2
 START_S = 5.0  # in which the ranks import, meet and load
 MOST_STEPS, MOST_SAVES = 12, 3  # that a life gets before it is hit

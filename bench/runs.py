@@ -21,7 +21,7 @@ from launcher.data.sources import find_source  # noqa: E402
 PHASES = ("forward", "backward", "step")
 WARMUP_STEPS = 2
 # What costs time or memory and is not asked about here.
-QUIET = ("--report-to=none", "--sample-every-s=0", "--log-every=1000", "--save-every=0")
+QUIET = ("--report-to=none", "--log-every=1000", "--save-every=0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ class BlockSession(Session):
     seconds: list[float]
 
     def steps(self) -> Iterator[int]:
+        self.sampler.stop()
         self.seconds = []
         ledger_steps = iter(super().steps())
         done = False
@@ -64,7 +65,7 @@ def main() -> None:
         corpus = Path(folder) / "corpus.txt"
         corpus.write_text(Path(argparse.__file__).read_text() * 2)
         argv = ["--steps", str(steps), "--data", str(corpus), "--device", options.device]
-        argv += ["--sample-every-s", "0", "--out", f"{folder}/run"]
+        argv += ["--out", f"{folder}/run"]
         prepared = prepare(argv, world_size=1, ranks_per_node=1)
         world = start(options.device, timeout_s=60, needs_group=False)
         BlockSession.block = options.block

@@ -201,7 +201,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
 
 def build_engine(resolved: Resolved, world: World) -> Engine:
     """Build the strategy's engine on this rank's device."""
-    if resolved.config.optim.tf32:
+    if resolved.config.optim.arithmetic.tf32_matmuls:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)

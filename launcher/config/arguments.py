@@ -21,8 +21,6 @@ SUPERSEDES = {
     "deepspeed": ("zero", "strategy"),
     "steps": ("epochs",),
     "epochs": ("steps",),
-    "warmup_steps": ("warmup_ratio",),
-    "warmup_ratio": ("warmup_steps",),
 }
 HELP = ("-h", "--help")
 MICRO_BATCH = "--micro-batch"

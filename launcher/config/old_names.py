@@ -59,6 +59,16 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "expandable_segments": Removed(
         default=True, instead="set PYTORCH_ALLOC_CONF=expandable_segments:False"
     ),
+    "nvme_buffer": Removed(
+        default="64MiB", instead=f"set zero_optimization.sub_group_size {_DEEPSPEED_FILE}"
+    ),
+    "sample_every_s": Removed(default=1.0, instead="every second is sampled"),
+    "tf32": Removed(default=False, instead="use --precision tf32", fields={"precision": "tf32"}),
+    "warmup_ratio": Removed(
+        default=None,
+        instead="use --warmup-steps with a fraction of the schedule",
+        fields={"warmup_steps": "{}"},
+    ),
     "nvme_block": Removed(default="1MiB", instead=f"set aio.block_size {_DEEPSPEED_FILE}"),
     "nvme_queue_depth": Removed(default=32, instead=f"set aio.queue_depth {_DEEPSPEED_FILE}"),
     "nvme_threads": Removed(default=1, instead=f"set aio.intra_op_parallelism {_DEEPSPEED_FILE}"),
@@ -109,22 +119,29 @@ def _today(token: str) -> Iterator[str]:
         yield token
 
 
-def in_file(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's fields in today's names; notes what has become of the others."""
+def in_file(content: Mapping[str, Any], *, noted: bool = True) -> dict[str, Any]:
+    """Return the fields of a file, or with `noted` false of a checkpoint, in today's names.
+
+    Where `noted`, print what has become of the others.
+    """
     fields: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
     for key, value in content.items():
         gone = REMOVED.get(key)
         if key in RENAMED:
-            _note_renamed(key, str)
+            if noted:
+                _note_renamed(key, str)
             fields[RENAMED[key]] = value
         elif gone is None:
             fields[key] = value
         elif value is not None and value != gone.default:
             ignored = "" if gone.fields else ", and is ignored"
-            _note(key, f"{key} {value} was removed{ignored}: {gone.instead}")
+            if noted:
+                _note(key, f"{key} {value} was removed{ignored}: {gone.instead}")
             data = content.get("data", "")
             for name, new in (gone.fields or {}).items():
+                if new == "{}":
+                    new = value
                 replaced[name] = new.format(value, data=data) if isinstance(new, str) else new
     return fields | replaced
 

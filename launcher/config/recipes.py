@@ -10,10 +10,10 @@ from launcher.optim.registry import OPTIMIZERS
 from launcher.util.flags import flag
 
 FINE_TUNING: Final = Recipe(
-    lr=2e-5, schedule="cosine", min_lr_ratio=0.0, warmup_ratio=0.03, weight_decay=0.0
+    lr=2e-5, schedule="cosine", min_lr_ratio=0.0, warmup_steps=0.03, weight_decay=0.0
 )
 ADAPTERS: Final = Recipe(
-    lr=2e-4, schedule="constant", min_lr_ratio=0.0, warmup_ratio=0.03, weight_decay=0.0
+    lr=2e-4, schedule="constant", min_lr_ratio=0.0, warmup_steps=0.03, weight_decay=0.0
 )
 RECIPES: Final[Mapping[Task, tuple[Recipe, str]]] = {
     "training from scratch": (
@@ -29,7 +29,7 @@ _TOGETHER: Final = (
     ("lr",),
     ("schedule", "decay_steps"),
     ("min_lr_ratio",),
-    ("warmup_steps", "warmup_ratio"),
+    ("warmup_steps",),
     ("weight_decay",),
 )
 """Fields of which one that is given replaces the others, too."""
@@ -50,10 +50,7 @@ def recipe_of(task: Task, optim: OptimChoice) -> Recipe:
 
 def fill(config: RunConfig, recipe: Recipe) -> RunConfig:
     """Return the config with the fields of `recipe` that are not given."""
-    fields = dataclasses.asdict(config.optim.recipe(recipe))
-    if config.optim.warmup_steps is not None:
-        del fields["warmup_ratio"]
-    return config.replace(**fields)
+    return config.replace(**dataclasses.asdict(config.optim.recipe(recipe)))
 
 
 def fill_as_saved(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
@@ -61,8 +58,6 @@ def fill_as_saved(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
     given."""
     # What an older version did not save was then what it is from scratch now.
     before = dataclasses.asdict(FROM_SCRATCH) | dict(saved)
-    if "warmup_steps" in saved:
-        del before["warmup_ratio"]
     changes: dict[str, Any] = {}
     for names in _TOGETHER:
         if all(getattr(config.optim, name) is None for name in names):
@@ -88,15 +83,13 @@ def described(optim: OptimChoice) -> str:
     schedule: str = recipe.schedule
     if schedule != "constant":
         schedule += f" to {recipe.min_lr_ratio * recipe.lr:g}"
-    warmup = f"{100 * recipe.warmup_ratio:.4g}% warm-up"
-    if optim.warmup_steps is not None:
-        warmup = f"{optim.warmup_steps} steps of warm-up"
+    warmup = f"{recipe.warmup_steps} steps of warm-up"
+    if recipe.warmup_steps < 1:
+        warmup = f"{100 * recipe.warmup_steps:.4g}% warm-up"
     return f"lr {recipe.lr:g}, {schedule}, {warmup}, weight decay {recipe.weight_decay:g}"
 
 
 def _changed(optim: OptimChoice, default: Recipe) -> Iterator[str]:
     for field in dataclasses.fields(Recipe):
-        if field.name == "warmup_ratio" and optim.warmup_steps is not None:
-            yield "warmup_steps"
-        elif getattr(optim, field.name) != getattr(default, field.name):
+        if getattr(optim, field.name) != getattr(default, field.name):
             yield field.name

@@ -20,7 +20,6 @@ from launcher.util.flags import (
     MOST_ITEMS,
     MOST_STEPS,
     YEAR_S,
-    require_at_most,
     require_positive,
     require_range,
 )
@@ -31,7 +30,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")
 SHORTEST_TIMEOUT_S = 0.1
 SAVE_MINUTES = 10.0
-MOST_OFTEN_S = 0.001
 
 
 class AutoMicroBatch(int):
@@ -174,9 +172,6 @@ class MeasureChoice:
     report_to: str = "tensorboard"
     """Loggers of metrics: tensorboard (in the run folder), wandb and mlflow, several with commas
     between them, or none. $WANDB_MODE and $MLFLOW_TRACKING_URI configure the last two."""
-    sample_every_s: float = 1.0
-    """Seconds between samples of each rank's GPU through NVML, or of the process's resident memory
-    without one; 0 = no samples."""
     memory_trace: bool = False
     """CPU: follow every live tensor, for exact peaks and ledgers; costs about a tenth of the
     speed. GPU: keep the allocator's history for torch's memory viewer."""
@@ -187,12 +182,6 @@ class MeasureChoice:
         require_positive(self, "log_every", most=MOST_STEPS)
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit, "--memory-limit")
-        if not (self.sample_every_s == 0 or self.sample_every_s >= MOST_OFTEN_S):
-            raise UserError(
-                f"--sample-every-s {self.sample_every_s} must be {MOST_OFTEN_S} or more, or 0 for "
-                "no samples"
-            )
-        require_at_most(self, "sample_every_s", most=YEAR_S)
         unknown = [name for name in self.loggers if name not in LOGGER_NAMES]
         if unknown:
             raise UserError(

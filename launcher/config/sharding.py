@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from launcher.util.flags import MOST_ITEMS, require_positive
-from launcher.util.sizes import parse_bytes
 
 Strategy = Literal["single", "ddp", "fsdp", "zero"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -93,8 +92,3 @@ class OffloadChoice:
     """Page-lock the host memory of offloaded states: faster copies, but no paging (GPUs)."""
     nvme_path: Path | None = None
     """Folder on a local NVMe disk for nvme offload. Swap files are removed at the end."""
-    nvme_buffer: str = "64MiB"
-    """NVMe: optimizer states updated at a time; each rank page-locks several such buffers."""
-
-    def __post_init__(self) -> None:
-        parse_bytes(self.nvme_buffer, "--nvme-buffer")

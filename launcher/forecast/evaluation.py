@@ -132,7 +132,8 @@ def _trace_kind(choice: Choice) -> Hashable:
     types, sharding = strategy_of(config).dtypes(config), config.sharding
     return (
         *(choice.precision, choice.checkpointing),
-        types.autocast is None and config.optim.precision != "fp32",  # low-precision copies
+        types.autocast is None
+        and config.optim.arithmetic.computed != "fp32",  # low-precision copies
         variant_of(config).fetches_by_module,
         *sharding.model_parallel.values(),
     )

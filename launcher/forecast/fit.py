@@ -91,7 +91,7 @@ def _around_bytes(resolved: Resolved) -> int:
     config = resolved.config
     tensorboard = TENSORBOARD_BYTES if "tensorboard" in config.measure.loggers else 0
     library = strategy_of(config).imports_bytes
-    low_precision = 0 if config.optim.precision == "fp32" else LOW_PRECISION_BYTES
+    low_precision = 0 if config.optim.arithmetic.computed == "fp32" else LOW_PRECISION_BYTES
     return LATE_BYTES + tensorboard + library + low_precision
 
 

@@ -28,7 +28,7 @@ WITHOUT_EFFECT: Final = frozenset(
         *("test_batches", "sample_every"),
         *("save_minutes", "stop_after", "resume", "seed", "out", "collective_timeout_s"),
         *("lr", "min_lr_ratio", "warmup_steps", "weight_decay", "betas"),
-        *("warmup_ratio", "eps", "log_every", "log_level", "schedule", "decay_steps"),
+        *("eps", "log_every", "log_level", "schedule", "decay_steps"),
     }
 )
 ASK_CUDA = """

@@ -162,7 +162,7 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     elif kept != "offload":  # only some blocks or products
         yield [{"activation_checkpointing": "full"}]
     yield list(_adapters(failed))
-    if config.optim.precision == "fp32":
+    if config.optim.arithmetic.computed == "fp32":
         yield [{"precision": "bf16"}]
     if world_size > 1:
         yield list(_shardings(failed))

@@ -195,8 +195,8 @@ def rated_type(resolved: Resolved, machine: Machine) -> str:
     """
     optim = resolved.config.optim
     rates = machine.matmul_flops_per_s
-    if optim.precision == "fp32":
-        type_ = "tf32" if optim.tf32 else "fp32"
+    if optim.arithmetic.computed == "fp32":
+        type_ = optim.precision
     else:  # a profile has one of both
         type_ = "fp16" if optim.precision == "fp16" and "fp16" in rates else "bf16"
     if type_ not in machine.matmul_flops_per_s:

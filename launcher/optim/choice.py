@@ -9,7 +9,7 @@ from typing import Final, Literal
 from launcher.util.errors import UserError
 from launcher.util.flags import MOST_STEPS, flag, require_at_most, require_positive
 
-Precision = Literal["fp32", "bf16", "bf16-pure", "fp16", "fp8"]
+Precision = Literal["fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon", "apollo"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
@@ -25,6 +25,8 @@ class Arithmetic:
     """Type of matmuls and of communicated gradients, and name of DeepSpeed's section."""
     keeps_fp32: bool = True
     """Whether the weights that are updated are in fp32."""
+    tf32_matmuls: bool = False
+    """Whether matmuls round their fp32 operands to TF32, on GPUs."""
     fp8_linears: bool = False
     """Whether Linears round their operands to fp8, which DeepSpeed's engine does not do."""
     switches: tuple[str, ...] = ()
@@ -33,6 +35,7 @@ class Arithmetic:
 
 PRECISIONS: Final[Mapping[Precision, Arithmetic]] = {
     "fp32": Arithmetic(computed="fp32"),
+    "tf32": Arithmetic(computed="fp32", tf32_matmuls=True),
     "bf16": Arithmetic(computed="bf16"),
     "bf16-pure": Arithmetic(
         computed="bf16",
@@ -51,14 +54,14 @@ class Recipe:
     lr: float
     schedule: Schedule
     min_lr_ratio: float
-    warmup_ratio: float
+    warmup_steps: float
     weight_decay: float
 
 
 WSD_DECAY_RATIO: Final = 0.2
 """Default length of the decay in a warm-up-stable-decay schedule, relative to all steps."""
 FROM_SCRATCH: Final = Recipe(
-    lr=1e-3, schedule="cosine", min_lr_ratio=0.1, warmup_ratio=0.02, weight_decay=0.1
+    lr=1e-3, schedule="cosine", min_lr_ratio=0.1, warmup_steps=0.02, weight_decay=0.1
 )
 
 
@@ -67,14 +70,13 @@ class OptimChoice:
     """The optimizer, its precision, and the schedule of its learning rate."""
 
     precision: Precision = "fp32"
-    """fp32; bf16 or fp16 (with loss scaling): compute in it, with fp32 master weights and fp32
-    gradient reduction; bf16-pure: weights, gradients and moments in bf16, with compensated
-    updates; fp8: bf16 with matmuls in fp8."""
+    """fp32; tf32: fp32, with inputs of matmuls rounded to 10 bits of mantissa (GPUs); bf16 or fp16
+    (with loss scaling): compute in it, with fp32 master weights and fp32 gradient reduction;
+    bf16-pure: weights, gradients and moments in bf16, with compensated updates; fp8: bf16 with
+    matmuls in fp8."""
     compensation: bool = True
     """bf16-pure: keep beside each weight what rounding has cut off, in bf16; without it states take
     2 bytes per parameter less, and updates below the weight's last bit are lost."""
-    tf32: bool = False
-    """GPUs: let fp32 matmuls round their inputs to TF32 (10 bits of mantissa)."""
     optimizer: OptimizerName = "adamw"
     """adamw, adam (decay as L2 in the gradient), sgd (with momentum), adafactor (factored second
     moments, no first), adamw8bit (both moments in 8 bits); or for the matrices of blocks, with
@@ -98,11 +100,9 @@ class OptimChoice:
     min_lr_ratio: float | None = None
     """Learning rate at the end of the schedule, relative to the peak (when not given: 0.1 from
     scratch, else 0)."""
-    warmup_steps: int | None = None
-    """Steps of linear warm-up, instead of --warmup-ratio."""
-    warmup_ratio: float | None = None
-    """Linear warm-up as a fraction of the schedule (when not given: 0.02 from scratch, else
-    0.03)."""
+    warmup_steps: float | None = None
+    """Steps of linear warm-up; below 1: a fraction of the schedule (when not given: 0.02 from
+    scratch, else 0.03)."""
     weight_decay: float | None = None
     """Decoupled weight decay, on matrices only (when not given: 0.1 from scratch, else 0)."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -132,15 +132,15 @@ class OptimChoice:
                 raise UserError(f"{flag(name)} {value} must be 0 or more")
         require_at_most(self, "weight_decay", "clip")
         require_at_most(self, "warmup_steps", most=MOST_STEPS)
-        for name in ("min_lr_ratio", "warmup_ratio"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise UserError(f"{flag(name)} {value} must be between 0 and 1")
-        if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise UserError(
-                f"--warmup-steps {self.warmup_steps} and --warmup-ratio {self.warmup_ratio} both "
-                "set the warm-up: give one"
-            )
+        if self.warmup_steps is not None and (self.warmup_steps >= 1 or not self.warmup_steps):
+            if self.warmup_steps != int(self.warmup_steps):
+                raise UserError(
+                    f"--warmup-steps {self.warmup_steps} must be a whole number of steps, or a "
+                    "fraction of the schedule below 1"
+                )
+            object.__setattr__(self, "warmup_steps", int(self.warmup_steps))
+        if self.min_lr_ratio is not None and not 0 <= self.min_lr_ratio <= 1:
+            raise UserError(f"--min-lr-ratio {self.min_lr_ratio} must be between 0 and 1")
         for beta in self.betas:
             if not 0 <= beta < 1:
                 raise UserError(f"--betas has {beta}, but both must be at least 0 and below 1")
@@ -155,10 +155,10 @@ def learning_rate(step: int, choice: OptimChoice, steps: int) -> float:
     A pure function, so that a resumed run continues with the same rates.
     """
     recipe = choice.recipe()
-    warmup = choice.warmup_steps
-    if warmup is None:
+    warmup = recipe.warmup_steps
+    if 0 < warmup < 1:
         # The rounding error of 0.29 * 100 must not take a step away.
-        warmup = max(1, int(recipe.warmup_ratio * steps + 1e-9)) if recipe.warmup_ratio else 0
+        warmup = max(1, int(warmup * steps + 1e-9))
     if step <= warmup:
         return recipe.lr * step / warmup
     if recipe.schedule == "constant":

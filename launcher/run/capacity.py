@@ -175,7 +175,7 @@ def _check_locked(flags: str, sizes: OffloadSizes) -> None:
     raise UserError(
         f"{flags}: each rank page-locks {gib(sizes.locked_bytes)} of buffers, but the limit is "
         f"{gib(limit)}: raise it (ulimit -l unlimited; in a container --ulimit memlock=-1), or "
-        "give a smaller --nvme-buffer"
+        "give a smaller zero_optimization.sub_group_size in a --deepspeed file"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from launcher.config import old_names
 from launcher.config.arguments import parse_run_config
 from launcher.config.recipes import (
     described,
@@ -116,7 +117,7 @@ def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]
 
         saved = newest_extra(source)
     if saved is not None and "steps" in saved:
-        config = fill_as_saved(config, saved.get("config", {}))
+        config = fill_as_saved(config, old_names.in_file(saved.get("config", {}), noted=False))
         return config, f"recipe as in the run that is resumed: {described(config.optim)}"
     if saved is not None and task == "training from scratch":  # imported weights
         task = "full fine-tuning"

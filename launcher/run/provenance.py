@@ -13,6 +13,7 @@ from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.extra import Base, Extra, saved_model
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
+from launcher.config import old_names
 from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
 from launcher.config.recipes import fill_as_saved
 from launcher.config.resolve import Resolved
@@ -36,10 +37,10 @@ _FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
 REPORTED_OF_RUN = (
     *("data", "data_field", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
-    *("precision", "compensation", "tf32", "grad_accum_dtype", "optimizer", "moments_dtype"),
+    *("precision", "compensation", "grad_accum_dtype", "optimizer", "moments_dtype"),
     "apollo_rank",
     "lora_dropout",
-    *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps", "warmup_ratio"),
+    *("lr", "schedule", "decay_steps", "min_lr_ratio", "warmup_steps"),
     *("weight_decay", "betas", "eps", "momentum", "clip"),
 )
 
@@ -209,7 +210,7 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
     if "steps" not in saved:  # imported: no run has trained it
         return found
     # What an older version does not name was then what it is by default now.
-    config = saved.get("config", {})
+    config = old_names.in_file(saved.get("config", {}), noted=False)
     before = fill_as_saved(RunConfig(), config).flat() | _plain(config)
     after = _plain(resolved.config.flat())
     unknown = corpus.tokenizer_path is None or _tokenizer_of(checkpoint) is None

@@ -33,6 +33,8 @@ from launcher.strategies.engine import Engine, StepResult
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import ExitCode
 
+SAMPLE_EVERY_S = 1.0  # memory is read more often: see `Sampler.every`
+
 
 class Session:
     """One rank's run around the training loop, from an empty folder to the summary."""
@@ -77,11 +79,7 @@ class Session:
             stops_after=loop.stop_after,
             reopens=self._resume.reopens,
         )
-        self.sampler = None
-        if measure.sample_every_s:
-            self.sampler = Sampler.every(
-                measure.sample_every_s, world.device, self.journal.from_sampler
-            )
+        self.sampler = Sampler.every(SAMPLE_EVERY_S, world.device, self.journal.from_sampler)
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
         self._saves = Saves(
@@ -103,8 +101,7 @@ class Session:
         self._stack.enter_context(self.console.bars())
         if isinstance(self.memory, TracedMemory):
             self._stack.enter_context(self.memory.trace)
-        if self.sampler is not None:
-            self.sampler.start()
+        self.sampler.start()
         if measure.memory_trace and self._world.device.type == "cuda":
             torch.cuda.memory._record_memory_history()
         if measure.memory_limit is not None:
@@ -113,8 +110,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.sampler is not None:
-            self.sampler.stop()
+        self.sampler.stop()
         self._stack.close()
         self.journal.close()
 
@@ -262,7 +258,7 @@ class Session:
             self.journal,
             test,
             memory=self.memory,
-            samples=None if self.sampler is None else self.sampler.stop(),
+            samples=self.sampler.stop(),
             training_power_w=mean_power_w(self._energy_before, self._energy_after),
         )
         failure = self._saves.failure or records_missing

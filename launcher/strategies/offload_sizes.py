@@ -4,20 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.config.schema import RunConfig
-from launcher.config.sharding import OffloadChoice
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 from launcher.strategies.parameters import Parameter, parameters_of
 from launcher.strategies.rank import FP32
-from launcher.util.sizes import page_locked_bytes, parse_bytes
+from launcher.util.json_file import JsonObject
+from launcher.util.sizes import page_locked_bytes
 
 # A group of states being updated: master weights, two moments, gradients.
 OPTIMIZER_BUFFERS = 4
 # The same while the next group is read and the last one is written.
 OVERLAPPED_OPTIMIZER_BUFFERS = 11
 PARAM_BUFFERS = 5
+SWAP_BUFFER_BYTES = 64 * 2**20
+"""fp32 states that are updated at a time, unless a DeepSpeed file gives a sub_group_size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +53,22 @@ def largest_slice_count(model: ModelConfig, world_size: int) -> int:
     return max(-(-p.elements // world_size) for p in parameters_of(model))
 
 
-def swap_buffer_count(offload: OffloadChoice) -> int:
+def swap_buffer_count(config: RunConfig) -> int:
     """Elements at which DeepSpeed's group of parameters that are updated together is full."""
-    return parse_bytes(offload.nvme_buffer, "--nvme-buffer") // FP32
+    return int(_zero_section_of_file(config).get("sub_group_size") or SWAP_BUFFER_BYTES // FP32)
 
 
 def optimizer_buffer_count(config: RunConfig) -> int:
     """Return the staging buffers for optimizer states that a rank holds, by its DeepSpeed file."""
+    pipeline = _zero_section_of_file(config).get("offload_optimizer", {}).values()
+    return OVERLAPPED_OPTIMIZER_BUFFERS if any(pipeline) else OPTIMIZER_BUFFERS
+
+
+def _zero_section_of_file(config: RunConfig) -> JsonObject:
     from launcher.config.deepspeed_file import passed_on
 
-    theirs = passed_on(config.sharding.deepspeed).get("zero_optimization", {})
-    pipeline = theirs.get("offload_optimizer", {}).values()
-    return OVERLAPPED_OPTIMIZER_BUFFERS if any(pipeline) else OPTIMIZER_BUFFERS
+    section: JsonObject = passed_on(config.sharding.deepspeed).get("zero_optimization", {})
+    return section
 
 
 def _crossing_bytes(
@@ -97,7 +103,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     offloaded parameters are the master weights themselves, or frozen. Of a fraction of the
     optimizer's states there may be a sub-group more: see `zero/fraction.py`.
     """
-    sharding, offload = config.sharding, config.offload
+    sharding = config.sharding
     if sharding.offload_optimizer == sharding.offload_param == "none":
         return OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=0)
     parameters = parameters_of(model)
@@ -108,7 +114,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     gradient = 2 if sharding.grad_accum_dtype == "bf16" else FP32
     largest = largest_slice_count(model, world_size)
     # Most elements that are updated at a time: a group is closed when it is full.
-    group = min(swap_buffer_count(offload) + largest, mine)
+    group = min(swap_buffer_count(config) + largest, mine)
     states = int(state_bytes(model, config.optim) * mine)
     host = locked = disk = 0
     if sharding.offload_optimizer == "cpu":

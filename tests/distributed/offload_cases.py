@@ -21,7 +21,7 @@ MODEL_FLAGS = (
     "--device=cpu",
 )
 OPTIMIZER, PARAM = "--offload-optimizer=nvme", "--offload-param=nvme"
-BUFFER = "--nvme-buffer=3MiB"  # two slices
+BUFFER = f"--deepspeed={Path(__file__).with_name('buffer.json')}"  # two slices
 PIPELINE = f"--deepspeed={Path(__file__).with_name('pipeline.json')}"
 
 
@@ -62,7 +62,7 @@ _IN_MEMORY = {
 _ON_DISK = {
     "optimizer": ("--zero=3", OPTIMIZER, BUFFER),
     "both": ("--zero=3", OPTIMIZER, PARAM, BUFFER),
-    "overlapped": ("--zero=3", OPTIMIZER, PARAM, BUFFER, PIPELINE),
+    "overlapped": ("--zero=3", OPTIMIZER, PARAM, PIPELINE),
     "optimizer-cpu-param": ("--zero=3", OPTIMIZER, "--offload-param=cpu", BUFFER),
     "param-cpu-optimizer": ("--zero=3", "--offload-optimizer=cpu", PARAM, BUFFER),
     "param": ("--zero=3", PARAM, BUFFER),

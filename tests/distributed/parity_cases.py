@@ -78,7 +78,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
         *("--moments-dtype bf16", "--optimizer-in-backward"),
     ),
     "precision": (
-        *(DEFAULT, "--tf32", *_named("--precision ", "--precision fp32")),
+        *(DEFAULT, *_named("--precision ", "--precision fp32")),
         *("--no-compensation", "--grad-accum-dtype bf16", "--attention flash"),
     ),
     "attention": (

@@ -61,7 +61,6 @@ class Variant:
             "--lr=3e-3",
             "--seed=7",
             "--report-to=none",
-            "--sample-every-s=0",
         ]
 
 

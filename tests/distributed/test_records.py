@@ -17,7 +17,7 @@ import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
 
 REFUSED, FAILED, PREEMPTED = 2, 4, 5
-SMALL = [*MODEL_FLAGS, "--report-to=none", "--sample-every-s=0", "--micro-batch=2"]
+SMALL = [*MODEL_FLAGS, "--report-to=none", "--micro-batch=2"]
 RANKS_TWO = [str(TORCHRUN), "--nproc", "2", "-m", "launcher.train"]
 ALONE = [sys.executable, "-m", "launcher.train"]
 

@@ -122,7 +122,7 @@ def test_peaks_are_kept_apart_by_phase(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_nvml_samples_this_gpu(corpus: Path, tmp_path: Path) -> None:
-    records = train(corpus, tmp_path / "run", "--sample-every-s", "0.05")
+    records = train(corpus, tmp_path / "run")
     samples = [r for r in records if r["kind"] == "gpu" and r["source"] == "nvml"]
     assert samples
     assert samples[-1]["uuid"] == f"GPU-{torch.cuda.get_device_properties(0).uuid}"

@@ -20,7 +20,7 @@ GPU = gpu_named("h200")
 SHORT = (
     *("--device", "cuda", "--data", str(ROOT / "README.md"), "--tokenizer", "byte"),
     *("--steps", "4", "--report-to=none"),
-    *("--test-batches", "2", "--sample-every-s", "0"),
+    *("--test-batches", "2"),
 )
 TINY = (
     *("--layers", "2", "--d-model", "128", "--heads", "2", "--context", "64"),

@@ -30,7 +30,7 @@ def broken(folder: Path, name: str, *flags: str) -> Run:
     """A run whose libnvidia-ml.so.1 answers so, or is not there."""
     answers, folder = BROKEN[name], folder / "broken"
     folder.mkdir()
-    often = ("--sample-every-s", "0.1", "--steps", "6", "--precision", "bf16")
+    often = ("--steps", "6", "--precision", "bf16")
     libraries = environment(folder)["LD_LIBRARY_PATH"]
     if answers is None:
         for library in ("libcuda.so", "libcuda.so.1"):

@@ -20,7 +20,7 @@ _MOMENTS = ("oom", "peak")
 # Irrelevant to a comparison, or shown in a column of their own.
 _NOT_A_SETTING = {
     *("out", "log_every", "report_to", "log_level", "collective_timeout_s"),
-    *("max_minutes", "eval_every", "sample_every_s", "memory_trace", "device"),
+    *("max_minutes", "eval_every", "memory_trace", "device"),
     *("resume", "save_every", "test_batches", "micro_batch", "global_batch"),
     "sample_every",
     *("precision", "replicate", *(name for v in VARIANTS.values() for name in v.fields)),

@@ -67,7 +67,6 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
         **{f"--precision {name}": {"precision": name} for name in PRECISIONS},
         "--no-compensation": {"precision": _LOW_WEIGHTS, "compensation": False},
         "--grad-accum-dtype bf16": {"grad_accum_dtype": "bf16", **_BF16, **_ACCUMULATED},
-        "--tf32": {"tf32": True},
     },
     {
         **{f"--optimizer {name}": {"optimizer": name} for name in get_args(OptimizerName)},

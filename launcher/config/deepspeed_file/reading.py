@@ -102,10 +102,6 @@ def read_file(path: Path) -> DeepSpeedFile:
     _precision(file)
     _optimizer(file)
     _schedule(file)
-    zero = "zero_optimization."
-    devices = {file.values.get(f"{zero}offload_{what}.device") for what in ("optimizer", "param")}
-    if "nvme" in devices and f"{zero}sub_group_size" in file.values:
-        file.idle.append(f"{zero}sub_group_size (--nvme-buffer)")
     file.problems += file.unknown
     return file
 

@@ -159,12 +159,12 @@ def fp8(setting: Setting) -> Iterator[str]:
 
 
 def tf32(setting: Setting) -> Iterator[str]:
-    """Reject --tf32 on a CPU and beside other precisions than fp32."""
-    optim = setting.config.optim
-    if optim.tf32 and setting.device_type != "cuda":
-        yield "--tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: leave it out"
-    if optim.tf32 and optim.precision != "fp32":
-        yield f"--tf32 belongs to --precision fp32, not {optim.precision}: leave it out"
+    """Reject --precision tf32 on a CPU."""
+    if setting.config.optim.precision == "tf32" and setting.device_type != "cuda":
+        yield (
+            "--precision tf32 rounds matmuls on NVIDIA GPUs, and this runs on a CPU: use "
+            "--precision fp32"
+        )
 
 
 def init_from(setting: Setting) -> Iterator[str]:

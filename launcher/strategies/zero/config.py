@@ -132,13 +132,12 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
 
 
 def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_size: int) -> None:
-    """Buffers of the model's size; the engine adds the folder."""
-    offload = config.offload
+    """Add buffers of the model's size; the engine adds the folder."""
     if config.sharding.offload_optimizer == "nvme":
-        section["sub_group_size"] = swap_buffer_count(offload)
+        section["sub_group_size"] = swap_buffer_count(config)
         section["offload_optimizer"]["buffer_count"] = optimizer_buffer_count(config)
     if config.sharding.offload_param == "nvme":
-        section["sub_group_size"] = swap_buffer_count(offload)
+        section["sub_group_size"] = swap_buffer_count(config)
         section["offload_param"] |= {
             "buffer_count": PARAM_BUFFERS,
             "buffer_size": largest_slice_count(model, world_size),

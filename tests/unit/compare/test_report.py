@@ -284,12 +284,12 @@ def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str
     assert row["loss_note"] == f"differs from single in {next(iter(change))}"
 
 
-def test_runs_that_differ_in_their_allocator_are_compared_and_say_so(tmp_path: Path) -> None:
-    write_run(tmp_path / "off", losses=LOSSES, strategy="ddp", tf32=False)
-    write_run(tmp_path / "on", losses=LOSSES, strategy="ddp", tf32=True)
+def test_runs_that_differ_in_their_compilation_are_compared_and_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "off", losses=LOSSES, strategy="ddp", compile=False)
+    write_run(tmp_path / "on", losses=LOSSES, strategy="ddp", compile=True)
     report = report_of(tmp_path)
     rows = rows_of(report)
-    assert (rows["on"]["differs"], rows["off"]["differs"]) == ("tf32 True", None)
+    assert (rows["on"]["differs"], rows["off"]["differs"]) == ("compile True", None)
     assert len(report.data["settings"]) == 1
 
 

@@ -14,6 +14,7 @@ from launcher.config.deepspeed_file.reading import KINDS, read_file
 from launcher.config.deepspeed_file.table import KEYS, RENAMED, SECTIONS
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
+from launcher.strategies.offload_sizes import offload_sizes
 from launcher.strategies.zero.config import build_config
 from launcher.util.errors import UserError
 
@@ -382,7 +383,7 @@ def test_fp16_scales_as_the_file_says(path: Path) -> None:
 
 def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
     buffers = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 9}
-    section = {"sub_group_size": 1e9, "offload_optimizer": buffers}
+    section = {"sub_group_size": 0, "offload_optimizer": buffers}
     config = parsed(path, with_stage({"zero_optimization": section}, 3))
     flags = "--zero 3 --offload-optimizer nvme --nvme-path /nvme"
     handed = []
@@ -390,7 +391,14 @@ def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
         resolved = resolve(each, world_size=2, device_type="cuda")
         handed.append(build_config(resolved, world_size=2))
     assert handed[0] == handed[1]
-    assert "sub_group_size (--nvme-buffer)" in "".join(startup_lines(path))
+    assert "buffer_count (sized to the model)" in "".join(startup_lines(path))
+    section["sub_group_size"] = 300000
+    config = parsed(path, with_stage({"zero_optimization": section}, 3))
+    resolved = resolve(config, world_size=2, device_type="cuda")
+    handed = build_config(resolved, world_size=2)
+    assert handed["zero_optimization"]["sub_group_size"] == 300000
+    smaller = offload_sizes(resolved.config, resolved.model, 2).locked_bytes
+    assert smaller < offload_sizes(each, resolved.model, 2).locked_bytes
 
 
 def test_io_of_nvme_is_passed_on(path: Path) -> None:

@@ -235,7 +235,6 @@ TOO_LARGE = {
     "--d-model": ("1000000", "the states of", "need at least 715266"),
     "--d-ff": ("2147483647", "the states of", "need at least"),
     "--collective-timeout-s": ("1e300", "must be at most 31,536,000"),
-    "--sample-every-s": ("1e308", "must be at most 31,536,000"),
     "--max-minutes": ("1e30", "must be at most 525,600"),
     "--save-minutes": ("1e9", "must be at most 525,600"),
     "--memory-limit": ("1", "give 1MiB or more"),

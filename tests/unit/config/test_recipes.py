@@ -24,15 +24,15 @@ from launcher.util.errors import UserError
 MODEL = ["--layers=1", "--d-model=48", "--heads=2", "--context=16"]
 BYTE = ["--tokenizer=byte", "--vocab-size=257"]
 SCRATCH = {
-    **{"lr": 1e-3, "schedule": "cosine", "min_lr_ratio": 0.1, "warmup_ratio": 0.02},
+    **{"lr": 1e-3, "schedule": "cosine", "min_lr_ratio": 0.1, "warmup_steps": 0.02},
     "weight_decay": 0.1,
 }
 FULL = {
-    **{"lr": 2e-5, "schedule": "cosine", "min_lr_ratio": 0.0, "warmup_ratio": 0.03},
+    **{"lr": 2e-5, "schedule": "cosine", "min_lr_ratio": 0.0, "warmup_steps": 0.03},
     "weight_decay": 0.0,
 }
 ADAPTERS = {
-    **{"lr": 2e-4, "schedule": "constant", "min_lr_ratio": 0.0, "warmup_ratio": 0.03},
+    **{"lr": 2e-4, "schedule": "constant", "min_lr_ratio": 0.0, "warmup_steps": 0.03},
     "weight_decay": 0.0,
 }
 
@@ -74,7 +74,7 @@ def base(text: Path) -> Path:
 
 def recipe(config: RunConfig) -> dict[str, Any]:
     flat = config.flat()
-    return {name: flat[name] for name in (*SCRATCH, "warmup_steps") if name in flat}
+    return {name: flat[name] for name in SCRATCH if name in flat}
 
 
 def test_the_task_decides_and_the_console_says_its_source(base: Path, text: Path) -> None:
@@ -118,8 +118,7 @@ def test_what_is_given_wins(base: Path, text: Path, tmp_path: Path) -> None:
     flags = ["--lr=1e-3", "--schedule=linear", f"--config={tmp_path / 'run.yaml'}"]
     found = prepared(text, begins, *flags, "--warmup-steps=7")
     expected = {"lr": 1e-3, "schedule": "linear", "weight_decay": 0.1, "warmup_steps": 7}
-    without = {name: value for name, value in FULL.items() if name != "warmup_ratio"}
-    assert recipe(found.resolved.config) == without | expected
+    assert recipe(found.resolved.config) == FULL | expected
     changed = "changed: --lr, --schedule, --warmup-steps, --weight-decay)"
     assert found.recipe.endswith(changed)
 
@@ -140,13 +139,11 @@ def test_a_resume_keeps_what_the_run_had(base: Path, text: Path, tmp_path: Path)
     checkpoint = Checkpoint.open(run / "checkpoints" / "step-00000003")
     assert differences(checkpoint, found.resolved, found.corpus) == []
 
-    found = prepared(text, *MODEL, *BYTE, f"--resume={run}", "--lr=1e-3", "--warmup-ratio=0.5")
-    del expected["warmup_steps"]
-    assert recipe(found.resolved.config) == expected | {"lr": 1e-3, "warmup_ratio": 0.5}
+    found = prepared(text, *MODEL, *BYTE, f"--resume={run}", "--lr=1e-3", "--warmup-steps=0.5")
+    assert recipe(found.resolved.config) == expected | {"lr": 1e-3, "warmup_steps": 0.5}
     assert differences(checkpoint, found.resolved, found.corpus) == [
         "lr 2e-05 -> 0.001",
-        "warmup_steps 7 -> not given",
-        "warmup_ratio not given -> 0.5",
+        "warmup_steps 7.0 -> 0.5",
     ]
 
     found = prepared(text, f"--config={run / 'config.yaml'}")
@@ -166,15 +163,25 @@ def as_saved(run: Path, folder: Path, extra: dict[str, Any]) -> Path:
     return folder
 
 
-def test_older_and_imported_checkpoints(base: Path, text: Path, tmp_path: Path) -> None:
+def test_older_and_imported_checkpoints(
+    base: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     index = base / "checkpoints" / "step-00000003" / "index.json"
     extra = json.loads(index.read_text())["content"]["extra"]
-    older = {name: value for name, value in extra["config"].items() if name != "warmup_ratio"}
+    older = {name: value for name, value in extra["config"].items() if name != "warmup_steps"}
     path = as_saved(base, tmp_path / "older", {**extra, "config": {**older, "lr": 0.5}})
     found = prepared(text, *MODEL, *BYTE, f"--resume={path}")
     assert recipe(found.resolved.config) == SCRATCH | {"lr": 0.5}
     checkpoint = Checkpoint.open(path / "checkpoints" / "step-00000003")
     assert differences(checkpoint, found.resolved, found.corpus) == []
+
+    named = {**older, "warmup_ratio": 0.25, "sample_every_s": 0.5}
+    path = as_saved(base, tmp_path / "before 0.4", {**extra, "config": named})
+    found = prepared(text, *MODEL, *BYTE, f"--resume={path}")
+    assert recipe(found.resolved.config) == SCRATCH | {"warmup_steps": 0.25}
+    checkpoint = Checkpoint.open(path / "checkpoints" / "step-00000003")
+    assert differences(checkpoint, found.resolved, found.corpus) == []
+    assert capsys.readouterr().err == ""
 
     imported = {name: extra[name] for name in ("model", "tokenizer") if name in extra}
     path = as_saved(base, tmp_path / "imported", {**imported, "config": {}})
@@ -193,11 +200,11 @@ def test_adapters_need_weights_beside_them(text: Path) -> None:
 
 
 def test_a_warm_up_is_a_fraction_of_the_schedule() -> None:
-    choice = OptimChoice(lr=1.0, warmup_ratio=0.29)
+    choice = OptimChoice(lr=1.0, warmup_steps=0.29)
     assert [learning_rate(step, choice, 100) for step in (1, 28, 29)] == [1 / 29, 28 / 29, 1.0]
-    assert learning_rate(1, OptimChoice(lr=1.0, warmup_ratio=0.0, schedule="constant"), 9) == 1.0
-    with pytest.raises(UserError, match=r"--warmup-steps 5 and --warmup-ratio 0.1 both set"):
-        OptimChoice(warmup_steps=5, warmup_ratio=0.1)
+    assert learning_rate(1, OptimChoice(lr=1.0, warmup_steps=0.0, schedule="constant"), 9) == 1.0
+    with pytest.raises(UserError, match=r"--warmup-steps 1.5 must be a whole number of steps, or"):
+        OptimChoice(warmup_steps=1.5)
 
 
 def test_the_optimizer_takes_the_recipe(base: Path, text: Path) -> None:

@@ -25,7 +25,6 @@ from launcher.strategies.ledger import CATEGORIES, Ledger, LedgerLines
 FLAGS = [
     *("--layers=2", "--d-model=64", "--heads=4", "--context=32", "--vocab-size=260"),
     *("--tokenizer=byte", "--device=cpu", "--micro-batch=4", "--report-to=none"),
-    "--sample-every-s=0",
 ]
 WORLD = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("cpu"))
 PEAK = Ledger(

@@ -23,7 +23,7 @@ from launcher.util.flags import as_flags
 
 MODEL = (
     "--layers=2 --d-model=128 --heads=4 --context=64 --vocab-size=257 --tokenizer=byte "
-    "--report-to none --sample-every-s=0"
+    "--report-to none"
 )
 A100 = "NVIDIA A100-SXM4-40GB"
 

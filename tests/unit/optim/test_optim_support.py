@@ -59,7 +59,7 @@ def test_every_precision_on_a_cpu() -> None:
     assert refused("precision", get_args(Precision)) == {
         ("bf16-pure", "zero0"),
         *(("fp16", stage) for stage in ("zero0", "zero1", "zero2", "zero3")),
-        *(("fp8", strategy) for strategy in STRATEGIES),
+        *((name, strategy) for name in ("tf32", "fp8") for strategy in STRATEGIES),
     }
 
 
@@ -108,7 +108,7 @@ def test_an_update_in_the_backward() -> None:
         ),
         ({"precision": "fp16", **STRATEGIES["zero1"]}, "on GPUs only: use --precision bf16"),
         ({"precision": "fp8", "strategy": "single"}, "not a CPU|pip install"),
-        ({"tf32": True}, "--tf32 .* CPU: leave it out"),
+        ({"precision": "tf32"}, "--precision tf32 .* CPU: use --precision fp32"),
         ({"optimizer_in_backward": True, "strategy": "single"}, "cannot clip to 1.0: .*--clip 0"),
         (
             {"optimizer_in_backward": True, "clip": 0.0, "accumulation": 4, "strategy": "single"},
@@ -140,11 +140,8 @@ def test_fp8_needs_sizes_that_are_multiples_of_16(size: dict[str, int]) -> None:
     assert "in tiles of 16" in str(refusal(wrong))
 
 
-def test_tf32_is_for_fp32_on_a_gpu() -> None:
-    assert refusal(setting("cuda", tf32=True)) is None
-    assert "belongs to --precision fp32" in str(
-        refusal(setting("cuda", tf32=True, precision="bf16"))
-    )
+def test_tf32_is_for_gpus() -> None:
+    assert refusal(setting("cuda", precision="tf32")) is None
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0])
