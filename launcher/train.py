@@ -35,8 +35,8 @@ with importing():
     from launcher.run.resume import ended_out_of_memory
     from launcher.run.session import Session
     from launcher.strategies import strategy_of
+    from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine, train_step
-    from launcher.strategies.recipe import Recipe
     from launcher.util.errors import ExitCode, UserError
 
 
@@ -165,7 +165,12 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         seed=loop.seed,
     )
     measure = partial(
-        evaluate, engine, world=world, mesh=mesh, seq_len=resolved.seq_len, batch=data.micro_batch
+        evaluate,
+        engine.evaluate,
+        world=world,
+        mesh=mesh,
+        seq_len=resolved.seq_len,
+        batch=data.micro_batch,
     )
 
     samples = None
@@ -207,7 +212,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
     types = strategy.dtypes(resolved.config)
     mesh = Mesh.of(world, resolved.config.sharding)
     engine = strategy.build(
-        Recipe(
+        BuildInputs(
             resolved=resolved,
             world=world,
             types=types,

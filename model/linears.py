@@ -100,7 +100,7 @@ def dequantize(packed: Tensor, inner: int, kind: Quantization, dtype: torch.dtyp
     return weight.view(rows, inner)
 
 
-class _Linear(torch.autograd.Function):
+class _QuantizedLinear(torch.autograd.Function):
     """x W^T + bias, which keeps the bytes of W and not W: backward makes it once more."""
 
     @staticmethod
@@ -138,7 +138,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out]."""
-        y: Tensor = _Linear.apply(x, self.packed, self.bias, self.kind)
+        y: Tensor = _QuantizedLinear.apply(x, self.packed, self.bias, self.kind)
         return y
 
 

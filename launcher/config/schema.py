@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
 
 from launcher.config.model import ModelChoice
-from launcher.config.sharding import OffloadChoice, ShardingChoice
+from launcher.config.sharding import ShardingChoice
 from launcher.optim.choice import OptimChoice as OptimChoice
 from launcher.util.errors import UserError
 from launcher.util.flags import (
@@ -203,7 +203,6 @@ class RunConfig:
     model: ModelChoice = field(default_factory=ModelChoice)
     data: DataChoice = field(default_factory=DataChoice)
     sharding: ShardingChoice = field(default_factory=ShardingChoice)
-    offload: OffloadChoice = field(default_factory=OffloadChoice)
     optim: OptimChoice = field(default_factory=OptimChoice)
     loop: LoopChoice = field(default_factory=LoopChoice)
     measure: MeasureChoice = field(default_factory=MeasureChoice)

@@ -1,4 +1,4 @@
-"""Sections of the config about sharding and offload."""
+"""Section of the config about sharding and offload."""
 
 import math
 from dataclasses import dataclass
@@ -44,6 +44,10 @@ class ShardingChoice:
     offload_param: Offload = "none"
     """Location of idle parameters: the device (none), host memory (cpu; zero 3, fsdp) or a disk
     (nvme; zero 3 in bf16)."""
+    pin_memory: bool = True
+    """Page-lock the host memory of offloaded states: faster copies, but no paging (GPUs)."""
+    nvme_path: Path | None = None
+    """Folder on a local NVMe disk for nvme offload. Swap files are removed at the end."""
     context_parallel: int = 1
     """Context-parallel degree: shard each sequence over this many ranks (long contexts)."""
     context_parallel_method: ContextParallelMethod = "auto"
@@ -82,13 +86,3 @@ class ShardingChoice:
             "--offload-param": self.offload_param,
         }
         return " ".join(f"{flag} {place}" for flag, value in asked.items() if value == place)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OffloadChoice:
-    """Transfer of offloaded states; --offload-optimizer and --offload-param select them."""
-
-    pin_memory: bool = True
-    """Page-lock the host memory of offloaded states: faster copies, but no paging (GPUs)."""
-    nvme_path: Path | None = None
-    """Folder on a local NVMe disk for nvme offload. Swap files are removed at the end."""

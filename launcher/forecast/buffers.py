@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Module, Place
 from launcher.model.parts import is_projection
-from launcher.optim.base import Costs
+from launcher.optim.base import OptimizerCosts
 from launcher.strategies.ledger import Where
 from launcher.strategies.masks import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
 from launcher.strategies.parameters import Parameter
@@ -23,7 +23,7 @@ class Buffers:
         self.parameters, self.trained = rank.parameters, rank.trained
         self.by_name = {parameter.name: parameter for parameter in self.parameters}
         self.element, self.stored = rank.computed_bytes, rank.stored_bytes
-        self._costs: dict[str, Costs] = {}
+        self._costs: dict[str, OptimizerCosts] = {}
 
     def build(self) -> None:
         """The engine is built."""
@@ -110,7 +110,7 @@ class Buffers:
         if is_projection(parameter.name):
             self.hold_masks(math.prod(shape), where)
 
-    def hold_states(self, key: Hashable, costs: Costs, where: Where) -> None:
+    def hold_states(self, key: Hashable, costs: OptimizerCosts, where: Where) -> None:
         """An optimizer's states of `key`, each in a storage of its own, unless it has them."""
         for number, size_bytes in enumerate(costs.states_bytes):
             if not self.timeline.has((key, number)):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.optim.base import COUNTER_BYTES, Costs, OptimizerEntry, parameter_groups
+from launcher.optim.base import COUNTER_BYTES, OptimizerCosts, OptimizerEntry, parameter_groups
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtensor import is_dtensor
 
@@ -82,7 +82,7 @@ def _build(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     return Adafactor(parameter_groups(module, choice.recipe().weight_decay), lr=choice.recipe().lr)
 
 
-def _costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Costs:
+def _costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> OptimizerCosts:
     """Return the costs in fp32.
 
     Bytes per element: 28 for squares, their means and the estimate, 28 for the update, 24 for root
@@ -93,7 +93,7 @@ def _costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Costs:
     kept = [elements]
     if len(shape) >= 2:  # of rows and of columns
         kept = [math.prod(shape[:-1]), math.prod((*shape[:-2], shape[-1]))]
-    return Costs(
+    return OptimizerCosts(
         states_bytes=(COUNTER_BYTES, *(4 * each for each in kept)),
         update_bytes=108 * elements,
         temporary_bytes=12 * elements,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.optim.base import (
     MOMENTS,
-    Costs,
+    OptimizerCosts,
     OptimizerEntry,
     fused_adam_costs,
     is_hidden,
@@ -105,7 +105,7 @@ def projection(columns: int, rank: int, seed: int, device: torch.device) -> Tens
     return bits.to(torch.float32).mul_(2 * size).sub_(size).view(columns, rank)
 
 
-def _costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Costs:
+def _costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> OptimizerCosts:
     """Return the costs of APOLLO for a block's matrix, else of AdamW.
 
     Its kernels read and write per element of a matrix 20 bytes, of a projected one 76, and of the
@@ -117,7 +117,7 @@ def _costs(name: str, shape: Sequence[int], choice: OptimChoice, _: str) -> Cost
         return fused_adam_costs(elements)
     rank = rank_of(choice)
     projected, projecting = shape[0] * rank, shape[1] * rank
-    return Costs(
+    return OptimizerCosts(
         states_bytes=(4 * projected, 4 * projected),
         update_bytes=20 * elements + 76 * projected + 212 * projecting,
         update_fp32_flops=2 * elements * rank,

@@ -20,7 +20,7 @@ Names = Callable[[str, Sequence[int]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
+class OptimizerCosts:
     """Bytes and FLOPs of an optimizer for one tensor, or for the range of it that a rank holds."""
 
     states_bytes: tuple[int, ...]
@@ -40,9 +40,9 @@ class Costs:
         return sum(self.states_bytes)
 
 
-def fused_adam_costs(elements: int) -> Costs:
+def fused_adam_costs(elements: int) -> OptimizerCosts:
     """Return the costs of fused Adam: two fp32 moments; reads all, writes all but the gradient."""
-    return Costs(
+    return OptimizerCosts(
         states_bytes=(COUNTER_BYTES, 4 * elements, 4 * elements), update_bytes=28 * elements
     )
 
@@ -54,7 +54,7 @@ class OptimizerEntry:
     build: Build
     states: Names
     """(parameter name, shape) -> names of its states in a checkpoint."""
-    costs: Callable[[str, Sequence[int], OptimChoice, str], Costs]
+    costs: Callable[[str, Sequence[int], OptimChoice, str], OptimizerCosts]
     """(parameter name, its shape or that of a rank's range of it, the choice, type of the updating
     device) -> costs. A range of several parameters has the name ""."""
     counters: Names = lambda name, shape: ("step",)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from launcher.optim.base import COUNTER_BYTES, MOMENTS, Costs
+from launcher.optim.base import COUNTER_BYTES, MOMENTS, OptimizerCosts
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.choice import Moments
 from launcher.optim.dtensor import local_part
@@ -164,7 +164,7 @@ def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict
 
 def costs(
     elements: int, *, moments: Moments, bf16_weight: bool, compensation: bool, on_gpu: bool
-) -> Costs:
+) -> OptimizerCosts:
     """Return the costs of a range of `elements`.
 
     On a GPU one kernel reads the gradient once, and reads and writes everything else once.
@@ -186,13 +186,13 @@ def costs(
     states += [2 * elements] if compensated else []
     weight = 2 if bf16_weight else 4
     if on_gpu:
-        return Costs(
+        return OptimizerCosts(
             states_bytes=(COUNTER_BYTES, *states),
             update_bytes=2 * sum(states) + 3 * weight * elements,
         )
     converting = {"fp32": 0.0, "bf16": 24.0, "int8": 174.5}[moments]
     converting += (18 if bf16_weight else 0) + (26 if compensated else 0)
-    return Costs(
+    return OptimizerCosts(
         states_bytes=tuple(states),
         update_bytes=int((80 + converting) * elements),
         temporary_bytes=(held + (8 if bf16_weight else 0)) * chunk + scales,

@@ -8,7 +8,7 @@ import torch
 
 from launcher.optim.base import (
     MOMENTS,
-    Costs,
+    OptimizerCosts,
     OptimizerEntry,
     fused_adam_costs,
     is_hidden,
@@ -24,7 +24,7 @@ def _new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.
     return torch.optim.Muon(hidden, lr=choice.recipe().lr, adjust_lr_fn="match_rms_adamw")
 
 
-def _costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
+def _costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> OptimizerCosts:
     """Return the costs of Muon (torch/optim/_muon.py) for a block's matrix, else of AdamW.
 
     Muon keeps one momentum in fp32. Besides the matmuls its kernels read and write per element:
@@ -37,7 +37,7 @@ def _costs(name: str, shape: Sequence[int], _: OptimChoice, __: str) -> Costs:
     if not is_hidden(name, shape):
         return fused_adam_costs(elements)
     m, n = sorted(shape)
-    return Costs(
+    return OptimizerCosts(
         states_bytes=(4 * elements,),
         update_bytes=54 * elements,
         update_flops=5 * (4 * m * m * n + 2 * m**3),

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from launcher.optim import adafactor, apollo, low_precision, muon
-from launcher.optim.base import MOMENTS, Costs, OptimizerEntry, fused_adam_costs, parameter_groups
+from launcher.optim.base import (
+    MOMENTS,
+    OptimizerCosts,
+    OptimizerEntry,
+    fused_adam_costs,
+    parameter_groups,
+)
 from launcher.optim.choice import Moments, OptimChoice, OptimizerName
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import LowPrecisionAdamW
@@ -74,7 +80,9 @@ def _uses_torchs_adam(choice: OptimChoice) -> bool:
     return moments_type(choice) == "fp32" and choice.arithmetic.keeps_fp32
 
 
-def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: str) -> Costs:
+def _adam_costs(
+    _: str, shape: Sequence[int], choice: OptimChoice, device_type: str
+) -> OptimizerCosts:
     elements = math.prod(shape)
     if _uses_torchs_adam(choice):
         return fused_adam_costs(elements)
@@ -87,11 +95,11 @@ def _adam_costs(_: str, shape: Sequence[int], choice: OptimChoice, device_type: 
     )
 
 
-def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice, __: str) -> Costs:
+def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice, __: str) -> OptimizerCosts:
     elements = math.prod(shape)
     if choice.momentum:
-        return Costs(states_bytes=(4 * elements,), update_bytes=20 * elements)
-    return Costs(states_bytes=(), update_bytes=12 * elements)
+        return OptimizerCosts(states_bytes=(4 * elements,), update_bytes=20 * elements)
+    return OptimizerCosts(states_bytes=(), update_bytes=12 * elements)
 
 
 def _moments(_: str, __: Sequence[int]) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def check_offload(
     if on_disk:
         from launcher.strategies.zero import nvme_build, nvme_folder
 
-        path = config.offload.nvme_path
+        path = config.sharding.nvme_path
         assert path is not None  # held by resolve
         nvme_folder.check_folder(path, "--nvme-path")
         nvme_folder.remove_abandoned(path)

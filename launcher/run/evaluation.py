@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,17 +21,8 @@ VALIDATION_SEQUENCES = 256
 curves of two runs can be compared."""
 
 
-class Evaluates(Protocol):
-    """An engine, or a model without one, that can be evaluated."""
-
-    def evaluate(
-        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
-    ) -> Tensor:
-        """See `Engine.evaluate`."""
-
-
 def evaluate(
-    engine: Evaluates,
+    loss_of: Callable[..., Tensor],
     split: Split,
     world: World,
     *,
@@ -48,6 +38,7 @@ def evaluate(
     """Return the mean loss per counted target of `split`, over all ranks.
 
     Args:
+        loss_of: `evaluate` of an engine.
         max_sequences: read only that many, over all ranks.
         ends_after: called by all ranks after each batch; True ends the evaluation there.
     """
@@ -65,7 +56,7 @@ def evaluate(
     sums = torch.zeros(2, dtype=torch.float64)
     for done, arrays in enumerate(batches, start=1):
         count = int((arrays[1] != IGNORED_TARGET).sum())
-        loss = float(engine.evaluate(*(torch.from_numpy(a).to(world.device) for a in arrays)))
+        loss = float(loss_of(*(torch.from_numpy(a).to(world.device) for a in arrays)))
         if count:
             sums += torch.tensor([loss * count, count], dtype=torch.float64)
         progress(done, len(batches))

@@ -28,7 +28,7 @@ class Comparison(Protocol):
         """For `summary.json`."""
 
 
-class Suggestion(Protocol):
+class SuggestedChange(Protocol):
     """A change that would have fitted."""
 
     def line(self) -> str:
@@ -69,7 +69,7 @@ class Forecast(Protocol):
 
     def suggestions(
         self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
-    ) -> Sequence[Suggestion]:
+    ) -> Sequence[SuggestedChange]:
         """Return the cheapest changes with which a run that ran out of memory would have fitted."""
 
 

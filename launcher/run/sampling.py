@@ -45,7 +45,7 @@ class Sampling:
                 )
 
 
-class Sampler:
+class TokenSampler:
     """Draws one token after the other; the same seed draws the same numbers on every device."""
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
@@ -122,7 +122,7 @@ class Samples:
         makes equally many, whatever it has drawn.
         """
         started = time.perf_counter()
-        choose = Sampler(SAMPLING, self.seed)
+        choose = TokenSampler(SAMPLING, self.seed)
         text = torch.full((1, len(self.tokens) + self.most), self.encoder.end_of_text)
         text[0, : len(self.tokens)] = torch.tensor(self.tokens)
         for place in range(len(self.tokens), text.size(1)):

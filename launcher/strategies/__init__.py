@@ -1,7 +1,7 @@
 """Single, DDP, FSDP and ZeRO: how states are sharded, each with all its facts in its own folder.
 
-In: a `Recipe` (recipe.py), from which a strategy builds. Out: an `Engine` (engine.py) that the
-training loop drives, and its training state as ranges of flattened tensors (flat_shards.py).
+In: `BuildInputs` (build_inputs.py), from which a strategy builds. Out: an `Engine` (engine.py) that
+the training loop drives, and its training state as ranges of flattened tensors (flat_shards.py).
 Knows no data, no files and no model by name: it asks model/parts.py for blocks and head.
 """
 

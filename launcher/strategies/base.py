@@ -14,8 +14,8 @@ from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.util.packages import version_of
 
 if TYPE_CHECKING:
+    from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine
-    from launcher.strategies.recipe import Recipe
 
 TORCH: Final = ("2.11", "2.13")
 """Versions of torch that the ports of its buffers were held against."""
@@ -79,7 +79,7 @@ class Strategy(Protocol):
         """Types of storage, computation and communication."""
         return dtypes(config.optim)
 
-    def build(self, recipe: "Recipe") -> "Engine":
+    def build(self, inputs: "BuildInputs") -> "Engine":
         """The engine; imports what only it needs."""
 
 

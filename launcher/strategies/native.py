@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor, local_part
 from launcher.parallel.model_parallel import ModelShards
+from launcher.strategies.build_inputs import BuildInputs
 from launcher.strategies.engine import Engine, LossScale, StepResult, StorageCount
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native_state import native_state
-from launcher.strategies.recipe import Recipe
 
 
 class Gradients:
@@ -237,19 +237,19 @@ class InBackwardEngine(NativeEngine):
         parameter.grad = None
 
 
-def native_engine(recipe: Recipe, module: nn.Module, **options: Any) -> Engine:
+def native_engine(inputs: BuildInputs, module: nn.Module, **options: Any) -> Engine:
     """The engine of a run over its (wrapped or sharded) module; `options` go to NativeEngine."""
-    optim, types = recipe.config.optim, recipe.types
+    optim, types = inputs.config.optim, inputs.types
     engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
     return engine(
         module,
-        recipe.new_optimizer(module),
-        accumulation=recipe.resolved.accumulation,
+        inputs.new_optimizer(module),
+        accumulation=inputs.resolved.accumulation,
         clip=optim.clip,
-        device=recipe.world.device,
+        device=inputs.world.device,
         autocast=types.autocast,
         scaled=types.scaled,
-        shards=recipe.model_shards,
+        shards=inputs.model_shards,
         **options,
     )
 

@@ -80,7 +80,7 @@ def _crossing_bytes(
     of DeepSpeed's flat groups (matrices, vectors), which frozen ones are not in. NVMe's staging
     buffers are another allocator's.
     """
-    if not (config.offload.pin_memory and config.loop.device == "cuda"):
+    if not (config.sharding.pin_memory and config.loop.device == "cuda"):
         packed = sum(p.elements for p in parameters if p.packed)
         others = sum(p.elements for p in parameters) - packed
         return -(-packed // world_size) + element * -(-others // world_size)

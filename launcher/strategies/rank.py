@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.config.resolve import Resolved
-from launcher.optim.base import Costs
+from launcher.optim.base import OptimizerCosts
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
@@ -74,7 +74,7 @@ class Rank:
     @property
     def pins(self) -> bool:
         """Memory offloaded to the host is page-locked."""
-        return self.resolved.config.offload.pin_memory and self.device_type == "cuda"
+        return self.resolved.config.sharding.pin_memory and self.device_type == "cuda"
 
     @property
     def updates_in_backward(self) -> bool:
@@ -83,7 +83,7 @@ class Rank:
 
     def optimizer_costs(
         self, shape: Sequence[int], name: str = "", *, where: Where | None = None
-    ) -> Costs:
+    ) -> OptimizerCosts:
         """Costs of the optimizer for one tensor, whose states are in `where`; None for the place of
         all others."""
         choice = self.resolved.config.optim

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.families import FAMILIES, family_for
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
@@ -61,7 +61,7 @@ def of_transformers(model: Any, device: str, *, autocast: bool) -> Found:
 
 def of_ours(folder: Path, attention: AttentionKind, *, autocast: bool) -> Found:
     """By the names of transformers."""
-    with Source(folder) as source:
+    with TransformersWeights(folder) as source:
         config = replace(source.config, attention=attention, loss_chunk=128)
         model = GPT(config)
         with torch.no_grad():

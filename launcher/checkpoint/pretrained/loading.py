@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.strategies.recipe import materialize_whole
+from launcher.strategies.build_inputs import materialize_whole
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -119,18 +118,6 @@ def vocabulary(source: Source, given: str | None) -> Vocabulary:
     return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside, size)})
 
 
-class Readable(Protocol):
-    """Weights of a model, one at a time."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model."""
-
-    @property
-    def read(self) -> Callable[[str], Tensor]:
-        """Our parameter of that name, in its shape."""
-
-
 def chosen_device(wanted: str) -> torch.device:
     """Resolve `auto`, `cpu` or `cuda`.
 
@@ -143,7 +130,7 @@ def chosen_device(wanted: str) -> torch.device:
     return torch.device("cuda" if has_gpu and wanted != "cpu" else "cpu")
 
 
-def build(source: Readable, *, device: torch.device, dtype: torch.dtype) -> GPT:
+def build(source: Source | Stored | Merged, *, device: torch.device, dtype: torch.dtype) -> GPT:
     """Build the model with its weights for inference; the peak is the model and one more tensor.
 
     Attention is chosen for this machine, which may lack the kernels of training.

@@ -1,6 +1,7 @@
 """A model of transformers in a folder, read as our model that computes the same."""
 
 import contextlib
+import hashlib
 import math
 import re
 from collections.abc import Iterator
@@ -10,20 +11,23 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from launcher.checkpoint.extra import Base
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.companions import read_generation_config
 from launcher.checkpoint.pretrained.weight_files import WeightFiles
 from launcher.config.families import Family, Part, family_of
 from launcher.config.families.fields import Value
 from launcher.model.config import ModelConfig
+from launcher.strategies.flat_shards import Shard
 from launcher.strategies.parameters import parameter_shapes
+from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
 _EMBEDDING = "wte.weight"
 
 
-class Source:
+class TransformersWeights:
     """The parameters of our model in a folder that transformers' save_pretrained has written.
 
     Weights are read on demand; names, shapes and types are checked on opening.
@@ -32,6 +36,7 @@ class Source:
         UserError: the model is not one that ours computes, or files are missing or damaged.
     """
 
+    checkpoint = None
     folder: Path
     family: Family
     config: ModelConfig
@@ -85,7 +90,39 @@ class Source:
             UserError: there are values that are NaN or infinite.
         """
         pieces = [self._finite(part, self._rows(part)) for part in self._parts[name]]
-        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        # Some are stored the other way round.
+        return (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).contiguous()
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a parameter."""
+        return name in self.shapes
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill `shard.data` with its range.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+        places, start = shard.places, shard.start
+        if places.contiguous:
+            shard.data.copy_(self.read_range(shard.name, start, places.stop))
+            return
+        # Gaps are read, too: a few runs at a time, so that it takes little memory.
+        runs = max(1, CHUNK_ELEMENTS // places.pitch)
+        for part in shard.data.split(runs * places.run):
+            stop = Places.of(start, len(part), places.run, places.pitch).stop
+            whole = self.read_range(shard.name, start, stop)
+            part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
+            start += runs * places.pitch
+
+    def base(self) -> Base:
+        """Return the identity that a run with adapters beside them records, reading all files."""
+        digest = hashlib.sha256()
+        for path in self._weights.paths:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return Base(path=str(self.folder.absolute()), fingerprint=digest.hexdigest())
 
     def read_range(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements [start, stop) of our flattened parameter `name`, as a copy in fp32.

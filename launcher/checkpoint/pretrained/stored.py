@@ -15,9 +15,8 @@ from torch import Tensor
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.checkpoint.extra import Base, saved_model
-from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
@@ -25,7 +24,6 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
-from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 
 
@@ -57,47 +55,7 @@ class Stored(Protocol):
         """Return the identity that a run with adapters beside them records."""
 
 
-class Folder:
-    """Weights in a folder of transformers, read in place."""
-
-    checkpoint = None
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._source.config
-
-    def read(self, name: str) -> Tensor:
-        return self._source.read(name).contiguous()  # some are stored the other way round
-
-    def has(self, name: str) -> bool:
-        return name in self._source.shapes
-
-    def read_into(self, shard: Shard) -> None:
-        places, start = shard.places, shard.start
-        if places.contiguous:
-            shard.data.copy_(self._source.read_range(shard.name, start, places.stop))
-            return
-        # Gaps are read, too: a few runs at a time, so that it takes little memory.
-        runs = max(1, CHUNK_ELEMENTS // places.pitch)
-        for part in shard.data.split(runs * places.run):
-            stop = Places.of(start, len(part), places.run, places.pitch).stop
-            whole = self._source.read_range(shard.name, start, stop)
-            part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
-            start += runs * places.pitch
-
-    def base(self) -> Base:
-        digest = hashlib.sha256()
-        for path in self._source.files():
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return Base(path=str(self._source.folder.absolute()), fingerprint=digest.hexdigest())
-
-
-class Saved:
+class CheckpointWeights:
     """Weights in a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, reader: RangeReader) -> None:
@@ -164,7 +122,7 @@ class Adapted:
         beside: the weights.
     """
 
-    def __init__(self, adapters: Saved | PeftFolder, beside: Stored) -> None:
+    def __init__(self, adapters: CheckpointWeights | PeftFolder, beside: Stored) -> None:
         self._adapters, self._beside = adapters, beside
         self.config, self.checkpoint = adapters.config, adapters.checkpoint
 
@@ -184,7 +142,7 @@ class Adapted:
         """Return how further training differs from where they come from."""
         return self._adapters.notes() if isinstance(self._adapters, PeftFolder) else []
 
-    def _of(self, name: str) -> "Saved | PeftFolder | Stored":
+    def _of(self, name: str) -> "CheckpointWeights | PeftFolder | Stored":
         return self._adapters if self._adapters.has(name) else self._beside
 
 
@@ -200,7 +158,7 @@ def open_stored(folder: Path) -> Iterator[Stored]:
     """
     with contextlib.ExitStack() as opened:
         if (folder / HF_CONFIG).is_file():
-            yield Folder(opened.enter_context(Source(folder)))
+            yield opened.enter_context(TransformersWeights(folder))
         elif (folder / ADAPTER_CONFIG).is_file():
             beside = opened.enter_context(open_stored(folder_beside(folder)))
             yield Adapted(opened.enter_context(PeftFolder(folder, beside.config)), beside)
@@ -213,7 +171,7 @@ def open_stored(folder: Path) -> Iterator[Stored]:
 
 
 @contextlib.contextmanager
-def _open_saved(source: Path) -> Iterator[Saved]:
+def _open_saved(source: Path) -> Iterator[CheckpointWeights]:
     """Open a checkpoint, or the newest one of a run folder; reads no weights yet.
 
     Raises:
@@ -228,7 +186,7 @@ def _open_saved(source: Path) -> Iterator[Saved]:
         )
     checkpoint.check_model(trained_shapes(config), checkpoint.kinds, list(checkpoint.counters))
     with RangeReader(checkpoint) as reader:
-        yield Saved(checkpoint, config, reader)
+        yield CheckpointWeights(checkpoint, config, reader)
 
 
 def _newest(source: Path) -> Checkpoint:
@@ -261,7 +219,7 @@ def check_base(checkpoint: Checkpoint, found: Base) -> None:
 
 
 @contextlib.contextmanager
-def _beside(adapters: Saved) -> Iterator[Stored]:
+def _beside(adapters: CheckpointWeights) -> Iterator[Stored]:
     checkpoint = adapters.checkpoint
     base = checkpoint.extra.get("base")
     if base is None:

@@ -96,7 +96,7 @@ def startup_lines(path: Path) -> list[str]:
 
 
 def _field(config: RunConfig, name: str) -> Any:
-    sections = (config.data, config.sharding, config.offload, config.optim, config.loop)
+    sections = (config.data, config.sharding, config.optim, config.loop)
     return next(getattr(section, name) for section in sections if hasattr(section, name))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.config.families.fields import Document, Field, Only
+from launcher.config.families.fields import ConfigJson, Field, Only
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.util.errors import UserError
 
@@ -106,7 +106,7 @@ class Family:
         Raises:
             UserError: it describes something that our model does not compute.
         """
-        document = Document(values, path)
+        document = ConfigJson(values, path)
         options = dict(self.fixed)
         for field in (*_ONLY, *self.fields):
             options |= field.read(document)

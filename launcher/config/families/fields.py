@@ -19,7 +19,7 @@ _WORDS = {
 }
 
 
-class Document:
+class ConfigJson:
     """A config.json that tracks which of its fields have been read."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -67,7 +67,7 @@ class Document:
 class Field(Protocol):
     """One or a few fields of a config.json and our options of the same meaning."""
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return arguments of ModelConfig.
 
         Raises:
@@ -90,7 +90,7 @@ class Value:
     optional: bool = False
     """null means what our own default does."""
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return the value, checked to be of its kind."""
         if self.optional and document.get(self.theirs, self.default) is None:
             return {}
@@ -113,7 +113,7 @@ class Only:
     theirs: str
     value: Any
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Reject any other value; null counts as left out."""
         found = document.get(self.theirs)
         if found is not None and found != self.value:
@@ -134,7 +134,7 @@ class ActivationName:
     theirs: str
     names: Mapping[str, Activation]
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return our activation; the first one if the field is left out."""
         name = document.get(self.theirs, next(iter(self.names)))
         if name not in tuple(self.names):  # which may be a list, and not hashable
@@ -155,7 +155,7 @@ class Dropout:
     keys: tuple[str, ...]
     default: float
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return the probability; reject different ones."""
         values: dict[str, float] = {
             key: document.value(key, float, self.default) for key in self.keys
@@ -180,7 +180,7 @@ class Window:
 
     default: int | None
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return the window; one that hides nothing is none."""
         found = document.get("sliding_window", self.default)
         if found is None:
@@ -198,7 +198,7 @@ class Window:
 class GatedWindow:
     """Qwen's window: a switch, and the first layer that has it."""
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return the window; reject one on some layers only."""
         switched_on = document.value("use_sliding_window", bool, False)
         first = document.value("max_window_layers", int, 28)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.config.families.fields import Document
+from launcher.config.families.fields import ConfigJson
 from launcher.model.config import ModelConfig, RopeScaling
 from launcher.util.errors import UserError
 
@@ -21,7 +21,7 @@ class Rope:
     """Rotary frequencies: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of
     4; both are written."""
 
-    def read(self, document: Document) -> Mapping[str, Any]:
+    def read(self, document: ConfigJson) -> Mapping[str, Any]:
         """Return our options; reject other frequencies than plain and Llama 3's, and
         contradictions."""
         objects: dict[str, dict[str, Any]] = {}
@@ -53,7 +53,7 @@ class Rope:
             raise document.refusal("rope_scaling", found, why)
         return read
 
-    def _scaling(self, document: Document, name: str, found: Mapping[str, Any]) -> RopeScaling:
+    def _scaling(self, document: ConfigJson, name: str, found: Mapping[str, Any]) -> RopeScaling:
         factor, low, high = (
             document.typed(f"{name}.{key}", found.get(key), float)
             for key in ("factor", "low_freq_factor", "high_freq_factor")
@@ -81,7 +81,7 @@ class Rope:
         }
 
 
-def _theta(document: Document, objects: Mapping[str, Mapping[str, Any]]) -> float:
+def _theta(document: ConfigJson, objects: Mapping[str, Mapping[str, Any]]) -> float:
     """Return the base of the frequencies, on which all places must agree."""
     places = {"rope_theta": document.get("rope_theta")}
     places |= {f"{name}.rope_theta": found.get("rope_theta") for name, found in objects.items()}
@@ -97,7 +97,7 @@ def _theta(document: Document, objects: Mapping[str, Mapping[str, Any]]) -> floa
     return theta
 
 
-def _kind(document: Document, name: str, found: Mapping[str, Any]) -> Any:
+def _kind(document: ConfigJson, name: str, found: Mapping[str, Any]) -> Any:
     """Return `rope_type`, which transformers 4 calls `type`."""
     kind = found.get("rope_type", found.get("type", "default"))
     if found.get("type", kind) != kind:

@@ -78,7 +78,7 @@ def _nvme(setting: Setting) -> Iterator[str]:
             f"{flags} needs --zero 3, not {setting.stage}: at lower stages DeepSpeed keeps in host "
             "memory what it should write to a disk; give --zero 3, or use cpu"
         )
-    if config.offload.nvme_path is None:
+    if config.sharding.nvme_path is None:
         yield f"{flags} needs --nvme-path: give a folder on a local disk"
     if config.sharding.offload_param == "nvme" and config.optim.precision != "bf16":
         yield (

@@ -32,7 +32,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
-from launcher.strategies.recipe import materialize_whole
+from launcher.strategies.build_inputs import materialize_whole
 
 _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")

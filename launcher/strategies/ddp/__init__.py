@@ -3,10 +3,10 @@
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.strategies.base import Strategy, Variant
+from launcher.strategies.build_inputs import BuildInputs
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
-from launcher.strategies.recipe import Recipe
 
 
 class Ddp(Strategy):
@@ -19,16 +19,16 @@ class Ddp(Strategy):
         ),
     )
 
-    def build(self, recipe: Recipe) -> Engine:
+    def build(self, inputs: BuildInputs) -> Engine:
         """Gradients live in the reduction buckets, so they are held once; mixed precision under
         autocast."""
-        device, module = recipe.world.device, recipe.whole_module()
-        if recipe.config.loop.compile:
+        device, module = inputs.world.device, inputs.whole_module()
+        if inputs.config.loop.compile:
             compile_blocks(module)
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
-            process_group=recipe.data_parallel.group,
+            process_group=inputs.data_parallel.group,
             gradient_as_bucket_view=True,
         )
 
@@ -36,7 +36,7 @@ class Ddp(Strategy):
             wrapped.require_backward_grad_sync = last
 
         return native_engine(
-            recipe,
+            inputs,
             wrapped,
             set_sync=set_sync,
             keeps_gradients=True,  # the buckets stay, so a ledger without them would be wrong

@@ -12,8 +12,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import Strategy, Variant
+from launcher.strategies.build_inputs import BuildInputs
 from launcher.strategies.engine import Engine
-from launcher.strategies.recipe import Recipe
 
 _FULL = Variant(
     label="fsdp",
@@ -66,8 +66,8 @@ class Fsdp(Strategy):
         """Parameters are cast as they are gathered."""
         return dtypes(config.optim, copies=True)
 
-    def build(self, recipe: Recipe) -> Engine:
+    def build(self, inputs: BuildInputs) -> Engine:
         """Imports DTensor, and with it sympy: only where it is used."""
         from launcher.strategies.fsdp.engine import build
 
-        return build(recipe)
+        return build(inputs)

@@ -15,26 +15,26 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.model.parts import parts_of
+from launcher.strategies.build_inputs import BuildInputs, InitialValue
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, reshards
 from launcher.strategies.native import native_engine
-from launcher.strategies.recipe import InitialValue, Recipe
 
 
-def build(recipe: Recipe) -> Engine:
+def build(inputs: BuildInputs) -> Engine:
     """Shard the meta model block by block, then give each rank only its own slices."""
-    sharding, tied = recipe.config.sharding, recipe.resolved.model.tied
-    root = recipe.meta_module().to(recipe.types.stored)
+    sharding, tied = inputs.config.sharding, inputs.resolved.model.tied
+    root = inputs.meta_module().to(inputs.types.stored)
     for parameter in root.parameters():
         if (
             parameter.is_floating_point() and not parameter.requires_grad
         ):  # no update is too small for the type it is computed in
-            parameter.data = parameter.data.to(recipe.types.computed)
-    options = _options(recipe)
+            parameter.data = parameter.data.to(inputs.types.computed)
+    options = _options(inputs)
     reshard = sharding.reshard_after_forward
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
-    if recipe.config.loop.compile:
+    if inputs.config.loop.compile:
         compile_blocks(root)
     parts = parts_of(root)
     for block in parts.blocks:
@@ -44,8 +44,8 @@ def build(recipe: Recipe) -> Engine:
         fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
     fsdp = fully_shard(root, reshard_after_forward=reshards_group(ROOT), **options)
     offloaded = sharding.offload_param == "cpu"
-    home = torch.device("cpu") if offloaded else recipe.world.device
-    _materialize_shards(root, recipe.initial_value, device=home)
+    home = torch.device("cpu") if offloaded else inputs.world.device
+    _materialize_shards(root, inputs.initial_value, device=home)
 
     def set_sync(last: bool) -> None:
         fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)
@@ -55,7 +55,7 @@ def build(recipe: Recipe) -> Engine:
             module.reshard()
 
     return native_engine(
-        recipe,
+        inputs,
         root,  # the same object as `fsdp`, seen as a module
         set_sync=set_sync,
         free_gathered=free_gathered,
@@ -77,10 +77,10 @@ def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in root.modules() if isinstance(module, FSDPModule))
 
 
-def _options(recipe: Recipe) -> dict[str, Any]:
-    sharding, world = recipe.config.sharding, recipe.world
-    options: dict[str, Any] = {"mesh": _mesh(recipe)}
-    types = recipe.types
+def _options(inputs: BuildInputs) -> dict[str, Any]:
+    sharding, world = inputs.config.sharding, inputs.world
+    options: dict[str, Any] = {"mesh": _mesh(inputs)}
+    types = inputs.types
     if types.computed != types.stored:
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=types.computed, reduce_dtype=types.stored
@@ -88,16 +88,16 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     if sharding.offload_param == "cpu":
         # Pinning needs an accelerator; without one the policy would refuse to build.
         options["offload_policy"] = CPUOffloadPolicy(
-            pin_memory=recipe.config.offload.pin_memory and world.device.type == "cuda"
+            pin_memory=inputs.config.sharding.pin_memory and world.device.type == "cuda"
         )
     return options
 
 
-def _mesh(recipe: Recipe) -> DeviceMesh:
+def _mesh(inputs: BuildInputs) -> DeviceMesh:
     """The ranks that this one shards with, and replicates across."""
-    device, size = recipe.world.device.type, recipe.data_parallel.size
-    replicas = recipe.config.sharding.replicate
-    _, model_parallel = recipe.model_parallel.shard_index
+    device, size = inputs.world.device.type, inputs.data_parallel.size
+    replicas = inputs.config.sharding.replicate
+    _, model_parallel = inputs.model_parallel.shard_index
     if model_parallel == 1 and replicas == 1:
         return init_device_mesh(device, (size,))
     shape = (replicas, size // replicas, model_parallel)

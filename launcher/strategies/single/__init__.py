@@ -1,10 +1,10 @@
 """One process, one device, everything on it."""
 
 from launcher.strategies.base import Strategy, Variant
+from launcher.strategies.build_inputs import BuildInputs
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
-from launcher.strategies.recipe import Recipe
 
 
 class Single(Strategy):
@@ -23,9 +23,9 @@ class Single(Strategy):
     needs_group = False
     follows = {}  # noqa: RUF012
 
-    def build(self, recipe: Recipe) -> Engine:
+    def build(self, inputs: BuildInputs) -> Engine:
         """Mixed precision computes under autocast."""
-        module = recipe.whole_module()
-        if recipe.config.loop.compile:
+        module = inputs.whole_module()
+        if inputs.config.loop.compile:
             compile_blocks(module)
-        return native_engine(recipe, module)
+        return native_engine(inputs, module)

@@ -10,8 +10,8 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import TORCH, Fields, Strategy, Variant
+from launcher.strategies.build_inputs import BuildInputs
 from launcher.strategies.engine import Engine
-from launcher.strategies.recipe import Recipe
 
 _OPTIMIZER: dict[str, Fields] = {"+cpu": {"offload_optimizer": "cpu"}}
 _BOTH = _OPTIMIZER | {"+cpu+param": {"offload_optimizer": "cpu", "offload_param": "cpu"}}
@@ -54,8 +54,8 @@ class Zero(Strategy):
         """Copies of the master weights from stage 1 on; stage 0 computes under autocast."""
         return dtypes(config.optim, copies=config.sharding.zero != 0)
 
-    def build(self, recipe: Recipe) -> Engine:
+    def build(self, inputs: BuildInputs) -> Engine:
         """Imports deepspeed, which takes its time."""
         from launcher.strategies.zero.engine import build
 
-        return build(recipe)
+        return build(inputs)

@@ -123,7 +123,7 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         section["stage3_max_live_parameters"] = 2 * fetched + model.vocab_size * model.d_model
         # A block's weights stay between their uses: the tiles of an MLP use them in turn.
         section["stage3_max_reuse_distance"] = fetched
-    pin = config.offload.pin_memory and config.loop.device == "cuda"
+    pin = config.sharding.pin_memory and config.loop.device == "cuda"
     if sharding.offload_optimizer != "none":
         section["offload_optimizer"] = {"device": sharding.offload_optimizer, "pin_memory": pin}
     if sharding.offload_param != "none":

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.parallel.model_parallel import ModelShards
+from launcher.strategies.build_inputs import BuildInputs, fill_flat_slice
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, LossScale, StepResult, StorageCount
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native import Gradients
-from launcher.strategies.recipe import Recipe, fill_flat_slice
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
 from launcher.strategies.zero.states import count_states, zero_state
@@ -30,32 +30,32 @@ from launcher.strategies.zero.swap import (
 from launcher.util.startup import importing
 
 
-def build(recipe: Recipe) -> Engine:
+def build(inputs: BuildInputs) -> Engine:
     """Hand model and optimizer to DeepSpeed; stage 3 shards the model during construction."""
-    deepspeed = import_deepspeed(recipe.world.device)
-    config = recipe.config
-    ds_config = build_config(recipe.resolved, world_size=recipe.data_parallel.size)
+    deepspeed = import_deepspeed(inputs.world.device)
+    config = inputs.config
+    ds_config = build_config(inputs.resolved, world_size=inputs.data_parallel.size)
     if "nvme" in (config.sharding.offload_optimizer, config.sharding.offload_param):
-        assert config.offload.nvme_path is not None  # resolve has refused it
-        place_swap_files(ds_config, config.offload.nvme_path)
+        assert config.sharding.nvme_path is not None  # resolve has refused it
+        place_swap_files(ds_config, config.sharding.nvme_path)
     if config.sharding.zero == 3:
-        module = _sharded_module(deepspeed, recipe, ds_config)
+        module = _sharded_module(deepspeed, inputs, ds_config)
     else:
-        module = recipe.whole_module()
-    if (shards := recipe.model_shards) is not None:
+        module = inputs.whole_module()
+    if (shards := inputs.model_shards) is not None:
         _mark_sharded(module, shards)
     if config.loop.compile:
         compile_blocks(module)
     fraction = config.sharding.offload_fraction
     placing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if fraction < 1:
-        placing = leaving_on_device(fraction, recipe.world.device)
+        placing = leaving_on_device(fraction, inputs.world.device)
     with placing, contextlib.redirect_stdout(io.StringIO()):  # it prints its memory use as it goes
         engine, _, _, _ = deepspeed.initialize(
             model=module,
-            optimizer=recipe.new_optimizer(module),
+            optimizer=inputs.new_optimizer(module),
             config=ds_config,
-            mpu=_groups(recipe),
+            mpu=_groups(inputs),
         )
     if fraction < 1:
         accumulate_beside_masters(engine.optimizer, fraction)
@@ -63,7 +63,7 @@ def build(recipe: Recipe) -> Engine:
         keep_gradients_in_memory(engine.optimizer)
     if config.sharding.offload_param == "nvme":
         prefetch_each_once(engine)
-    return ZeroEngine(engine, recipe)
+    return ZeroEngine(engine, inputs)
 
 
 class ZeroEngine:
@@ -73,11 +73,11 @@ class ZeroEngine:
     counting would hide the optimizer step inside whichever call comes last.
     """
 
-    def __init__(self, engine: Any, recipe: Recipe) -> None:
+    def __init__(self, engine: Any, inputs: BuildInputs) -> None:
         self._engine = engine
-        self._scale = 1.0 / recipe.resolved.accumulation
-        self._norm_is_ours = recipe.config.sharding.zero == 0
-        self._shards = recipe.model_shards
+        self._scale = 1.0 / inputs.resolved.accumulation
+        self._norm_is_ours = inputs.config.sharding.zero == 0
+        self._shards = inputs.model_shards
         self._gradients = Gradients(engine.module, self._shards)
 
     def begin_step(self, lr: float) -> None:
@@ -177,9 +177,9 @@ def _import_muon_uncompiled() -> None:
             os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
-def _groups(recipe: Recipe) -> SimpleNamespace | None:
+def _groups(inputs: BuildInputs) -> SimpleNamespace | None:
     """The answers of a Megatron-like model parallel unit; None where all ranks shard."""
-    tensor, data = recipe.model_parallel.tensor, recipe.data_parallel
+    tensor, data = inputs.model_parallel.tensor, inputs.data_parallel
     if tensor is None:
         return None
     answers: dict[str, Any] = {
@@ -203,18 +203,18 @@ def _mark_sharded(module: nn.Module, shards: ModelShards) -> None:
             marked.model_parallel = True
 
 
-def _sharded_module(deepspeed: Any, recipe: Recipe, ds_config: dict[str, Any]) -> nn.Module:
+def _sharded_module(deepspeed: Any, inputs: BuildInputs, ds_config: dict[str, Any]) -> nn.Module:
     """Build under zero.Init and write each rank's flat slice of the initial values."""
     # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
     # type comes from the config.
-    sharded_over = {"data_parallel_group": recipe.data_parallel.group, "mpu": _groups(recipe)}
-    with recipe.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
-        module = recipe.new_module()
+    sharded_over = {"data_parallel_group": inputs.data_parallel.group, "mpu": _groups(inputs)}
+    with inputs.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
+        module = inputs.new_module()
     for name, parameter in module.named_parameters():
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
         local = sharded.ds_tensor
-        value = recipe.initial_value(name, sharded.ds_shape)
-        offset = recipe.data_parallel.rank * local.ds_numel
+        value = inputs.initial_value(name, sharded.ds_shape)
+        offset = inputs.data_parallel.rank * local.ds_numel
         if is_swapped(sharded):
             fill_swapped(sharded, value, offset)
         else:

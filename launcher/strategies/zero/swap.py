@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from launcher.strategies.build_inputs import fill_flat_slice
 from launcher.strategies.engine import StorageCount
 from launcher.strategies.flat_shards import PARAM, create_states
-from launcher.strategies.recipe import fill_flat_slice
 from launcher.strategies.zero import nvme_build
 from launcher.strategies.zero.nvme_folder import SwapFolder
 

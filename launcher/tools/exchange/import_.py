@@ -21,7 +21,7 @@ from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.peft import folder_beside
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.pretrained.stored import Adapted, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
@@ -72,7 +72,7 @@ def import_model(folder: Path, out: Path) -> str:
     check_run_folder(out)
     if (folder / ADAPTER_CONFIG).is_file():
         return _import_adapter(folder, out)
-    with Source(folder) as source, new_folder(out) as run:
+    with TransformersWeights(folder) as source, new_folder(out) as run:
         config = source.config
         tokenizer = _copy_tokenizer(folder, run, config)
         extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)

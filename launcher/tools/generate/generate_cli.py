@@ -20,7 +20,7 @@ from launcher.checkpoint.pretrained.loading import (
 )
 from launcher.data.formats import read_jsonl
 from launcher.model.config import ModelConfig
-from launcher.run.sampling import Sampler, Sampling
+from launcher.run.sampling import Sampling, TokenSampler
 from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
@@ -117,7 +117,7 @@ def generate(options: GenerateOptions) -> None:
             known,
             prompt.tokens,
             most=prompt.most,
-            choose=Sampler(sampling, options.seed + number),
+            choose=TokenSampler(sampling, options.seed + number),
             stops=options.stop,
             show=start_stream(prompt.text, number) if live else lambda _: None,
         )

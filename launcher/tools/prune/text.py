@@ -53,7 +53,7 @@ class Text:
         device = next(model.parameters()).device
         world = World(rank=0, local_rank=0, size=1, local_size=1, device=device)
         return evaluate(
-            _Evaluated(model),
+            torch.no_grad()(model.forward),
             self.corpus.validation,
             world,
             mesh=Mesh.of(world, ShardingChoice()),
@@ -103,20 +103,6 @@ class Text:
     def calibration_tokens(self, tokens: int) -> int:
         """Tokens actually read for a request of `tokens`."""
         return self.calibration_steps(tokens) * BATCH * self.seq_len
-
-
-class _Evaluated:
-    """Adapter from a whole model to the interface of `evaluate`."""
-
-    def __init__(self, model: GPT) -> None:
-        self._model = model
-
-    def evaluate(
-        self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
-    ) -> Tensor:
-        with torch.no_grad():
-            loss: Tensor = self._model(tokens, targets, starts)
-        return loss
 
 
 def choice_of(saved: Mapping[str, Any], given: str | None) -> DataChoice | None:

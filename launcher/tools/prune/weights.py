@@ -14,7 +14,7 @@ from torch import Tensor
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.parts import ATTENTION, MLP, is_projection, projection_name
-from launcher.strategies.recipe import materialize_whole
+from launcher.strategies.build_inputs import materialize_whole
 from launcher.tools.prune.choice import GROUP, KEPT_OF_GROUP, PruneOptions
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint, staging
 from launcher.checkpoint.document import digest
 from launcher.checkpoint.index import Range, RankFile
-from launcher.checkpoint.pretrained.stored import Folder, open_stored
+from launcher.checkpoint.pretrained.source import TransformersWeights
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.rank_files import RangeReader, write_shards
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -568,7 +569,7 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     out = tmp_path / "hf"
     assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
     monkeypatch.setattr(
-        "launcher.checkpoint.pretrained.stored.CHUNK_ELEMENTS", 100
+        "launcher.checkpoint.pretrained.source.CHUNK_ELEMENTS", 100
     )  # a few rows each
     draw = random.Random(0)
     for folder in (out, tmp_path / "run"):
@@ -590,6 +591,6 @@ def test_only_the_rows_that_are_needed_are_read(tmp_path: Path) -> None:
 
     data = torch.empty(20, 3)
     shard = Shard(name="m", kind=PARAM, start=83, data=data.view(-1), run=3, pitch=8)
-    Folder(cast(Any, Source())).read_into(shard)
+    TransformersWeights.read_into(cast(Any, Source()), shard)
     assert torch.equal(data, whole[10:30, 3:6])
     assert asked == [(83, 83 + 19 * 8 + 3)]

@@ -16,7 +16,7 @@ from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.native import optimizer_tensors
 from launcher.strategies.parameters import parameters_of, row_shard
 from launcher.strategies.rank import Rank
-from launcher.strategies.zero.forecast.groups import Groups, messages
+from launcher.strategies.zero.forecast.groups import FlatGroups, messages
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:
@@ -61,7 +61,7 @@ def test_optimizer_states_are_what_a_step_makes(optimizer: str) -> None:
 @pytest.mark.parametrize("world_size", [1, 3, 8, 512])
 def test_parts_of_a_flat_group_cover_it_once(world_size: int) -> None:
     ranks = [rank_of(world_size, rank, zero=2, vocab_size=4099) for rank in range(world_size)]
-    groups = [Groups(rank) for rank in ranks]
+    groups = [FlatGroups(rank) for rank in ranks]
     for p in ranks[0].parameters:
         assert sum(group.mine.get(p.name, 0) for group in groups) == p.elements
         owners = set(groups[0].owners[p.name])

@@ -25,8 +25,8 @@ from launcher.model.gpt import GPT, initial_value
 from launcher.model.linears import LoRALinear, is_adapter
 from launcher.model.lora_config import Lora
 from launcher.run.capacity import _state_bytes
+from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.parameters import parameters_of, trained_shapes
-from launcher.strategies.recipe import materialize_whole
 from launcher.tools.exchange import export, import_
 from launcher.util.errors import UserError
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpointer
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.arguments import parse_run_config
 from launcher.config.families import FAMILIES, family_for, read_hf_config, spelled_out
 from launcher.model.config import ModelConfig
@@ -76,7 +76,7 @@ def saved_run(folder: Path, config: ModelConfig) -> GPT:
     return module
 
 
-def ours_of(source: Source) -> GPT:
+def ours_of(source: TransformersWeights) -> GPT:
     """Our model with the parameters of a folder of transformers."""
     module = GPT(source.config)
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_what_transformers_saves_is_the_same_model_to_us(
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     randomise(theirs)
     theirs.save_pretrained(tmp_path / "hf")
-    with Source(tmp_path / "hf") as source:
+    with TransformersWeights(tmp_path / "hf") as source:
         assert spelled_out(source.config) == spelled_out(ModelConfig(**shape))
         ours = ours_of(source)
     assert_same_model(ours, theirs.eval())
@@ -179,7 +179,7 @@ def test_any_range_of_a_parameter_is_that_range(
     out = tmp_path / "hf"
     arguments = [str(tmp_path / "run"), "--out", str(out), "--tokenizer=none", "--dtype=bf16"]
     assert export.main(arguments) == 0
-    with Source(out) as source:
+    with TransformersWeights(out) as source:
         for name, parameter in ours.named_parameters():
             whole = parameter.detach().bfloat16()
             assert torch.equal(source.read(name), whole)

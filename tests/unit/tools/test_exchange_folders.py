@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.families import read_hf_config
 from launcher.data.tokenizer import train_bpe
 from launcher.measure.live_trace import LiveTrace
@@ -379,12 +379,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
 
 
 def test_what_older_versions_have_saved_with_the_weights(folder: Path) -> None:
-    with Source(folder) as source:
+    with TransformersWeights(folder) as source:
         expected = {name: source.read(name) for name in source.shapes}
     frequencies = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in range(2)}
     tensors = load_file(shard(folder)) | {name: torch.ones(3) for name in frequencies}
     save_file(tensors, shard(folder))
-    with Source(folder) as source:
+    with TransformersWeights(folder) as source:
         assert all(torch.equal(source.read(name), value) for name, value in expected.items())
 
 

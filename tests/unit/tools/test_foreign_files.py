@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from launcher.checkpoint.pretrained.loading import _ends_in
-from launcher.checkpoint.pretrained.source import Source
+from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.families import FAMILIES, read_hf_config
 from launcher.data.tokenizer import load_encoder, train_bpe
 from launcher.forecast.machine import Machine
@@ -136,11 +136,11 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("value", ["61", "-1", "true", '"0"', "1e9", "[[0]]", "{}", "1" + "0" * 40])
 def test_ends_of_text_are_tokens_of_the_model(value: str, folder: Path) -> None:
-    with Source(folder) as source:
+    with TransformersWeights(folder) as source:
         vocab_size = source.config.vocab_size
     assert _ends_in(folder, vocab_size) == {0, 60}
     (folder / GENERATION).write_text(f'{{"eos_token_id": {value}}}')
-    for read in (lambda: Source(folder), lambda: _ends_in(folder, vocab_size)):
+    for read in (lambda: TransformersWeights(folder), lambda: _ends_in(folder, vocab_size)):
         with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id is ") as caught:
             read()
         assert "from 0 to 60" in str(caught.value)
@@ -205,9 +205,9 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
         ("config.json", read_hf_config),
         ("machine.json", Machine.load),
         ("tokenizer.json", lambda path: load_encoder(str(path))),
-        (GENERATION, lambda path: Source(path.parent)),
-        (WEIGHTS, lambda path: Source(path.parent)),
-        (f"{WEIGHTS}.index.json", lambda path: Source(path.parent)),
+        (GENERATION, lambda path: TransformersWeights(path.parent)),
+        (WEIGHTS, lambda path: TransformersWeights(path.parent)),
+        (f"{WEIGHTS}.index.json", lambda path: TransformersWeights(path.parent)),
     ],
 )
 def test_what_never_ends_is_refused_at_once(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Place
-from launcher.strategies.fsdp.forecast.groups import Group, grouped
+from launcher.strategies.fsdp.forecast.groups import ShardedGroup, grouped
 from launcher.strategies.fsdp.grouping import HEAD, ROOT
 from launcher.strategies.parameters import Parameter, row_range, row_shard
 from launcher.strategies.rank import FP32, Rank
@@ -128,7 +128,7 @@ class FsdpBuffers(Buffers):
         for group in self.groups:
             self._drop_shards(group)
 
-    def _update(self, group: Group) -> None:
+    def _update(self, group: ShardedGroup) -> None:
         """Where the optimizer is in the backward: each group as soon as it is reduced."""
         for p in group.trained:
             self.update(p)
@@ -139,7 +139,7 @@ class FsdpBuffers(Buffers):
             self._reductions += 1
         self._drop_shards(group)
 
-    def _drop_shards(self, group: Group) -> None:
+    def _drop_shards(self, group: ShardedGroup) -> None:
         self.timeline.free(("shard", group.name))
         for p in group.trained:
             self.timeline.free(("shard", p.name))
@@ -169,7 +169,7 @@ class FsdpBuffers(Buffers):
         if before > 0:
             self._gather(self.blocks[before - 1])
 
-    def _gather(self, group: Group) -> None:
+    def _gather(self, group: ShardedGroup) -> None:
         if group.gathered or group.gathering:
             return
         group.gathering = True
@@ -185,7 +185,7 @@ class FsdpBuffers(Buffers):
         self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
-    def _copy_out(self, group: Group, *, forward: bool) -> None:
+    def _copy_out(self, group: ShardedGroup, *, forward: bool) -> None:
         self._gather(group)
         if group.gathered:
             return
@@ -223,7 +223,7 @@ class FsdpBuffers(Buffers):
         self.timeline.free(("gather", self._kept_gather))
         self._kept_gather = None
 
-    def _release(self, group: Group) -> None:
+    def _release(self, group: ShardedGroup) -> None:
         if self.ranks > 1 and group.gathered:
             self.timeline.run(group.released)
         elif self.ranks == 1:
@@ -231,7 +231,7 @@ class FsdpBuffers(Buffers):
                 self.timeline.free(("whole", p.name))
         group.gathered = False
 
-    def _reduce(self, group: Group) -> None:
+    def _reduce(self, group: ShardedGroup) -> None:
         self._release(group)
         if not self.reduces:
             self._accumulate(group)
@@ -254,7 +254,7 @@ class FsdpBuffers(Buffers):
         if self.rank.updates_in_backward:
             self._update(group)
 
-    def _keep_shard(self, group: Group, elements: int) -> None:
+    def _keep_shard(self, group: ShardedGroup, elements: int) -> None:
         size_bytes = self.stored * elements
         if self.offloaded:
             self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
@@ -277,7 +277,7 @@ class FsdpBuffers(Buffers):
             shard_key = ("shard", group.name)
             self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
 
-    def _accumulate(self, group: Group) -> None:
+    def _accumulate(self, group: ShardedGroup) -> None:
         """In bf16, micro-batches without communication add up in fp32."""
         if not self.casts:
             return

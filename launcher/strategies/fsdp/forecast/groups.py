@@ -9,7 +9,7 @@ from launcher.strategies.parameters import Parameter
 
 
 @dataclass(slots=True)
-class Group:
+class ShardedGroup:
     """Parameters that are gathered and reduced together."""
 
     name: str
@@ -41,12 +41,12 @@ class Group:
 
 def grouped(
     parameters: Sequence[Parameter], *, tied: bool, reshard_after_forward: bool
-) -> dict[str, Group]:
+) -> dict[str, ShardedGroup]:
     """By name, in the order of their first parameters."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, ShardedGroup] = {}
     for p, name in zip(parameters, groups_of((p.name for p in parameters), tied=tied), strict=True):
         if name not in groups:
             own = reshards(name, reshard_after_forward=reshard_after_forward, tied=tied)
-            groups[name] = Group(name, [], own)
+            groups[name] = ShardedGroup(name, [], own)
         groups[name].parameters.append(p)
     return groups

@@ -32,7 +32,7 @@ def messages(slices: Iterable[int], bucket: int) -> list[list[int]]:
     return found
 
 
-class Groups:
+class FlatGroups:
     """The parameter groups, each laid end to end and cut by rank."""
 
     def __init__(self, rank: Rank) -> None:
@@ -111,7 +111,7 @@ class FlatBuffers(ZeroBuffers, Whole):
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
-        self.groups = Groups(rank)
+        self.groups = FlatGroups(rank)
         self.piece_elements = self.groups.partitions
 
     def updated(self) -> Iterator[tuple[Parameter, int, int]]:

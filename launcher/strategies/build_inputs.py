@@ -21,7 +21,7 @@ InitialValue = Callable[[str, torch.Size], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class BuildInputs:
     """Inputs of a strategy's `build`.
 
     Factories, because FSDP shards before the optimizer exists and ZeRO-3 during construction.
