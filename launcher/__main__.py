@@ -52,6 +52,10 @@ ALL_VERBS = {
         "launcher.tools.submit.submit_cli",
         "check a training or a sweep and submit it to Slurm",
     ),
+    "watch": (
+        "launcher.tools.watch.watch_cli",
+        "run any PyTorch program unchanged, and record its memory, phases and steps",
+    ),
     "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
     "completion": (
         "launcher.tools.completion",

@@ -38,13 +38,13 @@ class RunRecord(Record):
     activation_checkpointing: str | None = None
     """As run: with a budget, the result per block."""
     parameters: int
-    matmul_parameters: int
-    flops_per_token: int
-    micro_batch: int
-    accumulation: int
-    global_batch: int
-    seq_len: int
-    steps: int
+    matmul_parameters: int | None
+    flops_per_token: int | None
+    micro_batch: int | None
+    accumulation: int | None
+    global_batch: int | None
+    seq_len: int | None
+    steps: int | None
     started_unix_s: float
 
 
@@ -57,7 +57,7 @@ class StepRecord(Record):
     loss: float
     grad_norm: float | None
     lr: float
-    tokens: int
+    tokens: int | None
     duration_s: float
     applied: bool
     data_s: float
@@ -120,6 +120,7 @@ class PhaseRecord(Record):
     steps: int
     mean_s: float | None = None
     peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

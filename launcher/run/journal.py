@@ -24,7 +24,6 @@ from launcher.measure.records import (
     EvalRecord,
     EventRecord,
     GpuRecord,
-    RunRecord,
     SampleRecord,
     StepRecord,
 )
@@ -33,6 +32,7 @@ from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
 from launcher.run.record_file import RecordFile
 from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together
+from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import one_line
 from launcher.util.json_file import Record
 from launcher.util.sizes import GIB, duration, gib
@@ -50,7 +50,7 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        run: RunRecord,
+        run: TrainingRecord,
         world: World,
         clock: PhaseClock,
         console: RunConsole,

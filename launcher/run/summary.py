@@ -17,7 +17,6 @@ from launcher.measure.records import (
     EvalRecord,
     PhaseRecord,
     RankSummary,
-    RunRecord,
     SamplerSummary,
     Summary,
 )
@@ -26,12 +25,15 @@ from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.run.journal import Journal
 from launcher.run.prepare import Prepared
+from launcher.run.training_record import TrainingRecord
 from launcher.strategies import variant_of
 from launcher.util.errors import Failure
 from launcher.util.sizes import gib
 
 
-def introduction(prepared: Prepared, record: RunRecord, folder: Path, world: World) -> list[str]:
+def introduction(
+    prepared: Prepared, record: TrainingRecord, folder: Path, world: World
+) -> list[str]:
     """Return the first lines of the console."""
     sharding = prepared.resolved.config.sharding
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
@@ -84,13 +86,13 @@ def _saves_line(loop: LoopChoice) -> str:
     return f"saves {', '.join(when)}" if when else "saves only where a signal stops it"
 
 
-def run_record(prepared: Prepared, world: World, name: str) -> RunRecord:
+def run_record(prepared: Prepared, world: World, name: str) -> TrainingRecord:
     """Return the first record of this rank's file."""
     resolved = prepared.resolved
     config, model = resolved.config, resolved.model
     variant = variant_of(config)
     on_gpu = world.device.type == "cuda"
-    return RunRecord(
+    return TrainingRecord(
         run=name,
         rank=world.rank,
         world_size=world.size,
@@ -154,7 +156,7 @@ def _test_line(summary: Summary) -> str:
 
 def summarize(
     known: Summary,
-    run: RunRecord,
+    run: TrainingRecord,
     world: World,
     journal: Journal,
     test: EvalRecord | None,

@@ -19,7 +19,7 @@ import yaml
 from launcher.config.schema import RunConfig
 from launcher.measure.loggers import Loggers
 from launcher.measure.phases import PHASES, PhaseClock, PhaseTimes, StepTimes
-from launcher.measure.records import SCHEMA_VERSION, EvalRecord, RunRecord, Status, Summary
+from launcher.measure.records import SCHEMA_VERSION, EvalRecord, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
@@ -28,14 +28,15 @@ from launcher.run.folder import RunFolder
 from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.steps import Diverged, EndedStep, SkippedSteps
+from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import Failure, UserError
 
 CPU = torch.device("cpu")
 STEPS = 5
 
 
-def run_record() -> RunRecord:
-    return RunRecord(
+def run_record() -> TrainingRecord:
+    return TrainingRecord(
         run="run",
         rank=0,
         world_size=1,

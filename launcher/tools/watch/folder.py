@@ -1,0 +1,217 @@
+"""The run folder of a watched program: made before it starts, completed after it has ended."""
+
+import dataclasses
+import datetime
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.measure.records import RankSummary, Status, Summary
+from launcher.util.errors import UserError
+from launcher.util.files import replace_text
+
+INSIDE = Path(__file__).parent / "inside"
+VARIABLE = "SHARDSCALE_OBSERVER"
+_RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
+WARMUP_STEPS = 2
+
+
+def new_folder(out: Path | None, command: Sequence[str], verb: str) -> Path:
+    """Make the run folder: `--out`, or runs/TIME-VERB-PROGRAM.
+
+    Raises:
+        UserError: it exists, or cannot be made.
+    """
+    path = out
+    if path is None:
+        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        scripts = [word for word in command if word.endswith(".py")] or [command[0]]
+        stem = f"{time}-{verb}-{Path(scripts[0]).stem}"
+        names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
+        path = next(p for p in map(Path("runs").joinpath, names) if not p.exists())
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"--out {path} exists already: choose another folder") from None
+    except OSError as error:
+        raise UserError(
+            f"--out {path} cannot be made ({error.strerror}): choose another folder"
+        ) from None
+    return path
+
+
+def observed_environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment in which a Python program starts the observer with `settings`."""
+    path = os.pathsep.join(filter(None, (str(INSIDE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(settings)}
+
+
+def write_status(folder: Path, status: Status) -> None:
+    """Write `status.json`."""
+    text = json.dumps(dataclasses.asdict(status), indent=2) + "\n"
+    replace_text(folder / "status.json", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's records, in the order of its file."""
+
+    number: int
+    records: Sequence[Mapping[str, Any]]
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the records of a kind."""
+        return [record for record in self.records if record.get("kind") == kind]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the details of the events of a name."""
+        return [e["detail"] for e in self.of_kind("event") if e.get("name") == name]
+
+    @property
+    def run(self) -> Mapping[str, Any]:
+        """Return the record that describes the run."""
+        return next(iter(self.of_kind("run")), {})
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return True where memory figures are of a GPU."""
+        return str(self.run.get("device", "")).startswith("cuda")
+
+    def highest(self, *names: str) -> int | None:
+        """Return the highest value of fields over all records."""
+        found = [r[name] for r in self.records for name in names if r.get(name) is not None]
+        return max(found, default=None)
+
+    @property
+    def allocated_peak_bytes(self) -> int | None:
+        """Return the most that tensors took on the GPU."""
+        return self.highest("allocated_peak_bytes", "peak_bytes")
+
+    @property
+    def reserved_peak_bytes(self) -> int | None:
+        """Return the most that the allocator held on the GPU."""
+        return self.highest("reserved_peak_bytes")
+
+    def steady_seconds(self) -> dict[str, float] | None:
+        """Return mean seconds by field over the steps after warm-up; None without any."""
+        steps = self.of_kind("step")[WARMUP_STEPS:]
+        steps = [step for step in steps if step.get("duration_s") is not None]
+        names = ("duration_s", "data_s", "forward_s", "backward_s", "step_s")
+        if not steps:
+            return None
+        return {name: sum(step[name] for step in steps) / len(steps) for name in names}
+
+
+def read_ranks(folder: Path) -> list[Rank]:
+    """Read all ranks' records; lines that a killed process has cut short are left out."""
+    ranks = []
+    for path in folder.iterdir():
+        if match := _RANK_FILE.fullmatch(path.name):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            ranks.append(Rank(int(match[1]), [r for r in map(_record, lines) if r]))
+    return sorted(ranks, key=lambda rank: rank.number)
+
+
+def append(folder: Path, rank: Rank, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append records to a rank's file."""
+    with (folder / f"rank{rank.number}.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def conclude(folder: Path, ranks: Sequence[Rank], code: int) -> tuple[Status, Summary]:
+    """Write and return the status and the summary of a program that has ended with `code`."""
+    status, result = _status(ranks, code), summarize(ranks)
+    write_status(folder, status)
+    values = dataclasses.asdict(result)
+    del values["plan"]
+    replace_text(folder / "summary.json", json.dumps(values, indent=2) + "\n")
+    return status, result
+
+
+def summarize(ranks: Sequence[Rank]) -> Summary:
+    """Return the summary of all ranks; memory is the worst rank's."""
+    if not ranks:
+        return Summary()
+    results = [_rank_summary(rank) for rank in ranks]
+    worst = max(results, key=lambda result: result.peak_bytes)
+    first = ranks[0]
+    steps = first.of_kind("step")
+    return Summary(
+        strategy=first.run.get("strategy"),
+        model=first.run.get("model"),
+        world_size=first.run.get("world_size"),
+        steps=len(steps),
+        tokens_per_s=results[0].tokens_per_s,
+        first_step_s=steps[0].get("duration_s") if steps else None,
+        peak_bytes=worst.peak_bytes or None,
+        peak_kind="allocated on the GPU" if first.on_gpu else "resident set of the process",
+        peak_rank=worst.rank,
+        duration_s=_duration_s(first),
+        ranks=results,
+    )
+
+
+def _rank_summary(rank: Rank) -> RankSummary:
+    kind = rank.allocated_peak_bytes if rank.on_gpu else rank.highest("host_rss_bytes")
+    steps = rank.of_kind("step")[WARMUP_STEPS:]
+    measured = [(step.get("tokens"), step.get("duration_s")) for step in steps]
+    known = bool(steps) and all(None not in pair for pair in measured)
+    return RankSummary(
+        rank=rank.number,
+        peak_bytes=kind or 0,
+        traced_peak_bytes=None,
+        tokens_per_s=_rate(measured) if known else None,
+        training_power_w=None,
+        samples=None,
+    )
+
+
+def _rate(measured: Sequence[tuple[Any, Any]]) -> float:
+    return float(sum(tokens for tokens, _ in measured) / sum(seconds for _, seconds in measured))
+
+
+def _duration_s(rank: Rank) -> float | None:
+    times = [event["unix_s"] for event in rank.of_kind("event")]
+    started = rank.run.get("started_unix_s")
+    return max(times) - started if times and started is not None else None
+
+
+def _status(ranks: Sequence[Rank], code: int) -> Status:
+    """Return the state of the run; the first rank that reports an error gives the reason."""
+    failures = sorted(
+        (event["unix_s"], rank.number, event["detail"])
+        for rank in ranks
+        for event in rank.of_kind("event")
+        if event.get("name") == "uncaught"
+    )
+    if code == 0:
+        return Status(state="completed", phase="end", exit_code=0)
+    if failures:
+        _, number, detail = next(
+            (failure for failure in failures if failure[2]["out_of_memory"]), failures[0]
+        )
+        return Status(
+            state="oom" if detail["out_of_memory"] else "failed",
+            phase=detail["phase"],
+            reason=detail["error"],
+            rank=number,
+            exit_code=code,
+            detail={"place": detail["place"]},
+        )
+    reason = f"exit code {code}"
+    if code < 0:
+        reason = f"ended by {signal.Signals(-code).name}"
+    return Status(state="failed", phase="unknown", reason=reason, exit_code=code)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None

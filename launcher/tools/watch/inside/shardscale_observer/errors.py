@@ -1,0 +1,55 @@
+"""Where in the program something happened, and whether an error is one of memory."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+from typing import Any
+
+_LIBRARIES = tuple(
+    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")
+)
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def is_of_program(file: str) -> bool:
+    """Return False for files of libraries, of Python and of the observer."""
+    if not file or file.startswith("<") or file.startswith(_OURS):
+        return False
+    if "site-packages" in file or "dist-packages" in file:
+        return False
+    return not os.path.realpath(file).startswith(_LIBRARIES)
+
+
+def place_in_program(frame: Any) -> dict[str, Any] | None:
+    """Return file, line, function and code of the innermost frame of the program's own files."""
+    while frame is not None and not is_of_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else _place(frame.f_code, frame.f_lineno)
+
+
+def place_of_error(error: BaseException) -> dict[str, Any] | None:
+    """Return the innermost place of an exception's traceback in the program's own files."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if is_of_program(trace.tb_frame.f_code.co_filename):
+            found = _place(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _place(code: Any, line: int) -> dict[str, Any]:
+    file = os.path.abspath(code.co_filename)
+    text = linecache.getline(file, line).strip()
+    return {"file": file, "line": line, "function": code.co_name, "code": text}
+
+
+def is_out_of_memory(torch: Any, error: BaseException) -> bool:
+    """Return whether the device or the host ran out of memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in text or "not enough memory" in text
+    )

@@ -1,0 +1,89 @@
+"""The CUDA allocator's history, with marks that say where in the program its events are."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+from typing import Any
+
+from shardscale_observer.memory import Peaks
+
+ACTIONS = ("alloc", "free_requested")
+VERSION = 1
+
+
+class History:
+    """Records the allocations and frees of one device, and writes them for the launcher to read.
+
+    Marks are positions in the history: the allocator counts the same events that it records. What
+    they mean is worked out later (launcher/tools/watch/content.py), outside the program.
+    """
+
+    def __init__(self, torch: Any, peaks: Peaks, device: int) -> None:
+        self._torch = torch
+        self._peaks = peaks
+        self._device = device
+        self.recording = False
+        self._marks: list[list[Any]] = []
+
+    def start(self) -> bool:
+        """Start recording; False where the program records a history of its own."""
+        if self.recording or self._torch._C._cuda_isHistoryEnabled():
+            return False
+        self._torch.cuda.memory._record_memory_history("all", context=None)
+        self.recording = True
+        self._marks = []
+        self.mark("begin", "")
+        return True
+
+    def mark(self, kind: str, name: str, owners: dict[int, tuple[str, str]] | None = None) -> None:
+        """Note what begins at this event: `phase`, `module`, `owners`, `end_forward`, ..."""
+        if self.recording:
+            self._marks.append([self._peaks.events(self._device), kind, name, owners or {}])
+
+    def stop(self, folder: str, name: str) -> None:
+        """Stop recording and write `name`.events and `name`.json."""
+        if not self.recording:
+            return
+        self.mark("end", "")
+        snapshot = self._torch.cuda.memory._snapshot(self._device)
+        self._torch.cuda.memory._record_memory_history(None)
+        self.recording = False
+        total = self._marks[-1][0] - self._marks[0][0]
+        trace = [
+            event for event in snapshot["device_traces"][self._device] if event["action"] in ACTIONS
+        ]
+        # Interleaved: address, size, stream; a free has a negative size.
+        numbers = array.array("q")
+        for event in trace[len(trace) - total :]:
+            sign = 1 if event["action"] == "alloc" else -1
+            numbers.extend((event["addr"], sign * event["size"], event["stream"]))
+        path = os.path.join(folder, name)
+        with open(path + ".events", "wb") as file:
+            numbers.tofile(file)
+        content = {
+            "version": VERSION,
+            "marks": self._marks,
+            "held": list(_held(snapshot, self._device)),
+            "settings": _settings(snapshot),
+        }
+        with open(path + ".json", "w", encoding="utf-8") as text:
+            json.dump(content, text)
+
+
+def _held(snapshot: Any, device: int) -> Any:
+    """Yield (address, requested bytes) of the blocks in use at the end."""
+    for segment in snapshot["segments"]:
+        if segment["device"] != device:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                yield block.get("address", address), block.get("requested_size", block["size"])
+            address += block["size"]
+
+
+def _settings(snapshot: Any) -> dict[str, Any]:
+    settings = snapshot.get("allocator_settings", {})
+    return {"expandable_segments": bool(settings.get("expandable_segments", False))}

@@ -1,0 +1,231 @@
+"""Put the observer's hooks into torch, once, right after its import."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import sys
+import threading
+from typing import Any
+
+from shardscale_observer.errors import place_in_program
+from shardscale_observer.guard import guarded
+from shardscale_observer.history import History
+from shardscale_observer.memory import Peaks
+from shardscale_observer.session import Session
+
+_exit_now = os._exit
+
+
+def install(torch: Any, settings: dict[str, Any]) -> None:
+    """Install all hooks for this process, and for those that it forks."""
+    peaks = Peaks(torch) if hasattr(torch._C, "_cuda_memoryStats") else None
+    observer = Observer(torch, settings, peaks)
+    for hook in (
+        *(observer.hook_modules, observer.hook_backward, observer.hook_optimizers),
+        *(observer.hook_saves_and_data, observer.hook_end),
+    ):
+        guarded(hook)()
+    if peaks is not None:
+        torch.cuda._lazy_call(guarded(observer.cuda_begins))
+    os.register_at_fork(after_in_child=observer.forked)
+
+
+def leave() -> None:
+    """End this process at once, successfully: a rehearsal has seen its steps."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _exit_now(0)
+
+
+class Observer:
+    """The hooks of this process and the session that they report to."""
+
+    def __init__(self, torch: Any, settings: dict[str, Any], peaks: Peaks | None) -> None:
+        self.torch = torch
+        self.settings = settings
+        self.peaks = peaks
+        self.session = Session(torch, settings, peaks)
+
+    def forked(self) -> None:
+        """Begin anew in a forked process: it may become a rank, or load data."""
+        self.session = Session(self.torch, self.settings, self.peaks)
+
+    def is_real(self) -> bool:
+        """Return False while torch traces: then tensors are not the program's."""
+        torch = self.torch
+        return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
+
+    def hook_modules(self) -> None:
+        """Follow the outermost module's forward, and in recorded steps every module's."""
+        compiling = self.torch.compiler.is_compiling
+
+        def before(module: Any, args: Any) -> None:
+            if compiling():
+                return
+            modules = self.session.modules
+            modules.append(module)
+            if len(modules) == 1 or self.session.recording:
+                # torch offers no global pre-hook with keyword arguments; its caller has them.
+                enters(module, args, sys._getframe(1).f_locals.get("kwargs") or {})
+
+        def after(module: Any, args: Any, output: Any) -> None:
+            if compiling():
+                return
+            modules = self.session.modules
+            if modules and modules[-1] is module:
+                modules.pop()
+            elif module in modules:  # one inside has ended with an exception that we did not see
+                del modules[modules.index(module) :]
+            if not modules or self.session.recording:
+                leaves(module)
+
+        @guarded
+        def enters(module: Any, args: Any, kwargs: Any) -> None:
+            if not self.is_real():
+                return
+            if len(self.session.modules) == 1:
+                self.session.root_begins(module, args, kwargs)
+            self.session.mark_module(module)
+
+        @guarded
+        def leaves(module: Any) -> None:
+            if not self.is_real():
+                return
+            modules = self.session.modules
+            self.session.mark_module(modules[-1] if modules else None)
+            if not modules:
+                self.session.root_ends()
+
+        hooks = self.torch.nn.modules.module
+        hooks.register_module_forward_pre_hook(before)
+        hooks.register_module_forward_hook(after, always_call=True)
+
+    def hook_backward(self) -> None:
+        """Follow every way into autograd's engine."""
+        autograd = self.torch.autograd
+        run = autograd._engine_run_backward
+
+        @guarded
+        def begins(outputs: Any) -> bool:
+            if not self.is_real() or not all(_is_plain(self.torch, one) for one in outputs):
+                return False
+            self.session.backward_begins(outputs)
+            return True
+
+        @guarded
+        def ends() -> None:
+            self.session.backward_ends()
+
+        @functools.wraps(run)
+        def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            began = begins(outputs)
+            try:
+                return run(outputs, *args, **kwargs)
+            finally:
+                if began:
+                    ends()
+
+        autograd._engine_run_backward = run_backward
+
+    def hook_optimizers(self) -> None:
+        """Follow the step of every optimizer."""
+        compiling = self.torch.compiler.is_compiling
+
+        @guarded
+        def begins(optimizer: Any) -> None:
+            self.session.optimizer_begins(optimizer)
+
+        @guarded
+        def ends() -> None:
+            self.session.optimizer_ends()
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not compiling():
+                begins(optimizer)
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not compiling():
+                ends()
+
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_pre_hook(before)
+        optimizers.register_optimizer_step_post_hook(after)
+
+    def hook_saves_and_data(self) -> None:
+        """Follow torch.save, and the waits for batches of torch's own loader."""
+        torch = self.torch
+        torch.save = torch.serialization.save = self._within("checkpoint", torch.save)
+        loader: Any = importlib.import_module("torch.utils.data.dataloader")
+        iterator = loader._BaseDataLoaderIter
+        iterator.__next__ = self._within("data", iterator.__next__)
+
+    def _within(self, phase: str, function: Any) -> Any:
+        @guarded
+        def begins() -> str | None:
+            on_main = threading.current_thread() is threading.main_thread()
+            return self.session.apart_begins(phase) if on_main else None
+
+        @guarded
+        def ends(before: str) -> None:
+            self.session.apart_ends(before)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = begins()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if before is not None:
+                    ends(before)
+
+        return call
+
+    def cuda_begins(self) -> None:
+        """CUDA has just been initialised by the program."""
+        device = self.torch.cuda.current_device()
+        if self.session.rehearses and self.peaks is not None:
+            self.session.history = History(self.torch, self.peaks, device)
+            self.session.history.start()
+
+        @guarded
+        def out_of_memory(device: int, wanted: int, total: int, free: int) -> None:
+            frames = sys._current_frames()[threading.main_thread().ident or 0]
+            self.session.out_of_memory(
+                requested_bytes=wanted,
+                free_bytes=free,
+                total_bytes=total,
+                place=place_in_program(frames),
+            )
+
+        self.torch._C._cuda_attach_out_of_memory_observer(out_of_memory)
+
+    def hook_end(self) -> None:
+        """Follow the ways in which a process ends."""
+        before = sys.excepthook
+
+        @guarded
+        def fails(error: BaseException) -> None:
+            self.session.fails(error)
+
+        @guarded
+        def ends(reason: str) -> None:
+            self.session.end(reason)
+
+        def hook(kind: Any, error: Any, trace: Any) -> None:
+            fails(error)
+            before(kind, error, trace)
+
+        def exit_now(status: int) -> None:
+            ends("os._exit")
+            _exit_now(status)
+
+        sys.excepthook = hook
+        os._exit = exit_now  # type: ignore[assignment]
+        atexit.register(ends, "exit")
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    return not isinstance(tensor, torch.Tensor) or "Fake" not in type(tensor).__name__

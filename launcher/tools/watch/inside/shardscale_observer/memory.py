@@ -1,0 +1,57 @@
+"""Peaks of the CUDA caching allocator per phase, hidden from the program's own readings.
+
+A peak per phase needs the allocator's peaks to be reset at each phase. The program must not notice:
+what it reads as peak stays the highest since its own last reset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Stats = dict[str, Any]
+
+
+class Peaks:
+    """Resets and reads the allocator's peaks, and answers the program as if nobody had."""
+
+    def __init__(self, torch: Any) -> None:
+        self._c = torch._C
+        self._stats = torch._C._cuda_memoryStats
+        self._reset = torch._C._cuda_resetPeakMemoryStats
+        self._hidden: dict[int, Stats] = {}
+        torch._C._cuda_memoryStats = self._program_reads
+        torch._C._cuda_resetPeakMemoryStats = self._program_resets
+
+    def take(self, device: int) -> tuple[int, int]:
+        """Return (allocated, reserved) peak bytes since the last call, and begin anew."""
+        stats = self._stats(device)
+        self._hidden[device] = _higher(stats, self._hidden.get(device))
+        self._reset(device)
+        return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
+
+    def events(self, device: int) -> int:
+        """Return how many allocations and frees there were, which numbers the history's events."""
+        count = self._stats(device)["allocation"]["all"]
+        return int(count["allocated"] + count["freed"])
+
+    def _program_reads(self, device: int) -> Stats:
+        stats = self._stats(device)
+        return _higher(stats, self._hidden.get(device)) if device in self._hidden else stats
+
+    def _program_resets(self, device: int) -> None:
+        self._hidden.pop(device, None)
+        self._reset(device)
+
+
+def _higher(stats: Stats, hidden: Stats | None) -> Stats:
+    """Return the statistics with the higher peaks of both."""
+    if hidden is None:
+        return stats
+    merged: Stats = {}
+    for name, value in stats.items():
+        other = hidden.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            merged[name] = _higher(value, other)
+        else:
+            merged[name] = max(value, other) if name == "peak" and other is not None else value
+    return merged

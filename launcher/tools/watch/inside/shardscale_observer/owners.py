@@ -1,0 +1,97 @@
+"""Storages of parameters, gradients and optimizer states, with the modules that they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+STATES = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+class Owners:
+    """Who holds which storage: category and module per storage, each storage once."""
+
+    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
+        self.entries: dict[int, tuple[str, str, str, int]] = {}
+        """Address -> (category, module, device type, bytes)."""
+        names: dict[int, str] = {}
+        for module in modules:
+            for name, parameter in module.named_parameters():
+                owner = module_of(name)
+                names[id(parameter)] = owner
+                self._add("params" if parameter.requires_grad else "frozen", owner, parameter)
+                self._add("params", owner, getattr(parameter, "ds_tensor", None))
+                self._add("grads", owner, parameter.grad)
+            for name, buffer in module.named_buffers():
+                self._add("frozen", module_of(name), buffer)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    owner = names.get(id(parameter), "(optimizer)")
+                    self._add("master", owner, parameter)  # where the module does not hold it
+                    self._add("grads", owner, parameter.grad)
+            for parameter, state in optimizer.state.items():
+                owner = names.get(id(parameter), "(optimizer)")
+                for value in state.values() if isinstance(state, dict) else ():
+                    self._add("optimizer", owner, value)
+
+    def bytes_by_category(self, device_type: str) -> dict[str, int]:
+        """Return category -> bytes on a kind of device."""
+        totals: dict[str, int] = {}
+        for category, _, device, size in self.entries.values():
+            if device == device_type:
+                totals[category] = totals.get(category, 0) + size
+        return totals
+
+    def ledger(self, *, on_gpu: bool) -> dict[str, dict[str, int]]:
+        """Return place -> line of the ledger -> bytes."""
+        kinds = {"device": "cuda" if on_gpu else "cpu", "host": "cpu" if on_gpu else "", "disk": ""}
+        nothing = {f"{name}_bytes": 0 for name in STATES}
+        return {
+            place: {
+                **nothing,
+                **{f"{name}_bytes": n for name, n in self.bytes_by_category(kind).items()},
+            }
+            for place, kind in kinds.items()
+        }
+
+    def on_device(self, device_type: str) -> dict[int, tuple[str, str]]:
+        """Return address -> (category, module) on a kind of device."""
+        return {
+            address: (category, module)
+            for address, (category, module, device, _) in self.entries.items()
+            if device == device_type
+        }
+
+    def _add(self, category: str, module: str, value: Any) -> None:
+        for tensor in _plain(value):
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # no storage
+                storage = tensor.untyped_storage()
+                size = storage.nbytes()
+                if size and tensor.device.type != "meta":
+                    entry = (category, module, tensor.device.type, size)
+                    self.entries.setdefault(storage.data_ptr(), entry)
+
+
+def module_of(parameter: str) -> str:
+    """Return the module of a parameter, without the wrappers of libraries."""
+    name = parameter
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.rpartition(".")[0] or name
+
+
+def _plain(value: Any) -> Iterator[Any]:
+    """Yield the tensors with memory of their own that a value consists of."""
+    if value is None or not hasattr(value, "untyped_storage"):
+        return
+    local = getattr(value, "_local_tensor", None)
+    if local is not None:
+        yield from _plain(local)
+    elif hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _plain(getattr(value, name))
+    else:
+        yield value

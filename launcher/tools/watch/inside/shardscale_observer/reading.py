@@ -1,0 +1,92 @@
+"""Read off a module's inputs and outputs what the records say of a step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) of a call's arguments, and of dictionaries among them."""
+    for name, value in [*(("", value) for value in args), *kwargs.items()]:
+        inner = value.items() if hasattr(value, "items") else [(name, value)]
+        for key, one in inner:
+            if hasattr(one, "is_floating_point") and hasattr(one, "dim"):
+                yield str(key), one
+
+
+def _tokens(args: Any, kwargs: Any) -> Any:
+    """Return the tensor of token ids [B, T]: `input_ids`, or the first of integers; else None."""
+    found = list(_tensors(args, kwargs))
+    for name, tensor in found:
+        if name == "input_ids" and tensor.dim() == 2:
+            return tensor
+    for _, tensor in found:
+        if tensor.dim() == 2 and not tensor.is_floating_point():
+            return tensor
+    return None
+
+
+def batch_shape(args: Any, kwargs: Any) -> tuple[int | None, int | None]:
+    """Return (micro-batch, sequence length) of a forward's inputs; None where there are none."""
+    ids = _tokens(args, kwargs)
+    if ids is not None:
+        return int(ids.shape[0]), int(ids.shape[1])
+    first = next((tensor for _, tensor in _tensors(args, kwargs) if tensor.dim() > 1), None)
+    return (None if first is None else int(first.shape[0])), None
+
+
+def tokens_in(before: int | None, args: Any, kwargs: Any, ranks: int) -> int | None:
+    """Return the tokens of a step so far, with those of one more forward on each of `ranks`."""
+    ids = _tokens(args, kwargs)
+    return before if ids is None else (before or 0) + ranks * int(ids.numel())
+
+
+def loss_of(output: Any) -> Callable[[], float | None] | None:
+    """Return a function that reads a loss later, without making the device wait; None for other
+    outputs than one number.
+
+    On a GPU it copies on a stream of its own, and is called when the device has passed the step.
+    """
+    torch: Any = sys.modules["torch"]
+    if type(output) is not torch.Tensor or output.numel() != 1:
+        return None
+    if output.device.type == "cpu":
+        value = float(output.detach())
+        return lambda: value
+    kept = output.detach()
+
+    def read() -> float | None:
+        with torch.cuda.stream(torch.cuda.Stream(kept.device)):
+            return float(kept)
+
+    return read
+
+
+def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return fields of the run's record, read off a root module and its first inputs.
+
+    `strategy` are the names of the modules that wrap the model.
+    """
+    wrappers, inner = [], module
+    while inner is not None and inner is not getattr(inner, "module", inner):
+        wrappers.append(type(inner).__name__)
+        inner = inner.module
+    if inner is not None and type(inner).__name__.startswith("FSDP"):
+        wrappers.append("FSDP2")
+    parameters = [] if module is None else list(module.parameters())
+    dtypes = {str(p.dtype).rpartition(".")[2] for p in parameters if p.is_floating_point()}
+    precision = " and ".join(sorted(dtypes)) or "unknown"
+    if torch.is_autocast_enabled():
+        precision += ", autocast"
+    micro_batch, seq_len = batch_shape(args, kwargs)
+    return {
+        "micro_batch": micro_batch,
+        "seq_len": seq_len,
+        "strategy": " over ".join(wrappers),
+        "strategy_also_called": "",
+        "precision": precision,
+        "model": "unknown" if inner is None else type(inner).__name__.removeprefix("FSDP"),
+        "parameters": sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters),
+    }

@@ -1,0 +1,230 @@
+"""Write what each step, phase and period of this process needed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from shardscale_observer.clock import APART, Clock
+from shardscale_observer.guard import FAULTS
+from shardscale_observer.history import History
+from shardscale_observer.owners import Owners
+from shardscale_observer.phase_log import PhaseLog
+from shardscale_observer.rank_file import RankFile, rank_of_process
+from shardscale_observer.reading import describe
+from shardscale_observer.sampler import Sampler
+
+LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
+_STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
+
+
+class Recorder:
+    """The phase that the process is in, and the records of its rank."""
+
+    def __init__(self, torch: Any, settings: dict[str, Any], peaks: Any) -> None:
+        self.torch = torch
+        self.settings = settings
+        self.rehearses = settings["mode"] == "rehearse"
+        self.peaks = peaks
+        self.file: RankFile | None = None
+        self.history: History | None = None
+        self.phase = "load"
+        self.steps = 0
+        """Completed steps."""
+        self.in_step = self.stepped = False
+        self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
+        self.modules: list[Any] = []
+        """Modules that are in their forward now, outermost first."""
+        self.names: dict[int, str] = {}
+        self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.device: int | None = None
+        self.closed = self.failed = False
+        self._clock: Clock | None = None
+        self._sampler: Sampler | None = None
+        self.before_evaluation = "other"
+        self.losses: list[Any] = []
+        self.tokens: int | None = None
+        self.lr: float | None = None
+        self.data_ranks: int | None = None
+        self._log = PhaseLog()
+        self._step_peak = (0, 0)
+        self._sampled = True
+
+    def end(self, reason: str) -> None:
+        """The program ends: write what is known by now. Later calls do nothing."""
+        if self.closed or self.file is None or self._clock is None:
+            return
+        self.closed = True
+        if self.stepped:
+            self._end_step()
+        self._close_phase()
+        self._write_steps(wait=not self.failed)
+        self._stop_recording("")
+        for record in self._log.records(with_memory=self.device is not None):
+            self.file.add("phase", **record)
+        self.event("program_ended", reason=reason, steps=self.steps)
+        if self._sampler is not None:
+            self._sampler.stop()
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        if phase == self.phase or self.closed:
+            return
+        if self.device is not None and self.torch.cuda.is_current_stream_capturing():
+            return  # nothing may be measured while a CUDA graph is recorded
+        self._close_phase()
+        self.phase = phase
+        if self.recording:
+            self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
+
+    @property
+    def recording(self) -> bool:
+        """True while the allocator's history is recorded."""
+        return self.history is not None and self.history.recording
+
+    def begin_step(self) -> None:
+        if self.stepped:
+            self._end_step()
+        if self.in_step:
+            return
+        limit = self.settings.get("steps")
+        if limit is not None and self.steps >= limit:
+            self.end("steps")
+            from shardscale_observer.hooks import leave
+
+            leave()
+        number = self.steps + 1
+        # Reading the allocator's statistics takes tens of microseconds, so later steps are sampled.
+        self._sampled = self.rehearses or number <= 10 or number % 10 == 0
+        if self.steps == 0 and self._clock is not None:
+            self._close_phase()
+            self.phase = "other"
+            self._clock.drop()
+        self.in_step = True
+        if self.history is not None and not self.rehearses and number in LEDGER_STEPS:
+            self.history.start()
+            self.mark_owners()
+
+    def _end_step(self) -> None:
+        self._close_phase()
+        self.phase, self.in_step, self.stepped = "other", False, False
+        self.steps += 1
+        assert self._clock is not None
+        content = {
+            "step": self.steps,
+            "losses": self.losses,
+            "lr": self.lr,
+            "tokens": self.tokens,
+            "peaks": self._step_peak if self.device is not None and self._sampled else None,
+        }
+        self.losses, self.tokens, self.lr, self._step_peak = [], None, None, (0, 0)
+        self._clock.end_step(content)
+        self._write_steps(wait=False)
+        if self.steps in LEDGER_STEPS:
+            if not self.rehearses:
+                self._stop_recording(f"-step{self.steps}")
+            self._write_held()
+
+    def _write_steps(self, *, wait: bool) -> None:
+        assert self._clock is not None
+        assert self.file is not None
+        for seconds, content in self._clock.take(wait=wait):
+            number, peaks = content["step"], content["peaks"]
+            losses = [loss() for loss in content["losses"] if loss is not None]
+            known = [loss for loss in losses if loss is not None]
+            memory = {} if peaks is None else dict(zip(_STEP_PEAKS, peaks))  # noqa: B905
+            self.file.add(
+                "step",
+                step=number,
+                loss=sum(known) if known else None,  # whose gradient the optimizer gets
+                grad_norm=None,
+                lr=content["lr"],
+                tokens=content["tokens"],
+                applied=True,
+                **{name: value for name, value in seconds.items() if name != "other_s"},
+                **memory,
+            )
+            self._log.add_step(number, seconds)
+        while FAULTS.unwritten:
+            self.event("observer_fault", **FAULTS.unwritten.pop())
+
+    def _period(self) -> str:
+        if self.phase in APART:
+            return "save" if self.phase == "checkpoint" else "evaluation"
+        if not self.in_step and not self.steps:
+            return "init"
+        return "first_step" if self.steps + (not self.in_step) <= 1 else "steady"
+
+    def _close_phase(self) -> None:
+        if self._clock is None:
+            return
+        self._clock.close(self.phase)
+        peaks = (0, 0)
+        if self.device is not None and self._sampled:
+            peaks = self.peaks.take(self.device)
+        self._log.add_peaks(self._period(), "build" if self.phase == "load" else self.phase, peaks)
+        if self.phase not in APART:
+            self._step_peak = (
+                max(self._step_peak[0], peaks[0]),
+                max(self._step_peak[1], peaks[1]),
+            )
+
+    def owners(self) -> Owners:
+        return Owners(list(self.roots), list(self.optimizers))
+
+    def mark_owners(self) -> None:
+        if self.recording:
+            owners = self.owners().on_device("cuda")
+            self.history.mark("owners", "", owners)  # type: ignore[union-attr]
+
+    def _write_held(self) -> None:
+        assert self.file is not None
+        lines = self.owners().ledger(on_gpu=self.device is not None)
+        self.file.add("ledger", moment="held", step=self.steps, phase=None, **lines)
+
+    def _stop_recording(self, suffix: str) -> None:
+        if self.recording and self.file is not None:
+            name = f"allocations-rank{self.file.rank}{suffix}"
+            self.history.stop(self.settings["folder"], name)  # type: ignore[union-attr]
+
+    def see(self, module: Any) -> None:
+        if module not in self.roots:
+            self.roots.add(module)
+            for name, inner in module.named_modules():
+                self.names.setdefault(id(inner), name)
+
+    def open(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Open the rank's file at the first sign of a training."""
+        if self.file is not None or self.closed:
+            return
+        rank, world_size = rank_of_process()
+        try:
+            self.file = RankFile(self.settings["folder"], rank)
+        except FileExistsError:  # a helper process that computes something, too
+            self.closed = True
+            return
+        cuda = self.torch.cuda
+        on_gpu = cuda.is_available() and cuda.is_initialized()
+        self.device = cuda.current_device() if on_gpu else None
+        if on_gpu and self.history is None:
+            self.history = History(self.torch, self.peaks, cuda.current_device())
+        self._clock = Clock(self.torch, on_gpu=on_gpu, timed=not self.rehearses)
+        described = describe(self.torch, module, args, kwargs)
+        # Without a wrapper that is known to shard batches, ranks may share their tokens.
+        self.data_ranks = world_size if world_size == 1 or described["strategy"] else None
+        self.file.begin(
+            folder=self.settings["folder"],
+            world_size=world_size,
+            device=f"cuda:{self.device}" if on_gpu else "cpu",
+            device_name=cuda.get_device_name(self.device) if on_gpu else None,
+            **described,
+        )
+        uuid = f"GPU-{cuda.get_device_properties(self.device).uuid}" if on_gpu else None
+        self._sampler = Sampler(uuid, self.file.add)
+        self._sampler.start()
+
+    def event(self, name: str, **detail: Any) -> None:
+        if self.file is not None:
+            step = self.steps + 1 if self.in_step else self.steps
+            self.file.event(name, step, **detail)

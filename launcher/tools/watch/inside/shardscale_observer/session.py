@@ -1,0 +1,129 @@
+"""Follow the program through its phases, by what the hooks report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscale_observer.clock import APART
+from shardscale_observer.errors import is_out_of_memory, place_of_error
+from shardscale_observer.reading import loss_of, tokens_in
+from shardscale_observer.recorder import Recorder
+
+
+class Session(Recorder):
+    """One process of the program. Hooks call its methods; all of them run guarded.
+
+    A step begins with the first forward (with gradients) or backward after an optimizer's step, and
+    ends with the last `step` of an optimizer before the next forward: several optimizers, and those
+    that update inside of backward, make one step.
+    """
+
+    def root_begins(self, module: Any, args: Any, kwargs: Any) -> None:
+        """An outermost module begins its forward."""
+        if self.depth["backward"] or self.depth["optimizer"]:
+            return
+        self.open(module, args, kwargs)
+        with_gradients = self.torch.is_grad_enabled()
+        if not with_gradients and (self.stepped or not self.in_step):
+            self.before_evaluation = "other"
+            self.enter("evaluation")
+            return
+        self.begin_step()
+        if with_gradients:
+            self.see(module)
+            if self.data_ranks is not None:
+                self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
+        self.enter("forward")
+
+    def root_ends(self) -> None:
+        """An outermost module has ended its forward."""
+        if self.phase == "evaluation":
+            self.enter(self.before_evaluation)
+
+    def backward_begins(self, outputs: Any) -> None:
+        """Backward begins, perhaps inside another one (activation checkpointing)."""
+        self.depth["backward"] += 1
+        if self.depth["backward"] > 1 or self.depth["optimizer"]:
+            return
+        self.open(None, (), {})
+        self.begin_step()
+        if not self.rehearses:
+            self.losses += [loss_of(output) for output in outputs]
+        if self.recording:
+            owners = self.owners().on_device("cuda")
+            self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
+        self.enter("backward")
+
+    def backward_ends(self) -> None:
+        """Backward has ended."""
+        self.depth["backward"] = max(0, self.depth["backward"] - 1)
+        if not self.depth["backward"] and self.phase == "backward":
+            self.enter("other")
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer begins its step, perhaps inside of backward or of another optimizer."""
+        self.depth["optimizer"] += 1
+        self.optimizers.add(optimizer)
+        lr = optimizer.param_groups[0].get("lr")
+        self.lr = float(lr) if isinstance(lr, (int, float)) else None
+        if self.depth["optimizer"] > 1 or self.depth["backward"]:
+            return
+        self.open(None, (), {})
+        del self.modules[:]
+        self.in_step = True
+        self.mark_owners()
+        self.enter("step")
+
+    def optimizer_ends(self) -> None:
+        """An optimizer has ended its step."""
+        self.depth["optimizer"] = max(0, self.depth["optimizer"] - 1)
+        self.stepped = self.in_step
+        if not self.depth["optimizer"] and self.phase == "step":
+            self.mark_owners()
+            self.enter("other")
+
+    def apart_begins(self, phase: str) -> str:
+        """A phase that libraries name begins (`data`, `checkpoint`); returns the one before."""
+        before = self.phase
+        if self.file is not None and before not in (*APART, "data", "backward", "step"):
+            self.enter(phase)
+        return before
+
+    def apart_ends(self, before: str) -> None:
+        """That phase has ended."""
+        if self.file is not None and self.phase in ("data", "checkpoint"):
+            self.enter(before)
+
+    def out_of_memory(self, **detail: Any) -> None:
+        """The device has no memory for a request; the program may yet go on."""
+        self.open(None, (), {})
+        owners = self.owners()
+        if self.recording:
+            self.history.mark("out_of_memory", "", owners.on_device("cuda"))  # type: ignore[union-attr]
+        module = self.names.get(id(self.modules[-1])) if self.modules else None
+        self.event(
+            "out_of_memory",
+            phase=self.phase,
+            module=module,
+            held=owners.bytes_by_category("cuda" if self.device is not None else "cpu"),
+            **detail,
+        )
+
+    def fails(self, error: BaseException) -> None:
+        """An exception that the program does not catch ends it."""
+        if isinstance(error, SystemExit) or self.file is None:
+            return
+        self.event(
+            "uncaught",
+            error=f"{type(error).__name__}: {error}"[:1000],
+            out_of_memory=is_out_of_memory(self.torch, error),
+            phase=self.phase,
+            place=place_of_error(error),
+        )
+        self.failed = True
+
+    def mark_module(self, module: Any) -> None:
+        """Allocations from now on are made inside this module; None: outside of all."""
+        if self.recording:
+            name = "" if module is None else self.names.get(id(module), type(module).__name__)
+            self.history.mark("module", name)  # type: ignore[union-attr]

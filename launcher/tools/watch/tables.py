@@ -1,0 +1,86 @@
+"""Tables of what a watched program needed, per phase and per rank."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.measure.records import Status
+from launcher.tools.watch.folder import Rank
+from launcher.util.sizes import gib
+
+_PERIODS = ("init", "first_step", "steady", "evaluation", "save")
+_NAMES = {"init": "load", "first_step": "first step", "steady": "later steps"}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table; the first column is text, the others are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def headline(rank: Rank, ranks: int, status: Status) -> str:
+    """Return one line: program, ranks, steps, and how it ended."""
+    run, steps = rank.run, len(rank.of_kind("step"))
+    wrapped = f" in {run['strategy']}" if run.get("strategy") else ""
+    several = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    ended = {"completed": "ended well", "oom": "out of memory"}.get(status.state, status.reason)
+    place = run.get("device_name") or str(run.get("device", "")).upper()
+    return (
+        f"{run.get('model')}{wrapped}, {run.get('parameters') or 0:,} parameters, "
+        f"{run.get('precision')}; {several} on {place}; {steps} steps; {ended}"
+    )
+
+
+def phase_rows(rank: Rank) -> list[tuple[str, str, str, str]]:
+    """Return period and phase, allocated peak, reserved peak, seconds."""
+    records = sorted(rank.of_kind("phase"), key=lambda r: _PERIODS.index(r["period"]))
+    return [
+        (
+            _phase_name(record),
+            gib(record.get("peak_bytes")),
+            gib(record.get("reserved_peak_bytes")),
+            _seconds(record.get("mean_s")),
+        )
+        for record in records
+    ]
+
+
+def _phase_name(record: Mapping[str, Any]) -> str:
+    period = _NAMES.get(record["period"], str(record["period"]))
+    if record["period"] in ("init", "evaluation", "save"):
+        return period
+    return f"{period}: {record['phase']}"
+
+
+def _seconds(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
+
+
+def summary_lines(folder: Path, ranks: Sequence[Rank], status: Status) -> Iterator[str]:
+    """Yield what is printed when the program has ended."""
+    first = ranks[0]
+    yield headline(first, len(ranks), status)
+    if first.on_gpu:
+        yield from table(("rank 0", "allocated", "reserved", "s"), phase_rows(first))
+    else:
+        yield from table(
+            ("rank 0", "s"), [(name, seconds) for name, _, _, seconds in phase_rows(first)]
+        )
+    rows = [
+        (
+            f"rank {rank.number}",
+            gib(rank.allocated_peak_bytes if rank.on_gpu else None),
+            gib(rank.reserved_peak_bytes),
+            gib(rank.highest("memory_used_bytes")),
+            gib(rank.highest("host_rss_bytes")),
+        )
+        for rank in ranks
+    ]
+    yield from table(("peaks", "allocated", "reserved", "device used", "resident set"), rows)
+    if status.state == "oom" and status.detail.get("place"):
+        place = status.detail["place"]
+        yield f"out of memory in {status.phase} at {place['file']}:{place['line']}: {place['code']}"
+    yield f"run folder {folder}: shardscale report {folder}"

@@ -1,0 +1,80 @@
+"""`shardscale watch -- python train.py ...`: start a program with the observer inside."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.util.errors import UserError, refusing
+from launcher.util.flags import OptionParser
+
+USAGE = "shardscale watch [--out FOLDER] [--json] -- COMMAND ..."
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Run a program, unchanged, and record it; the exit code is the program's, 2 for bad input."""
+    parser = OptionParser(
+        prog="shardscale watch",
+        usage=USAGE,
+        description="Record phases, memory and steps of any PyTorch program, on GPUs or CPUs, in a "
+        "run folder. The program, its output and its exit code stay as they are; tables go to "
+        "standard error.",
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/...)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the summary as JSON; the program's own output goes to standard error",
+    )
+    own, command = split_command(argv, USAGE)
+    options = parser.parse_args(own)
+    require_command(command, USAGE)
+    return watch(command, options.out, as_json=options.json)
+
+
+def split_command(argv: Sequence[str], usage: str) -> tuple[list[str], list[str]]:
+    """Split a verb's own words from the program's command, which follows `--`."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def require_command(command: Sequence[str], usage: str) -> None:
+    """Refuse an empty command.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not command:
+        raise UserError(f"no program to start: write its command after --, as in {usage}")
+
+
+def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:
+    """Start the program, wait for its end, complete its run folder; return its exit code."""
+    from launcher.measure.records import Status
+    from launcher.tools.watch import folder as folders
+    from launcher.tools.watch.program import end_as, run_program
+    from launcher.tools.watch.tables import summary_lines
+
+    folder = folders.new_folder(out, command, "watch")
+    settings = {"folder": str(folder.resolve()), "mode": "watch"}
+    folders.write_status(folder, Status(state="running", phase="start"))
+    code = run_program(command, folders.observed_environment(settings), stdout_to_stderr=as_json)
+    ranks = folders.read_ranks(folder)
+    status, summary = folders.conclude(folder, ranks, code)
+    if not ranks:
+        say(f"no process of {command[0]} has trained with torch: there is nothing to report")
+    elif as_json:
+        import dataclasses
+
+        print(json.dumps({"folder": str(folder), **dataclasses.asdict(summary)}, indent=2))
+    else:
+        for line in summary_lines(folder, ranks, status):
+            say(line)
+    return end_as(code)
+
+
+def say(line: str) -> None:
+    """Print a line on standard error, which is not the program's output."""
+    print(f"shardscale: {line}", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""A watched program ends as it ends alone, whatever ends it and whatever fails in the observer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = str(Path(__file__).parent / "watched_program.py")
+WATCH = (sys.executable, "-m", "launcher", "watch", "--out")
+MORE = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def start(*words: str, more: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        words,
+        env={**os.environ, **MORE, **(more or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "rank0.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    return content
+
+
+def watched(folder: Path, how: str, *, sends: int | None = None) -> tuple[int, str, str]:
+    """Exit code, output and errors of the program, watched; a signal goes to the launcher."""
+    process = start(*WATCH, str(folder), "--", sys.executable, PROGRAM, how)
+    output = ""
+    if sends is not None:
+        assert process.stdout is not None
+        while not output.endswith("ready\n"):
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            output += line
+        process.send_signal(sends)
+    rest, errors = process.communicate(timeout=120)
+    return process.returncode, output + rest, errors
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("fork", 0), ("spawn", 0), ("os._exit", 9), ("error", 1), ("broken", 0), ("memory", 1)],
+)
+def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    found, output, errors = watched(folder, how)
+    assert found == code, errors
+    assert output == alone()
+    faults = [e for e in records(folder, "event") if e["name"] == "observer_fault"]
+    if how == "broken":
+        assert {fault["detail"]["where"] for fault in faults} >= {"enters", "begins"}
+        return
+    assert faults == []
+    assert [step["step"] for step in records(folder, "step")] == [1, 2, 3, 4, 5]
+    printed = [float(line.split()[2]) for line in output.splitlines()]
+    assert [step["loss"] for step in records(folder, "step")] == printed
+    assert [path.name for path in folder.glob("rank*.jsonl")] == ["rank0.jsonl"]
+    expected = {"os._exit": "failed", "error": "failed", "memory": "oom"}
+    assert status(folder)["state"] == expected.get(how, "completed")
+    if how in ("error", "memory"):
+        place = status(folder)["detail"]["place"]
+        assert place["file"] == PROGRAM
+        assert place["code"] in ('raise ValueError("of the program")', "torch.empty(2**60)")
+
+
+_ALONE: list[str] = []
+
+
+def alone() -> str:
+    """Return the output of the program without an observer; the same for all ends."""
+    if not _ALONE:
+        output, errors = start(sys.executable, PROGRAM, "alone").communicate(timeout=120)
+        assert len(output.splitlines()) == 5, errors
+        _ALONE.append(output)
+    return _ALONE[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_ends_the_program(number: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, output, errors = watched(folder, number.name, sends=number)
+    # Python ends itself by SIGINT after its traceback.
+    assert code == -number, errors
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    assert "path []" in output
+    assert len(records(folder, "step")) >= 4  # SIGTERM leaves no time for the last one
+    assert status(folder)["state"] == "failed"
+    assert number.name in status(folder)["reason"] or number == signal.SIGINT
+
+
+def test_a_signal_that_the_program_handles(tmp_path: Path) -> None:
+    code, _, errors = watched(tmp_path / "run", "handles", sends=signal.SIGUSR1)
+    assert code == 11, errors
+
+
+def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('own', __file__)\n")
+    command = (sys.executable, "-c", "import sys; print(sys.modules['sitecustomize'].__file__)")
+    paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    process = start(*WATCH, str(tmp_path / "run"), "--", *command, more=paths)
+    output, errors = process.communicate(timeout=60)
+    own = str(tmp_path / "sitecustomize.py")
+    assert output.splitlines()[-2:] == [f"own {own}", own]
+    assert "nothing to report" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "no program to start"),
+        (("--", "no-such-program"), "no-such-program cannot be started"),
+        (("--out", "/proc/x", "--", "true"), "cannot be made"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    process = subprocess.run(
+        (sys.executable, "-m", "launcher", "watch", *words),
+        cwd=tmp_path,
+        env={**os.environ, **MORE},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 2
+    assert sentence in process.stderr
+    assert len(process.stderr.splitlines()) == 1
+
+
+def test_report_reads_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    watched(folder, "alone")
+    done = subprocess.run(
+        (sys.executable, "-m", "launcher", "report", str(folder)),
+        env={**os.environ, **MORE},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads((folder / "report.json").read_text())["runs"][0]
+    assert row["state"] == "completed"
+    assert row["model"] == "Sequential"
+    assert row["steps"] == 5
+    assert row["resident_set_bytes"] > 10 * 2**20
+    assert row["notes"] == []

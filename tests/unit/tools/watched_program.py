@@ -1,0 +1,60 @@
+"""A plain loop that ends in as many ways as its first argument says."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import nn
+
+how = sys.argv[1]
+
+
+class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    if how == "broken":
+        session = sys.modules.get("shardscale_observer.session")
+        if session is not None:
+            session.Session.enter = None
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    context = how if how in ("fork", "spawn") else None
+    loader = torch.utils.data.DataLoader(
+        Numbers(),
+        batch_size=8,
+        num_workers=int(context is not None),
+        multiprocessing_context=context,
+    )
+    for step, batch in enumerate(loader):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("loss", step, repr(loss.item()), flush=True)
+    if how == "os._exit":
+        os._exit(9)
+    if how == "error":
+        raise ValueError("of the program")
+    if how == "memory":
+        torch.empty(2**60)
+    if how in ("SIGTERM", "SIGINT"):
+        print("path", [p for p in sys.path if "watch/inside" in p], flush=True)
+        print("ready", flush=True)
+        time.sleep(60)
+    if how == "handles":
+        signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(11))
+        print("ready", flush=True)
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()
