@@ -16,7 +16,6 @@ from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.companions import read_generation_config
 from launcher.checkpoint.pretrained.weight_files import WeightFiles
 from launcher.config.families import Family, Part, family_of
-from launcher.config.families.fields import Value
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.parameters import parameter_shapes
@@ -197,8 +196,7 @@ class TransformersWeights:
         block = block.partition(r"\{\}")[0] + r"(\d{1,6})\."
         blocks = [int(match[1]) for name in left if (match := re.match(block, name))]
         if blocks and max(blocks) >= self.config.layers:
-            values = (field for field in self.family.fields if isinstance(field, Value))
-            key = next(field.theirs for field in values if field.ours == "layers")
+            key = next(field.theirs for field in self.family.fields if field.ours == "layers")
             raise UserError(
                 f"{self.folder}: the weights have {max(blocks) + 1} blocks, and config.json says "
                 f"{key} {self.config.layers}; give the config.json that belongs to these weights"

@@ -8,14 +8,14 @@ from typing import Final
 
 from launcher.config.families.base import Family
 from launcher.config.families.fields import (
-    ActivationName,
-    Dropout,
-    GatedWindow,
-    Only,
-    Value,
-    Window,
+    activation,
+    dropout,
+    gated_window,
+    only,
+    value,
+    window,
 )
-from launcher.config.families.rope import Rope
+from launcher.config.families.rope import ROPE
 from launcher.model.config import Activation
 
 # Three ways to compute one tanh approximation; they differ by rounding.
@@ -31,20 +31,20 @@ GPT2 = Family(
     architecture="GPT2LMHeadModel",
     fixed={"position": "learned", "norm": "layer"},
     fields=(
-        Value("vocab_size", "vocab_size", int, 50257),
+        value("vocab_size", "vocab_size", int, 50257),
         # What other programs ask for; transformers itself goes by n_positions.
-        Value("n_ctx", "context", int, 1024),
-        Value("n_positions", "context", int, 1024),
-        Value("n_embd", "d_model", int, 768),
-        Value("n_layer", "layers", int, 12),
-        Value("n_head", "heads", int, 12),
-        Value("n_inner", "d_ff", int, optional=True),
-        ActivationName("activation_function", _GPT2_ACTIVATIONS),
-        Value("layer_norm_epsilon", "norm_eps", float, 1e-5),
-        Value("tie_word_embeddings", "tied", bool, True),
-        Dropout(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
-        Only("scale_attn_weights", True),
-        Only("scale_attn_by_inverse_layer_idx", False),
+        value("n_ctx", "context", int, 1024),
+        value("n_positions", "context", int, 1024),
+        value("n_embd", "d_model", int, 768),
+        value("n_layer", "layers", int, 12),
+        value("n_head", "heads", int, 12),
+        value("n_inner", "d_ff", int, optional=True),
+        activation("activation_function", _GPT2_ACTIVATIONS),
+        value("layer_norm_epsilon", "norm_eps", float, 1e-5),
+        value("tie_word_embeddings", "tied", bool, True),
+        dropout(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1),
+        only("scale_attn_weights", True),
+        only("scale_attn_by_inverse_layer_idx", False),
     ),
     harmless=frozenset(
         {
@@ -72,21 +72,21 @@ GPT2 = Family(
 
 _OPTIONS = {"position": "rope", "norm": "rms", "attention_bias": False, "mlp_bias": False}
 _SIZES = (
-    Value("vocab_size", "vocab_size", int),
-    Value("max_position_embeddings", "context", int),
-    Value("hidden_size", "d_model", int),
-    Value("intermediate_size", "d_ff", int),
-    Value("num_hidden_layers", "layers", int),
-    Value("num_attention_heads", "heads", int),
+    value("vocab_size", "vocab_size", int),
+    value("max_position_embeddings", "context", int),
+    value("hidden_size", "d_model", int),
+    value("intermediate_size", "d_ff", int),
+    value("num_hidden_layers", "layers", int),
+    value("num_attention_heads", "heads", int),
 )
-_HEAD_DIM = Value("head_dim", "head_dim", int, optional=True)
-_SWIGLU = ActivationName("hidden_act", {"silu": "swiglu", "swish": "swiglu"})
-_RMS_EPS = Value("rms_norm_eps", "norm_eps", float, 1e-6)
-_UNTIED = Value("tie_word_embeddings", "tied", bool, False)
-_NO_DROPOUT = Only("attention_dropout", 0.0)
-_COMMON = (*_SIZES, _SWIGLU, _RMS_EPS, Rope(), _UNTIED, _NO_DROPOUT)
+_HEAD_DIM = value("head_dim", "head_dim", int, optional=True)
+_SWIGLU = activation("hidden_act", {"silu": "swiglu", "swish": "swiglu"})
+_RMS_EPS = value("rms_norm_eps", "norm_eps", float, 1e-6)
+_UNTIED = value("tie_word_embeddings", "tied", bool, False)
+_NO_DROPOUT = only("attention_dropout", 0.0)
+_COMMON = (*_SIZES, _SWIGLU, _RMS_EPS, ROPE, _UNTIED, _NO_DROPOUT)
 """Of all of them."""
-_ATTENTION_BIAS = Value("attention_bias", "attention_bias", bool, False)
+_ATTENTION_BIAS = value("attention_bias", "attention_bias", bool, False)
 
 _TENSORS = {
     "wte": ("model.embed_tokens",),
@@ -110,12 +110,12 @@ LLAMA = Family(
     fixed=_OPTIONS,
     fields=(
         *_COMMON,
-        Value("num_key_value_heads", "kv_heads", int, optional=True),
+        value("num_key_value_heads", "kv_heads", int, optional=True),
         _HEAD_DIM,
         _ATTENTION_BIAS,
-        Value("mlp_bias", "mlp_bias", bool, False),
-        Only("pretraining_tp", 1),
-        Only("rope_interleaved", False),
+        value("mlp_bias", "mlp_bias", bool, False),
+        only("pretraining_tp", 1),
+        only("rope_interleaved", False),
     ),
     harmless=frozenset({"is_llama_config"}),
     tensors=_TENSORS,
@@ -131,9 +131,9 @@ MISTRAL = Family(
     fixed=_OPTIONS,
     fields=(
         *_COMMON,
-        Value("num_key_value_heads", "kv_heads", int, 8, optional=True),
+        value("num_key_value_heads", "kv_heads", int, 8, optional=True),
         _HEAD_DIM,
-        Window(default=4096),
+        window(default=4096),
     ),
     tensors=_TENSORS,
     prefix="model.",
@@ -146,10 +146,10 @@ QWEN2 = Family(
     fixed={**_OPTIONS, "qkv_bias": True},
     fields=(
         *_COMMON,
-        Value("num_key_value_heads", "kv_heads", int, 32, optional=True),
+        value("num_key_value_heads", "kv_heads", int, 32, optional=True),
         _HEAD_DIM,
-        GatedWindow(),
-        Only("use_mrope", False),
+        gated_window(),
+        only("use_mrope", False),
     ),
     tensors=_TENSORS,
     prefix="model.",
@@ -162,10 +162,10 @@ QWEN3 = Family(
     fixed={**_OPTIONS, "qk_norm": True},
     fields=(
         *_COMMON,
-        Value("num_key_value_heads", "kv_heads", int, 32, optional=True),
-        Value("head_dim", "head_dim", int, 128),
+        value("num_key_value_heads", "kv_heads", int, 32, optional=True),
+        value("head_dim", "head_dim", int, 128),
         _ATTENTION_BIAS,
-        GatedWindow(),
+        gated_window(),
     ),
     tensors={
         **_TENSORS,
@@ -182,18 +182,18 @@ STARCODER2 = Family(
     fixed={"position": "rope", "norm": "layer"},
     fields=(
         *_SIZES,
-        Value("num_key_value_heads", "kv_heads", int, 2),
+        value("num_key_value_heads", "kv_heads", int, 2),
         _HEAD_DIM,
-        ActivationName("hidden_act", {"gelu_pytorch_tanh": "gelu", "relu": "relu"}),
-        Value("norm_epsilon", "norm_eps", float, 1e-5),
-        Rope(),
-        Window(default=None),
-        Value("use_bias", "attention_bias", bool, True),
-        Value("use_bias", "mlp_bias", bool, True),
-        Value("tie_word_embeddings", "tied", bool, True),
-        Dropout(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.0),
-        Only("norm_type", "layer_norm"),
-        Only("mlp_type", "default"),
+        activation("hidden_act", {"gelu_pytorch_tanh": "gelu", "relu": "relu"}),
+        value("norm_epsilon", "norm_eps", float, 1e-5),
+        ROPE,
+        window(default=None),
+        value("use_bias", "attention_bias", bool, True),
+        value("use_bias", "mlp_bias", bool, True),
+        value("tie_word_embeddings", "tied", bool, True),
+        dropout(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.0),
+        only("norm_type", "layer_norm"),
+        only("mlp_type", "default"),
     ),
     harmless=frozenset({"layer_norm_epsilon"}),  # transformers itself goes by norm_epsilon
     tensors={

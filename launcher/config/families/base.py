@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from launcher.config.families.fields import ConfigJson, Field, Only
+from launcher.config.families.fields import ConfigJson, Field, only
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.util.errors import UserError
 
@@ -49,10 +49,10 @@ _MAY_BE_SEVERAL: Final = ("eos_token_id", "forced_eos_token_id")
 _NO_PADDING: Final = -1
 """What the first Llamas have as `pad_token_id`."""
 _ONLY = (
-    Only("is_encoder_decoder", False),
-    Only("add_cross_attention", False),
-    Only("pruned_heads", {}),
-    Only("is_causal", True),
+    only("is_encoder_decoder", False),
+    only("add_cross_attention", False),
+    only("pruned_heads", {}),
+    only("is_causal", True),
 )
 
 

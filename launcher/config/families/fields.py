@@ -2,10 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from launcher.model.config import Activation, ModelConfig
 from launcher.model.config_checks import MOST_LAYERS, MOST_PER_DIMENSION
@@ -64,103 +63,86 @@ class ConfigJson:
         return UserError(f"{self.path}: {name} is {value!r}, {why}: it cannot be imported")
 
 
-class Field(Protocol):
+class Field(NamedTuple):
     """One or a few fields of a config.json and our options of the same meaning."""
 
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return arguments of ModelConfig.
-
-        Raises:
-            UserError: our model has no such option.
-        """
-
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return fields for a config that is spelled out; the nearest ones if none are equal."""
+    read: Callable[[ConfigJson], Mapping[str, Any]]
+    """Returns arguments of ModelConfig; raises UserError where our model has no such option."""
+    write: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: {}
+    """Returns fields for a config that is spelled out; the nearest ones if none are equal."""
+    theirs: str = ""
+    """The name of a single field, and below of our option, where both have the same value."""
+    ours: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A field with another name and the same value."""
+def value(
+    theirs: str,
+    ours: str,
+    kind: type[int] | type[float] | type[bool],
+    default: Any = None,
+    *,
+    optional: bool = False,
+) -> Field:
+    """Return a field with another name and the same value.
 
-    theirs: str
-    ours: str
-    kind: type[int] | type[float] | type[bool]
-    default: Any = None
-    """Of transformers where the field is left out; without one it must be there."""
-    optional: bool = False
-    """null means what our own default does."""
+    Args:
+        default: of transformers where the field is left out; without one it must be there.
+        optional: null means what our own default does.
+    """
 
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return the value, checked to be of its kind."""
-        if self.optional and document.get(self.theirs, self.default) is None:
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        if optional and document.get(theirs, default) is None:
             return {}
-        found = document.value(self.theirs, self.kind, self.default)
-        most = MOST_LAYERS if self.ours == "layers" else MOST_PER_DIMENSION
-        if self.kind is int and not 1 <= found <= most:
+        found = document.value(theirs, kind, default)
+        most = MOST_LAYERS if ours == "layers" else MOST_PER_DIMENSION
+        if kind is int and not 1 <= found <= most:
             why = f"and shardscale's models have 1 to {most:,}"
-            raise document.refusal(self.theirs, found, why)
-        return {self.ours: found}
+            raise document.refusal(theirs, found, why)
+        return {ours: found}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return the value unchanged."""
-        return {self.theirs: getattr(config, self.ours)}
+    return Field(read, lambda config: {theirs: getattr(config, ours)}, theirs, ours)
 
 
-@dataclass(frozen=True, slots=True)
-class Only:
-    """A field that changes the computation, of which our model supports one value."""
+def only(theirs: str, supported: Any) -> Field:
+    """Return a field that changes the computation, of which our model supports one value, the
+    default; null counts as left out."""
 
-    theirs: str
-    value: Any
-
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Reject any other value; null counts as left out."""
-        found = document.get(self.theirs)
-        if found is not None and found != self.value:
-            raise document.refusal(
-                self.theirs, found, f"and shardscale's model computes only {self.value!r}"
-            )
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        found = document.get(theirs)
+        if found is not None and found != supported:
+            why = f"and shardscale's model computes only {supported!r}"
+            raise document.refusal(theirs, found, why)
         return {}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return nothing: the value is the default."""
-        return {}
+    return Field(read)
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationName:
-    """The activation's name; of several names for ours, the first is written."""
+def activation(theirs: str, names: Mapping[str, Activation]) -> Field:
+    """Return the field of the activation's name, the first one if it is left out; of several names
+    for ours, the first is written."""
+    first = next(iter(names))
 
-    theirs: str
-    names: Mapping[str, Activation]
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        name = document.get(theirs, first)
+        if name not in tuple(names):  # which may be a list, and not hashable
+            known = ", ".join(names)
+            raise document.refusal(theirs, name, f"and shardscale's model has only {known}")
+        return {"activation": names[name]}
 
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return our activation; the first one if the field is left out."""
-        name = document.get(self.theirs, next(iter(self.names)))
-        if name not in tuple(self.names):  # which may be a list, and not hashable
-            known = ", ".join(self.names)
-            raise document.refusal(self.theirs, name, f"and shardscale's model has only {known}")
-        return {"activation": self.names[name]}
+    def write(config: ModelConfig) -> Mapping[str, Any]:
+        alike = (name for name, ours in names.items() if ours == config.activation)
+        return {theirs: next(alike, first)}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return the first name of ours, or the first of all."""
-        alike = (name for name, ours in self.names.items() if ours == config.activation)
-        return {self.theirs: next(alike, next(iter(self.names)))}
+    return Field(read, write)
 
 
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """Dropout of embeddings, attention weights and residuals; ours is one probability."""
+def dropout(keys: Sequence[str], default: float) -> Field:
+    """Return the fields of dropout of embeddings, attention weights and residuals; ours is one
+    probability."""
 
-    keys: tuple[str, ...]
-    default: float
-
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return the probability; reject different ones."""
-        values: dict[str, float] = {
-            key: document.value(key, float, self.default) for key in self.keys
-        }
-        first = next(iter(values.values()))
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        values: dict[str, float] = {key: document.value(key, float, default) for key in keys}
+        first = values[keys[0]]
         if not all(math.isclose(value, first) for value in values.values()):
             shown = ", ".join(f"{key} {value:g}" for key, value in values.items())
             raise UserError(
@@ -169,37 +151,33 @@ class Dropout:
             )
         return {"dropout": first}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return the same probability for each field."""
-        return dict.fromkeys(self.keys, config.dropout)
+    return Field(read, lambda config: dict.fromkeys(keys, config.dropout))
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A sliding window on every layer; theirs includes the token itself, ours does not."""
+def window(default: int | None) -> Field:
+    """Return the field of a sliding window on every layer; theirs includes the token itself, ours
+    does not, and one that hides nothing is none."""
 
-    default: int | None
-
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return the window; one that hides nothing is none."""
-        found = document.get("sliding_window", self.default)
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        found = document.get("sliding_window", default)
         if found is None:
             return {}
         tokens = document.typed("sliding_window", found, int)
         context = document.get("max_position_embeddings")
         return {} if isinstance(context, int) and tokens >= context else {"window": tokens - 1}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return the window, or null."""
+    def write(config: ModelConfig) -> Mapping[str, Any]:
         return {"sliding_window": None if config.window is None else config.window + 1}
 
+    return Field(read, write)
 
-@dataclass(frozen=True, slots=True)
-class GatedWindow:
-    """Qwen's window: a switch, and the first layer that has it."""
 
-    def read(self, document: ConfigJson) -> Mapping[str, Any]:
-        """Return the window; reject one on some layers only."""
+def gated_window() -> Field:
+    """Return the fields of Qwen's window: a switch, and the first layer that has it. A window on
+    some layers only is rejected."""
+    plain = window(default=4096)
+
+    def read(document: ConfigJson) -> Mapping[str, Any]:
         switched_on = document.value("use_sliding_window", bool, False)
         first = document.value("max_window_layers", int, 28)
         layers = document.value("num_hidden_layers", int)
@@ -215,13 +193,14 @@ class GatedWindow:
         if sliding and (full or not switched_on):
             why = f"with use_sliding_window {switched_on}, and ours has one window for all layers"
             raise document.refusal(name, value, why)
-        window = Window(default=4096).read(document)
-        return window if sliding else {}
+        found = plain.read(document)
+        return found if sliding else {}
 
-    def write(self, config: ModelConfig) -> Mapping[str, Any]:
-        """Return a window on all layers, or on none."""
+    def write(config: ModelConfig) -> Mapping[str, Any]:
         return {
             "use_sliding_window": config.window is not None,
-            **Window(default=None).write(config),
+            **plain.write(config),
             "max_window_layers": config.layers if config.window is None else 0,
         }
+
+    return Field(read, write)
