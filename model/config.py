@@ -134,7 +134,7 @@ class ModelConfig:
 
     @property
     def blocks(self) -> tuple[ModelConfig, ...]:
-        """Each block's own config, in which all blocks checkpoint as it does."""
+        """Return each block's own config, in which all blocks checkpoint as it does."""
         words = self.checkpointing.blocks(self.layers)
         own = {word: replace(self, activation_checkpointing=word) for word in set(words)}
         return tuple(own[word] for word in words)

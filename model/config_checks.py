@@ -21,7 +21,7 @@ def require_positive(field: str, value: int) -> None:
 
 
 def require_one_of(field: str, value: str, literal: Any) -> None:
-    """It is one of a Literal's."""
+    """Require a value to be one of a Literal's."""
     choices = get_args(literal)
     if value not in choices:
         raise ValueError(f"{field} {value!r} is unknown; choose one of {', '.join(choices)}.")

@@ -1,4 +1,4 @@
-"""What a token costs in arithmetic."""
+"""Arithmetic of a token."""
 
 from __future__ import annotations
 

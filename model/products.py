@@ -14,14 +14,14 @@ class LinearProduct(NamedTuple):
     kept_with: str | None
     """The named product that has to be kept for this to be; None where it never is."""
     shape: tuple[int, int]
-    """Of what is multiplied with, (in, out)."""
+    """Sizes of the right operand, (in, out)."""
     weights: int
     """Elements of that, without zeros between the blocks of an adapter."""
     of_adapter: bool
 
 
 def linear_products(model: ModelConfig) -> list[LinearProduct]:
-    """Each projection's own, between both of its adapter where it has one.
+    """Return each projection's product, between both of its adapter where it has one.
 
     Backward does not ask for the output of the last, which is only added to the residual stream,
     and recomputation ends before it; so the MLP's second projection is not kept. It is where

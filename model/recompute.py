@@ -174,8 +174,8 @@ def _compiled_contexts(config: ModelConfig) -> Any:
 
 
 class _Products:
-    """Which operators make a product of a block that is kept, asked for each in order: once in the
-    forward, and once more in the recomputation."""
+    """Tells which operators make a product of a block that is kept, asked for each in order: once
+    in the forward, and once more in the recomputation."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._kept = kept_products(config.activation_checkpointing)

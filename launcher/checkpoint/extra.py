@@ -33,7 +33,7 @@ class Base:
     """Folder of a model of transformers, or a checkpoint; None where a seed gives them."""
     seed: int | None = None
     fingerprint: Annotated[str, MinLen(1)]
-    """Of their content."""
+    """Hash of their content."""
 
 
 class Extra(TypedDict, total=False):

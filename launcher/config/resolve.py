@@ -42,7 +42,7 @@ class Resolved:
     accumulation: int
     attention: AttentionChoice
     expandable_segments: bool
-    """Whether the GPU's allocator grows segments page by page, so that freed memory is not left in
+    """The GPU's allocator grows segments page by page, so that freed memory is not left in
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
 
     def budget_lines(self) -> list[str]:

@@ -127,7 +127,7 @@ class LoopChoice:
 
     @property
     def saves_last(self) -> bool:
-        """Whether the last step has a checkpoint."""
+        """The last step has a checkpoint."""
         return self.save_every != 0
 
     @property

@@ -46,7 +46,7 @@ class Corpus:
     validation: Split
     test: Split
     vocab_size: int
-    """Of the tokenizer: every id is below it. The model's may be larger."""
+    """Size of the tokenizer: every id is below it. The model's may be larger."""
     fingerprint: str
     """Hash of the tokens, equal on every machine for the same text and tokenizer."""
     description: str

@@ -23,7 +23,7 @@ class Document(NamedTuple):
     learned: tuple[tuple[int, int], ...] | None = None
     """(first character, end) of each span; None for all of a plain text."""
     ends_itself: bool = False
-    """Whether the text contains its own end: no end-of-text token is added."""
+    """The text contains its own end: no end-of-text token is added."""
 
 
 ReadExample = Callable[[dict[str, Any], str], Document]

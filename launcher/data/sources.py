@@ -1,4 +1,4 @@
-"""Where the text comes from: the standard library, files and folders, or a Hugging Face dataset.
+"""Sources of text: the standard library, files and folders, or a Hugging Face dataset.
 
 A source also names its content by a key, so that a corpus in the cache is found without reading
 the text again.

@@ -23,9 +23,9 @@ class Gpu:
     capability: tuple[int, int]
     """Compute capability (developer.nvidia.com/cuda-gpus)."""
     memory_gib: float
-    """What CUDA reports as total, which is less than the size on the box."""
+    """Total that CUDA reports, which is less than the size on the box."""
     tensor_flops_per_s: float
-    """Of 16-bit tensor cores with fp32 accumulation."""
+    """Peak of 16-bit tensor cores with fp32 accumulation."""
     fp32_flops_per_s: float
     """Without tensor cores: torch uses TF32 only where it is asked to."""
     memory_bytes_per_s: float
@@ -43,7 +43,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """As CUDA reports it."""
+        """Memory as CUDA reports it."""
         return int(self.memory_gib * GIB)
 
     @property
@@ -76,7 +76,7 @@ class Gpu:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """What torch gives cuBLAS per handle and stream, out of its own allocator.
+        """Workspace that torch gives cuBLAS per handle and stream, out of its own allocator.
 
         getChosenWorkspaceSize in aten/src/ATen/cuda/CUDABlas / CublasHandlePool.cpp: 32 MiB on
         compute capability 9 and 10, else `:4096:2:16:8` = 8 MiB + 128 KiB.

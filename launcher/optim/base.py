@@ -1,5 +1,5 @@
-"""What each optimizer is described by and built from: its entry, costs, parameter groups, and AdamW
-beside another optimizer."""
+"""Description and construction of an optimizer: entry, costs, parameter groups, and AdamW beside
+another optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ class OptimizerCosts:
     """Bytes and FLOPs of an optimizer for one tensor, or for the range of it that a rank holds."""
 
     states_bytes: tuple[int, ...]
-    """Of each state and counter, in the order of their allocation."""
+    """Bytes of each state and counter, in the order of their allocation."""
     update_bytes: int
     """Read and written by the kernels of an update: weight, gradient, states and intermediates."""
     update_flops: int = 0
-    """Of the update's matmuls in bf16."""
+    """FLOPs of the update's matmuls in bf16."""
     update_fp32_flops: int = 0
-    """Of the update's matmuls in fp32."""
+    """FLOPs of the update's matmuls in fp32."""
     temporary_bytes: int = 0
     """Peak of the update beside weight, gradient and states; 0 where it is fused."""
 
@@ -60,7 +60,7 @@ class OptimizerEntry:
     counters: Names = lambda name, shape: ("step",)
     """(parameter name, shape) -> names of its scalar states."""
     elementwise: bool = True
-    """Whether an element's update needs only its own gradient and states, so that any flat range of
+    """An element's update needs only its own gradient and states, so that any flat range of
     a parameter can be updated alone."""
     rates: Mapping[Task, float] = field(default_factory=dict)
     """Default learning rates, where their scale differs from AdamW's."""

@@ -13,7 +13,7 @@ Precision = Literal["fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon", "apollo"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
-"""How both moments of AdamW are stored."""
+"""Storage of both moments of AdamW."""
 Task = Literal["training from scratch", "full fine-tuning", "LoRA"]
 
 
@@ -24,13 +24,13 @@ class Arithmetic:
     computed: Literal["fp32", "bf16", "fp16"]
     """Type of matmuls and of communicated gradients, and name of DeepSpeed's section."""
     keeps_fp32: bool = True
-    """Whether the weights that are updated are in fp32."""
+    """The weights that are updated are in fp32."""
     tf32_matmuls: bool = False
-    """Whether matmuls round their fp32 operands to TF32, on GPUs."""
+    """Matmuls round their fp32 operands to TF32, on GPUs."""
     fp8_linears: bool = False
-    """Whether Linears round their operands to fp8, which DeepSpeed's engine does not do."""
+    """Linears round their operands to fp8, which DeepSpeed's engine does not do."""
     switches: tuple[str, ...] = ()
-    """What is on in DeepSpeed's section, beside `enabled`."""
+    """Switches that are on in DeepSpeed's section, beside `enabled`."""
 
 
 PRECISIONS: Final[Mapping[Precision, Arithmetic]] = {
@@ -89,7 +89,7 @@ class OptimChoice:
     """Update each parameter as soon as its gradient is there, and free the gradient: single, fsdp;
     without accumulation and clipping."""
     schedule: Schedule | None = None
-    """Of the learning rate after the warm-up: cosine or linear down to the end, constant, or wsd
+    """Learning rate after the warm-up: cosine or linear down to the end, constant, or wsd
     (warm-up, stable, decay: constant, then linear down over the last steps). When not given:
     constant for LoRA, else cosine."""
     decay_steps: int | None = None

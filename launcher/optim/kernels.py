@@ -18,7 +18,7 @@ from torch import Tensor
 from launcher.optim.blockwise import BLOCK_ELEMENTS, levels, midpoints
 
 _BLOCKS: Final = 8
-"""Of 256 elements, for each program."""
+"""Blocks of 256 elements, for each program."""
 
 
 def update(

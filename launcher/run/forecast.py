@@ -22,20 +22,20 @@ class Comparison(Protocol):
         """The predicted ledger, for the rank's records."""
 
     def lines(self) -> list[str]:
-        """For the console."""
+        """Return lines for the console."""
 
     def as_record(self) -> dict[str, Any]:
-        """For `summary.json`."""
+        """Return the entry of `summary.json`."""
 
 
 class SuggestedChange(Protocol):
     """A change that would have fitted."""
 
     def line(self) -> str:
-        """For the console, with flags to paste."""
+        """Return a line for the console, with flags to paste."""
 
     def as_record(self) -> dict[str, Any]:
-        """For `status.json`."""
+        """Return the entry of `status.json`."""
 
 
 class Forecast(Protocol):

@@ -1,4 +1,4 @@
-"""Where every rank was when a collective timed out; imported when one has."""
+"""Report of where every rank was when a collective timed out; imported when one has."""
 
 import contextlib
 import json

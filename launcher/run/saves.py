@@ -23,7 +23,8 @@ from launcher.strategies.engine import Engine
 from launcher.util.sizes import gib
 
 STAGED_FRACTION = 0.8
-"""Of free host memory: page-locked memory cannot be swapped, and data loading needs some, too."""
+"""Fraction of free host memory: page-locked memory cannot be swapped, and data loading needs some,
+too."""
 
 
 def run_entries(resolved: Resolved, corpus: Corpus) -> Extra:

@@ -72,7 +72,7 @@ class Strategy(Protocol):
     """Library -> the versions whose buffers its forecast was held against (bench/prediction.py)."""
 
     def variant(self, sharding: ShardingChoice) -> Variant:
-        """Which of the variants a (chosen) sharding is."""
+        """Return the variant of a (chosen) sharding."""
         return self.variants[0]
 
     def dtypes(self, config: RunConfig) -> Dtypes:

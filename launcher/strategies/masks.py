@@ -58,11 +58,11 @@ class Masks:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All bits."""
+        """Return all bits."""
         return list(self._bits.values())
 
     def loaded(self) -> Iterator[Shard]:
-        """All bytes, to be filled."""
+        """Yield all bytes, to be filled."""
         for name, bits in self._bits.items():
             yield Shard(name=name, kind=MASK, start=self._first[name], data=bits)
 
@@ -99,13 +99,13 @@ class MaskedState:
         self.counters, self.finish_load = inner.counters, inner.finish_load
 
     def saved(self) -> Iterator[Shard]:
-        """Each range of weights is followed by its masks."""
+        """Yield each range of weights, followed by its masks."""
         for shard in self._inner.saved():
             yield shard
             yield from self._masks.saved(shard)
 
     def loaded(self) -> Iterator[Shard]:
-        """All that this rank holds, the masks at the end."""
+        """Yield all that this rank holds, the masks at the end."""
         yield from self._inner.loaded()
         yield from self._masks.loaded()
 

@@ -271,6 +271,6 @@ def _full(norm: Tensor) -> Tensor:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors in an optimizer's state, the step counters included."""
+    """Return all tensors in an optimizer's state, the step counters included."""
     states = optimizer.state.values()
     return [v for state in states for v in state.values() if isinstance(v, Tensor)]

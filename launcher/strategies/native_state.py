@@ -83,7 +83,7 @@ class NativeState:
             yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
 
     def loaded(self) -> Iterator[Shard]:
-        """All ranges this rank holds."""
+        """Yield all ranges that this rank holds."""
         for shard, _, _ in self._held():
             yield shard  # and have it filled, before going on
             parameter = self._parameters[shard.name]
@@ -183,7 +183,7 @@ class ModelShardState:
                 yield from self._placed(shard)
 
     def loaded(self) -> Iterator[Shard]:
-        """All that this rank holds."""
+        """Yield all that this rank holds."""
         for shard in self._inner.loaded():
             yield from self._placed(shard)  # views: filled before the inner state goes on
 

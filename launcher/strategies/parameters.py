@@ -28,7 +28,7 @@ class Parameter:
 
     @cached_property
     def packed(self) -> bool:
-        """It is a quantised weight, whose elements are bytes."""
+        """True for a quantised weight, whose elements are bytes."""
         return self.name.endswith(PACKED)
 
     @property
@@ -41,7 +41,7 @@ class Parameter:
 def parameters_of(
     model: ModelConfig, rank: ModelParallelRank = WHOLE_MODEL
 ) -> tuple[Parameter, ...]:
-    """All parameters in the order of `named_parameters`, tied ones once; or a rank's shards."""
+    """Return all parameters, or a rank's shards, in `named_parameters`' order; tied ones once."""
     return tuple(
         Parameter(name, shard.shape, is_trained(name, model))
         for name, shard in shards_of(model, rank).items()
@@ -61,7 +61,7 @@ def shards_of(model: ModelConfig, rank: ModelParallelRank) -> dict[str, Paramete
 
 @cache
 def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
-    """Only one block is built, whatever the depth."""
+    """Return the parameters of a whole model, of which one block is built at any depth."""
     found: list[Parameter] = []
     named = shapes_of_one_block(model)
     block = [(name, shape) for name, shape in named if block_of(name) is not None]

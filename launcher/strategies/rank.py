@@ -78,7 +78,7 @@ class Rank:
 
     @property
     def updates_in_backward(self) -> bool:
-        """Each parameter is updated as soon as its gradient is there."""
+        """True if each parameter is updated as soon as its gradient is there."""
         return self.resolved.config.optim.optimizer_in_backward
 
     def optimizer_costs(

@@ -65,9 +65,9 @@ def refusing(main: Callable[P, int]) -> Callable[P, int]:
 
 
 MOST_CHARACTERS = 280
-"""Of a sentence: with what is put before it, it stays below 300."""
+"""Characters of a sentence: with what is put before it, it stays below 300."""
 _LONGEST_WORD = 40
-"""What words are shortened to, the longest first, in a sentence that would be longer."""
+"""Lengths that words are shortened to, the longest first, in a sentence that would be longer."""
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -120,7 +120,7 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has taken it."""
+        """True if this process has taken it."""
         return self._file is not None
 
     def holder(self) -> str | None:

@@ -84,7 +84,7 @@ def require_range(name: str, value: float | None, least: float, most: float) -> 
 
 
 def is_number(text: str, kind: type[int] | type[float]) -> bool:
-    """Whether `text` is a number in the digits 0 to 9."""
+    """Return whether `text` is a number in the digits 0 to 9."""
     try:
         kind(text)  # refuses more digits than Python reads in good time
     except ValueError:

@@ -64,7 +64,7 @@ def allocator_variable() -> tuple[str, str] | None:
 
 
 def expands_segments() -> bool:
-    """Whether torch's CUDA allocator has expandable segments in a run; the user's variable wins."""
+    """Return whether torch's CUDA allocator expands segments in a run; the user's variable wins."""
     variable = allocator_variable()
     if variable is None:
         return True
@@ -164,8 +164,8 @@ def begin() -> None:
 
 
 def hears(number: int) -> bool:
-    """Whether a signal is not ignored. Scripts' background jobs ignore SIGINT, nohup's SIGHUP, and
-    so do their children."""
+    """Return whether a signal is not ignored. Scripts' background jobs ignore SIGINT, nohup's
+    SIGHUP, and so do their children."""
     return signal.getsignal(number) is not signal.SIG_IGN
 
 

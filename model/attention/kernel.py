@@ -67,7 +67,7 @@ def no_mask(
     starts: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """For kernels that do their own masking, and know of no documents."""
+    """Return no mask: for kernels that do their own masking, and know of no documents."""
 
 
 def dense_mask(
@@ -96,7 +96,7 @@ class AttentionKernel:
     prepare: Prepare = no_mask
     """Makes its `mask`."""
     obstacle: Callable[[AttentionSetting], str | None] = lambda setting: None
-    """Why it cannot run in a setting and what to do instead, or None when it can."""
+    """Reason why it cannot run in a setting and what to do instead, or None when it can."""
     missing: Callable[[AttentionSetting], str | None] = lambda setting: None
     """The package missing here for a setting, with the fix; None when all is installed."""
     fused: bool = True

@@ -28,7 +28,7 @@ from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
 _OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
-"""What transformers wrote before tokenizer.json."""
+"""Files that transformers wrote before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """How one key is handled."""
+    """Handling of one key."""
 
     kind: str
     fate: Literal["adopted", "passed", "idle", "refused"]
@@ -31,7 +31,7 @@ class Key:
     either, unless True is the value that changes nothing."""
 
     def is_harmless(self, value: object) -> bool:
-        """Whether an idle or refused key's value asks for what happens anyway."""
+        """Return whether an idle or refused key's value asks for what happens anyway."""
         return value in self.harmless or (is_off(value) and True not in self.harmless)
 
 
@@ -56,7 +56,7 @@ def refused(why: str, *harmless: object) -> Key:
 
 
 def is_off(value: object) -> bool:
-    """Whether a section or switch asks for nothing."""
+    """Return whether a section or switch asks for nothing."""
     if isinstance(value, dict):
         if "enabled" in value:
             return is_off(value["enabled"])

@@ -85,7 +85,7 @@ _RMS_EPS = value("rms_norm_eps", "norm_eps", float, 1e-6)
 _UNTIED = value("tie_word_embeddings", "tied", bool, False)
 _NO_DROPOUT = only("attention_dropout", 0.0)
 _COMMON = (*_SIZES, _SWIGLU, _RMS_EPS, ROPE, _UNTIED, _NO_DROPOUT)
-"""Of all of them."""
+"""Fields that all of them have."""
 _ATTENTION_BIAS = value("attention_bias", "attention_bias", bool, False)
 
 _TENSORS = {

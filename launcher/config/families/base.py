@@ -47,7 +47,7 @@ _OTHER_IDS: Final = (
 )
 _MAY_BE_SEVERAL: Final = ("eos_token_id", "forced_eos_token_id")
 _NO_PADDING: Final = -1
-"""What the first Llamas have as `pad_token_id`."""
+"""`pad_token_id` of the first Llamas."""
 _ONLY = (
     only("is_encoder_decoder", False),
     only("add_cross_attention", False),
@@ -63,7 +63,7 @@ class Part:
     theirs: str
     ours: str
     shape: tuple[int, ...]
-    """Of these rows."""
+    """Shape of these rows."""
     start: int
     """Elements of our parameter before them."""
     transposed: bool
@@ -87,7 +87,7 @@ class Family:
     fixed: Mapping[str, Any]
     """Options of ours that all its models have."""
     fields: tuple[Field, ...]
-    """What its config.json says."""
+    """Fields of its config.json."""
     harmless: frozenset[str] = frozenset()
     """Further fields of its config.json that change nothing of what is computed."""
     tensors: Mapping[str, tuple[str, ...]]
@@ -98,7 +98,7 @@ class Family:
     buffers: str = r"(?!)"
     """Pattern of tensors that are saved with the weights and are none, prefix taken off."""
     transposed: bool = False
-    """Whether its linears are [in, out]; ours are [out, in]."""
+    """Its linears are [in, out]; ours are [out, in]."""
 
     def read(self, values: Mapping[str, Any], path: Path) -> ModelConfig:
         """Return our model for a config.json; `path` is for the messages.

@@ -102,7 +102,7 @@ def _kind(document: ConfigJson, name: str, found: Mapping[str, Any]) -> Any:
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two objects agree, apart from their base."""
+    """Return whether two objects agree, apart from their base."""
     plain = [
         {"rope_type": found.get("type", "default"), **found, "rope_theta": None, "type": None}
         for found in (one, other)

@@ -11,7 +11,7 @@ from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 
 HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
-"""Of torch's flash attention, whose operators do not fill heads up."""
+"""Limit of torch's flash attention, whose operators do not pad heads."""
 FP32_BYTES = 4
 
 
@@ -218,8 +218,8 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
 
 
 def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
-    """Whether context-parallel ranks can divide the heads that tensor parallelism has left, with
-    the keys and values that they need."""
+    """Return whether context-parallel ranks can divide the heads that tensor parallelism has left,
+    with the keys and values that they need."""
     number, tensor = sharding.context_parallel, sharding.tensor_parallel
     heads, kv_heads = model.heads // tensor, max(1, model.kv_head_count // tensor)
     return heads % number == 0 and (kv_heads % number == 0 or number % kv_heads == 0)

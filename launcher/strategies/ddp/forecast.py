@@ -1,4 +1,4 @@
-"""What DistributedDataParallel allocates and sends (torch/csrc/distributed/c10d/reducer.cpp)."""
+"""Allocations and traffic of DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp)."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ class Fsdp(Strategy):
     variants = (_FULL, _GRAD_OP, _HYBRID, _HYBRID_GRAD_OP)
 
     def variant(self, sharding: ShardingChoice) -> Variant:
-        """By whether it replicates, and what happens after the forward."""
+        """Return the variant, by replicas and by what happens after the forward."""
         full, grad_op = (_HYBRID, _HYBRID_GRAD_OP) if sharding.replicate > 1 else (_FULL, _GRAD_OP)
         return full if sharding.reshard_after_forward else grad_op
 

@@ -1,4 +1,4 @@
-"""What one process allocates and sends."""
+"""Allocations of one process, which sends nothing."""
 
 from launcher.forecast.buffers import Buffers, Whole
 from launcher.forecast.timeline import Timeline

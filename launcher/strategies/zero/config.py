@@ -146,7 +146,7 @@ def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_
 
 
 def _merge(ours: JsonObject, theirs: Mapping[str, Any]) -> JsonObject:
-    """Theirs over ours; a section that this run has no use for (fp16, aio, offload) stays out."""
+    """Merge theirs over ours, without sections that this run has no use for (fp16, aio)."""
     merged = dict(ours)
     for key, value in theirs.items():
         if not isinstance(value, dict):

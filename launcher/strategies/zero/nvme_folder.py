@@ -92,7 +92,8 @@ def _this_machine() -> dict[str, object]:
 
 
 def _is_of_this_machine(owner: str) -> bool:
-    """On a disk that several machines share, locks may not reach from one to the other."""
+    """Return whether a folder is this machine's: on a disk that several machines share, locks may
+    not reach from one to the other."""
     try:
         written = json.loads(owner)
     except ValueError:

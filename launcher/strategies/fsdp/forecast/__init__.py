@@ -1,4 +1,4 @@
-"""What FSDP2 allocates (buffers.py, by groups.py) and sends."""
+"""Allocations (buffers.py, by groups.py) and traffic of FSDP2."""
 
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline

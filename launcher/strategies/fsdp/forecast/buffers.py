@@ -129,7 +129,7 @@ class FsdpBuffers(Buffers):
             self._drop_shards(group)
 
     def _update(self, group: ShardedGroup) -> None:
-        """Where the optimizer is in the backward: each group as soon as it is reduced."""
+        """Update a group as soon as it is reduced, where the optimizer is in the backward."""
         for p in group.trained:
             self.update(p)
         key = ("shard", group.name)
@@ -145,8 +145,8 @@ class FsdpBuffers(Buffers):
             self.timeline.free(("shard", p.name))
 
     def _is_late(self, layer: int) -> bool:
-        """Whether a block is reduced by the root's last callback, after the backward: its input has
-        no gradient, which would tell when it is through."""
+        """Return whether a block is reduced by the root's last callback, after the backward: its
+        input has no gradient, which would tell when it is through."""
         return layer == 0 and len(self.trained) < len(self.parameters)
 
     def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
@@ -278,7 +278,7 @@ class FsdpBuffers(Buffers):
             self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
 
     def _accumulate(self, group: ShardedGroup) -> None:
-        """In bf16, micro-batches without communication add up in fp32."""
+        """Add up bf16 micro-batches without communication in fp32."""
         if not self.casts:
             return
         for p in group.trained:

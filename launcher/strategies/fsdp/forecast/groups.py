@@ -19,7 +19,7 @@ class ShardedGroup:
     gathering: bool = False
     accumulated: bool = False
     copied_out: AllocationSummary = EMPTY
-    """What its whole parameters take, where they are gathered from others."""
+    """Bytes of its whole parameters, where they are gathered from others."""
     released: AllocationSummary = EMPTY
 
     @property
@@ -28,7 +28,7 @@ class ShardedGroup:
         return [p for p in self.parameters if p.trained]
 
     def sum_up(self, sizes: Mapping[tuple[str, str], int], *, whole_blocks: bool) -> None:
-        """What its whole parameters, of these bytes, do when they come and go."""
+        """Note its whole parameters, of these bytes, as they come and go."""
         self.copied_out = summarize(
             ((key, size, size, "temporary") for key, size in sizes.items()),
             whole_blocks=whole_blocks,
@@ -42,7 +42,7 @@ class ShardedGroup:
 def grouped(
     parameters: Sequence[Parameter], *, tied: bool, reshard_after_forward: bool
 ) -> dict[str, ShardedGroup]:
-    """By name, in the order of their first parameters."""
+    """Return the groups by name, in the order of their first parameters."""
     groups: dict[str, ShardedGroup] = {}
     for p, name in zip(parameters, groups_of((p.name for p in parameters), tied=tied), strict=True):
         if name not in groups:

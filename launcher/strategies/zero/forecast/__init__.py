@@ -1,4 +1,4 @@
-"""What DeepSpeed allocates (stages.py, stage3.py, coordinator.py, groups.py) and sends."""
+"""Allocations (stages.py, stage3.py, coordinator.py, groups.py) and traffic of DeepSpeed."""
 
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
@@ -10,7 +10,7 @@ from launcher.strategies.zero.forecast.stages import Bf16Stage1, Zero0, Zero12
 
 
 def buffers(rank: Rank, timeline: Timeline) -> Buffers:
-    """By stage; bf16 with fp32 accumulation has an engine of its own at stage 1."""
+    """Return the buffers of a stage; bf16 summed up in fp32 has an engine of its own at stage 1."""
     stage = rank.resolved.config.sharding.zero
     if stage == 3:
         return Zero3(rank, timeline)
@@ -21,7 +21,7 @@ def buffers(rank: Rank, timeline: Timeline) -> Buffers:
 
 
 def traffic(wire: Wire) -> Traffic:
-    """By stage (deepspeed 0.19.8: runtime/engine.py, runtime/zero/).
+    """Return the traffic of a stage (deepspeed 0.19.8: runtime/engine.py, runtime/zero/).
 
     0: engine.buffered_allreduce_fallback after the last backward, in fp32.
     1: all-reduce (use_multi_rank_bucket_allreduce, not a reduce-scatter) of whole gradients in

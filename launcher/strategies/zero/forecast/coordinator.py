@@ -1,4 +1,4 @@
-"""Which parameters DeepSpeed's stage 3 has gathered at each moment.
+"""Parameters that DeepSpeed's stage 3 has gathered at each moment.
 
 A port of the decisions in deepspeed 0.19.8's runtime/zero/partitioned_param_coordinator.py: the
 first micro-batch records in which order modules are entered, forwards and backwards; from the

@@ -1,4 +1,4 @@
-"""How DeepSpeed's stages 1 and 2 lay parameters end to end, and what each rank holds of them."""
+"""Flat groups of DeepSpeed's stages 1 and 2: parameters end to end, and each rank's part."""
 
 from collections.abc import Iterable, Iterator
 
@@ -66,11 +66,11 @@ class FlatGroups:
 
 
 class ZeroBuffers(Buffers):
-    """What all stages from 1 on have: the optimizer goes over flat pieces, one by one, with
+    """Common to all stages from 1 on: the optimizer goes over flat pieces, one by one, with
     gradients passing through a bucket."""
 
     piece_elements: list[int]
-    """Of each piece that the optimizer updates."""
+    """Elements of each piece that the optimizer updates."""
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
@@ -84,7 +84,7 @@ class ZeroBuffers(Buffers):
         self.filled = 0
 
     def where_of(self, number: int) -> Where:
-        """Where this rank's piece `number` has its master weights and optimizer states."""
+        """Return where this rank's piece `number` has its master weights and optimizer states."""
         return self.where
 
     def build_states(self) -> None:
@@ -125,7 +125,7 @@ class FlatBuffers(ZeroBuffers, Whole):
             self.build_group(number)
 
     def lays_on_host(self, size_bytes: int) -> bool:
-        """Whether so many bytes are laid end to end in host memory, and not beside the former."""
+        """Return whether so many bytes are laid end to end on the host, not beside the former."""
         return False
 
     def _drop_built(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What DeepSpeed's stage 3 holds, fetches and releases.
+"""Allocations of DeepSpeed's stage 3: held, fetched and released.
 
 Follows deepspeed 0.19.8: runtime/zero/stage3.py, partition_parameters.py, and the fetching and
 prefetching of partitioned_param_coordinator.py, which decides by the order in which modules ran.

@@ -1,4 +1,4 @@
-"""What DeepSpeed's stages 0 to 2 hold and allocate, as engine.py sets them up.
+"""Allocations of DeepSpeed's stages 0 to 2, as engine.py sets them up.
 
 Sizes and order follow deepspeed 0.19.8: runtime/engine.py, runtime/bf16_optimizer.py and
 runtime/zero/stage_1_and_2.py.
@@ -66,7 +66,7 @@ class Zero12(FlatBuffers):
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
 
     def lays_on_host(self, size_bytes: int) -> bool:
-        """Where what is not allocated of a GPU is too little; the context is not counted
+        """Return whether the unallocated memory of a GPU is too little; the context is not counted
         (flatten_on_accelerator in stage_1_and_2.py)."""
         memory_bytes = self.rank.memory_bytes
         if memory_bytes is None or self.rank.device_type == "cpu":
