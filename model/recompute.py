@@ -100,9 +100,14 @@ def _tiled(
             checkpoint, function, use_reentrant=False, preserve_rng_state=config.dropout > 0.0
         )
     assert config.mlp_tile is not None
-    tiles = x.flatten(0, 1).unsqueeze(0).split(config.mlp_tile, dim=1)
+    rows = x.flatten(0, 1).unsqueeze(0)
     with _fresh_casts(x.device.type):
-        return torch.cat([function(tile) for tile in tiles], dim=1).view_as(x)
+        return torch.cat(by_tiles(function, rows, config.mlp_tile), dim=1).view_as(x)
+
+
+def by_tiles(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
+    """Apply `function` to rows [1, N, d], at most `tile` of them at a time."""
+    return [function(part) for part in rows.split(tile, dim=1)]
 
 
 def _fresh_casts(device_type: str) -> torch.autocast:

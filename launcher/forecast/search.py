@@ -21,6 +21,7 @@ from launcher.forecast.evaluation import (
     states_fit,
 )
 from launcher.forecast.order import VERDICTS, best_first
+from launcher.forecast.predict import by_category
 from launcher.model.sizes import NAMED
 from launcher.util.errors import Failure, UserError
 
@@ -76,9 +77,18 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
     return SearchResult(
         best_first=ranked(assessed, search),
         choices=len(candidates),
-        adapters=None if fits else _with_adapters(model, fixed, search, progress),
+        adapters=None
+        if fits or not any(map(_adapters_may_fit, assessed))
+        else _with_adapters(model, fixed, search, progress),
         failed=failed,
     )
+
+
+def _adapters_may_fit(a: Assessment) -> bool:
+    """Return whether less of weights, gradients and states may be enough: frozen weights leave
+    activations and temporary tensors about as large. Twice as much is beyond doubt."""
+    device = by_category(a.prediction.peak)
+    return device["activations"] + device["temporary"] < 2 * a.memory_bytes
 
 
 def _with_adapters(

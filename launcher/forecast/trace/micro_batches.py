@@ -2,23 +2,21 @@
 
 On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with as
 many sequences as a prime above all dimensions of the model, what grows with them is a multiple of
-it, and nothing else is; so it is with the rows of each chunk of the loss. Tiles of the MLP are as
-many as the tokens ask for: those are recorded for each micro-batch. Compiled blocks are, too, where
-storages happen to be of one size in it: a fused kernel writes over one of its size. A batch of one
-is, where heads are copied that in it lie as they are wanted: for products of matrices, and between
-ranks.
+it, and nothing else is; so it is with the rows of each chunk of the loss and of each tile of the
+MLP. Compiled blocks are recorded for each micro-batch where storages happen to be of one size in
+it: a fused kernel writes over one of its size. A batch of one is, where heads are copied that in it
+lie as they are wanted: for products of matrices, and between ranks.
 """
 
-import itertools
-import math
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 
 from launcher.forecast.trace.events import Compute, PartialBytes, Place, Trace
 from launcher.forecast.trace.kernels import partial_sums_bytes
-from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.record import COMPUTED_TILES, record_trace
 from launcher.forecast.trace.template import (
     Size,
     Template,
@@ -53,15 +51,16 @@ def trace_of(
     copies = rank.context is not None or not fuses_scores(model)
     in_proportion = (
         compute.device_type == "cuda"
-        and model.mlp_tile is None
         and not (micro_batch == 1 and copies)
         and _grows_in_proportion(model, seq_len, rank)
     )
     if not in_proportion:
         return record_trace(model, compute, micro_batch, seq_len, rank, sums)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
+    tiles = _tiles(model, micro_batch * seq_len, rank)
+    recorded_as = replace(compute, resident_threads=0)
     template = _template(
-        model, replace(compute, resident_threads=0), seq_len, rank, chunked=chunked
+        model, recorded_as, seq_len, rank, chunked=chunked, tiles=min(tiles, COMPUTED_TILES + 1)
     )
     if compute.compiled and _has_equal_sizes(template, dimensions):
         return record_trace(model, compute, micro_batch, seq_len, rank, sums)
@@ -97,17 +96,13 @@ def work_of(
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
     record = partial(_template, model, compute, seq_len, rank, chunked=chunked)
-    if model.mlp_tile is None:
-        return filled_work(record(), dimensions)
-    tiles, last = divmod(
-        micro_batch * seq_len // (1 if rank.tensor is None else rank.tensor.size) - 1,
-        model.mlp_tile,
-    )
-    tile_dimensions = {"tile": model.mlp_tile, "last_tile": last + 1}
-    two, three = (filled_work(record(tiles=n), {**dimensions, **tile_dimensions}) for n in (2, 3))
+    tiles = _tiles(model, micro_batch * seq_len, rank)
+    if tiles < 2:
+        return filled_work(record(tiles=tiles), dimensions)
+    two, three = (filled_work(record(tiles=n), dimensions) for n in (2, 3))
     # Each tile but the last adds as much as the others.
     return {
-        place: work.plus(work, times=tiles - 2).plus(two[place], times=2 - tiles)
+        place: work.plus(work, times=tiles - 3).plus(two[place], times=3 - tiles)
         for place, work in three.items()
     }
 
@@ -120,7 +115,8 @@ def _recorded_work(
     seq_len: int,
     rank: ModelParallelRank,
 ) -> dict[Place, Work]:
-    trace = record_trace(model, compute, micro_batch, seq_len, rank, lambda *_: 0)
+    record = partial(record_trace, passed_rows=0)
+    trace = record(model, compute, micro_batch, seq_len, rank, lambda *_: 0)
     return segment_work(trace.works, trace.chunks)
 
 
@@ -142,7 +138,21 @@ def _dimensions(
     elif not on_gpu and model.loss_chunk is None:
         chunked = automatic_chunk_rows(rows, model.vocab_size, model.d_model, fused=False) > 0
     found = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
+    if tiles := _tiles(model, rows, rank):
+        found["tile"] = tile = model.mlp_tile or 0
+        found["passed_over"] = (tiles - COMPUTED_TILES) * tile
+        found["last_tile"] = _local_rows(rows, rank) - (tiles - 1) * tile
     return found, chunked
+
+
+def _tiles(model: ModelConfig, rows: int, rank: ModelParallelRank) -> int:
+    """Number of tiles of an MLP; 0 where it is whole."""
+    return -(-_local_rows(rows, rank) // model.mlp_tile) if model.mlp_tile else 0
+
+
+def _local_rows(rows: int, rank: ModelParallelRank) -> int:
+    """Tokens that a rank's MLP computes at a time."""
+    return rows // (1 if rank.tensor is None else rank.tensor.size)
 
 
 def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRank) -> bool:
@@ -169,8 +179,8 @@ def _width(model: ModelConfig) -> int:
 @cache
 def _micro_batch(model: ModelConfig, seq_len: int) -> int:
     """Sequences of a recording: the first prime above every dimension, so that it divides none."""
-    above = max(_width(model), model.context, seq_len)
-    return next(number for number in itertools.count(above + 1) if _is_prime(number))
+    prime: int = _sympy().nextprime(max(_width(model), model.context, seq_len))
+    return prime
 
 
 @cache
@@ -187,22 +197,29 @@ def _template(
 
     Args:
         chunked: the loss is computed in chunks.
-        tiles: of each MLP; 0 where it is whole.
+        tiles: of each MLP, one more than are computed for any larger number; 0 where it is whole.
     """
     micro_batch = _micro_batch(model, seq_len)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
-    ranks = 1 if rank.tensor is None else rank.tensor.size
-    rows = micro_batch * seq_len // ranks
+    rows, passed_rows = _local_rows(micro_batch * seq_len, rank), 0
     if chunked:
         primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, 3, above=micro_batch)
-        loss_chunk = ranks * primes["chunk"]
-    if tiles:
+        loss_chunk = micro_batch * seq_len // rows * primes["chunk"]
+    if tiles == 1:
+        model = replace(model, mlp_tile=rows)
+    elif tiles:
+        if tiles > COMPUTED_TILES:
+            # Of another size than a tile, so that one prime stands for each.
+            tiles, passed_rows = COMPUTED_TILES, _sympy().nextprime(rows // 5)
+            primes["passed_over"] = passed_rows
         primes["tile"], primes["last_tile"] = _prime_chunks(
-            rows, tiles, above=micro_batch, unlike=primes.get("chunk")
+            rows - passed_rows, tiles, above=micro_batch, unlike=primes.get("chunk")
         )
         model = replace(model, mlp_tile=primes["tile"])
     model = replace(model, loss_chunk=loss_chunk)
-    record = partial(record_trace, model, compute, micro_batch, seq_len, rank)
+    record = partial(
+        record_trace, model, compute, micro_batch, seq_len, rank, passed_rows=passed_rows
+    )
     return template_of(record, partial(_product, primes=primes))
 
 
@@ -211,18 +228,18 @@ def _prime_chunks(
 ) -> tuple[int, int]:
     """Rows of each of `count` chunks but the last, a prime, and of the last one, which make so
     many: a prime, too, but for a power of two."""
+    is_prime = _sympy().isprime
     for chunk in range(2 * rows // (2 * count - 1), above, -1):
         last = rows - (count - 1) * chunk
         odd = last // (last & -last)
-        if chunk != unlike and odd > above and _is_prime(chunk) and _is_prime(odd):
+        if chunk != unlike and odd > above and is_prime(chunk) and is_prime(odd):
             return chunk, last
     raise AssertionError(f"{rows} rows have no chunks above {above}")
 
 
-def _is_prime(number: int) -> bool:
-    if number % 2 == 0:
-        return number == 2
-    return all(number % divisor for divisor in range(3, math.isqrt(number) + 1, 2))
+def _sympy() -> Any:
+    """Import sympy, which fake tensors load in any case."""
+    return importlib.import_module("sympy")
 
 
 def _product(number: int, primes: Mapping[str, int]) -> Size:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
 from launcher.forecast.trace.template import CHUNKS
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model import loss as head_loss
+from launcher.model import recompute
 from launcher.model.config import ModelConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
@@ -36,6 +37,8 @@ from launcher.strategies.build_inputs import materialize_whole
 
 _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")
+COMPUTED_TILES: Final = 3
+"""Tiles of an MLP in a trace, where there are as many."""
 
 
 class Recorder(LiveTrace):
@@ -167,8 +170,14 @@ def record_trace(
     seq_len: int,
     rank: ModelParallelRank,
     partial_bytes: PartialBytes,
+    *,
+    passed_rows: int | None = None,
 ) -> Trace:
     """Run forward and backward on fake tensors.
+
+    Args:
+        passed_rows: rows between the second MLP tile and the last but one, which are allocated
+            and not computed; None for those of so many tiles, 0 to compute all.
 
     On fake CPU tensors whatever the device: they need no driver, autograd works, and SDPA takes
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
@@ -206,6 +215,8 @@ def record_trace(
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
             around.enter_context(_few_chunks(recorder.work))
+            if passed_rows != 0:
+                around.enter_context(_few_tiles(passed_rows))
             around.enter_context(counting(recorder.work))
             around.enter_context(recorder)
             recorder.know([*module.parameters(), *inputs])
@@ -241,6 +252,43 @@ def _few_chunks(work: WorkCounter) -> Iterator[None]:
         yield
     finally:
         head_loss.row_chunks = whole
+
+
+class _PassedOver(torch.autograd.Function):
+    """Rows in memory, and their gradient, without the operators between."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return torch.empty_like(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty_like(gradient)
+
+
+@contextlib.contextmanager
+def _few_tiles(passed_rows: int | None) -> Iterator[None]:
+    """Compute the first tile of an MLP and the last two: each of those between leaves its rows,
+    and asks the allocator for nothing else that the one before has not freed.
+
+    The rows passed over come before the last two, so that these find in memory what they would.
+    """
+    whole = recompute.by_tiles
+
+    def few(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
+        passed = passed_rows or (-(-rows.size(1) // tile) - COMPUTED_TILES) * tile
+        if passed <= 0:
+            return whole(function, rows, tile)
+        last = rows.size(1) - passed - (COMPUTED_TILES - 1) * tile
+        first, between, *others = rows.split([tile, passed, tile, last], dim=1)
+        out = [function(first), _PassedOver.apply(between)]
+        return [*out, *(function(part) for part in others)]
+
+    recompute.by_tiles = few
+    try:
+        yield
+    finally:
+        recompute.by_tiles = whole
 
 
 def _follow(module: nn.Module, recorder: Recorder) -> None:

@@ -91,9 +91,9 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
 def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
 
-    def record(*arguments: Any) -> Trace:
+    def record(*arguments: Any, passed_rows: int) -> Trace:
         recorded.append(arguments)
-        return record_trace(*arguments)
+        return record_trace(*arguments, passed_rows=passed_rows)
 
     monkeypatch.setattr(micro_batches, "record_trace", record)
     model = model_of(layers=4)  # which no other test has recorded

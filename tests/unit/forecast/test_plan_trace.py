@@ -44,9 +44,10 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
-    """Every block and the batch itself traced, nothing put together."""
+    """Every block, every tile and the batch itself traced, nothing put together."""
     sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
-    trace = record_trace(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL, sums)
+    where = (model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
+    trace = record_trace(*where, sums, passed_rows=0)
     return _expanded(trace, range(model.layers))
 
 
@@ -264,11 +265,14 @@ def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("compute", ["autocast", "stage3"])
-def test_tiles_are_traced_at_the_batch_itself(
-    compute: str, checkpointing: ActivationCheckpointing
+@pytest.mark.parametrize(
+    ("compute", "mlp_tile"),
+    [("autocast", 100), ("stage3", 100), ("gpu", 320), ("gpu", 110), ("gpu", 13), ("stage3", 15)],
+)
+def test_few_tiles_are_traced_of_many(
+    compute: str, mlp_tile: int, checkpointing: ActivationCheckpointing
 ) -> None:
-    model = model_of(checkpointing, mlp_tile=100)
+    model = model_of(checkpointing, mlp_tile=mlp_tile)
     assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 5))
 

@@ -213,7 +213,7 @@ def test_work_of_a_template_is_that_of_a_recording(case: str) -> None:
     changes, compute, rank = CASES[case]
     model = model_of(**changes)
     where = (model, compute, 5, SEQ_LEN, rank)
-    recorded = record_trace(*where, lambda *_: 0)
+    recorded = record_trace(*where, lambda *_: 0, passed_rows=0)
     expected = segment_work(recorded.works, recorded.chunks)
     found = work_of(*where)
     assert found.keys() == expected.keys()
