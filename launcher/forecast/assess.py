@@ -39,7 +39,8 @@ class Assessment:
     with_room_bytes: int
     """The same on a device with unlimited memory, where the allocator keeps more freed blocks."""
     memory_bytes: int
-    time: StepTime
+    time: StepTime | None
+    """None where it does not fit."""
     largest_micro_batch: int | None
     """The largest that fits; None when not even the smallest does."""
 
@@ -53,7 +54,7 @@ class Assessment:
         """Criteria of the ranking."""
         return Merit(
             verdict=self.verdict,
-            tokens_per_s=self.time.tokens_per_s,
+            tokens_per_s=0.0 if self.time is None else self.time.tokens_per_s,
             used_bytes=self.used_bytes,
             simplicity=simplicity(self.run.config),
         )
@@ -231,6 +232,7 @@ class MicroBatches:
             used = cluster.fixed_bytes + prediction.peak_bytes
             if CLEARLY_FITS * cluster.memory_bytes < used <= cluster.memory_bytes:
                 used = cluster.fixed_bytes + within(self.cache.use(run, limit_bytes=limit), limit)
+        fits = used <= cluster.memory_bytes
         return Assessment(
             choice=self._choice,
             run=run,
@@ -238,7 +240,7 @@ class MicroBatches:
             used_bytes=used,
             with_room_bytes=used,
             memory_bytes=cluster.memory_bytes,
-            time=_step_time(run, cluster),
+            time=_step_time(run, cluster) if fits else None,
             largest_micro_batch=None,
         )
 
@@ -251,9 +253,11 @@ class MicroBatches:
         if here.retries:
             use = self.cache.use(a.run, limit_bytes=None)
         held = use if here.out_of_memory else here
+        used = held.peak_reserved_bytes + self._cluster.fixed_bytes
         return dataclasses.replace(
             a,
-            used_bytes=held.peak_reserved_bytes + self._cluster.fixed_bytes,
+            time=a.time if used <= a.memory_bytes else None,
+            used_bytes=used,
             with_room_bytes=use.peak_reserved_bytes + self._cluster.fixed_bytes,
         )
 

@@ -150,10 +150,8 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
     gc.disable()  # short-lived worker with millions of live events: GC passes would dominate
     evaluation = _GroupEvaluation(group, search)
     for bound, choice in _fastest_first(group, search):
-        # The first bound needs no trace, the second one does.
         if not search.prunes or (
-            evaluation.is_wanted(choice, bound)
-            and evaluation.is_wanted(choice, _best_tokens_per_s(choice, search.cluster))
+            evaluation.is_wanted(choice, bound) and evaluation.is_wanted_as_traced(choice)
         ):
             evaluation.add(choice)
         with _evaluated.get_lock():
@@ -196,6 +194,12 @@ class _GroupEvaluation:
                 self.add(leanest)
         return key not in self._nothing_fits and id(choice) not in self._added
 
+    def is_wanted_as_traced(self, choice: Choice) -> bool:
+        """Return the same by the bound that needs a trace, which none is recorded for in vain."""
+        if not self._fitting[self._rivals(choice)]:
+            return True
+        return self.is_wanted(choice, _best_tokens_per_s(choice, self._search.cluster))
+
     def add(self, choice: Choice) -> None:
         """Evaluate a candidate and keep its result."""
         self._added.add(id(choice))
@@ -213,7 +217,8 @@ class _GroupEvaluation:
             # Activations dominate, which are alike for all strategies of a group.
             self._largest[choice.precision, choice.checkpointing] = a.largest_micro_batch
         if a.verdict == "fits":
-            self._fitting[self._rivals(choice)].append((a.time.tokens_per_s, a.merit.simplicity))
+            merit = a.merit
+            self._fitting[self._rivals(choice)].append((merit.tokens_per_s, merit.simplicity))
         elif a.verdict == VERDICTS[-1]:
             self._doubtful = True
             key = (choice.label, choice.precision)

@@ -10,9 +10,17 @@ from launcher.forecast.efficiency import LEAST_OF_PREDICTED, MOST_OF_PREDICTED
 from launcher.forecast.evaluation import Failed
 from launcher.forecast.predict import by_category
 from launcher.forecast.table import FAILED, same_batch
+from launcher.forecast.timing import StepTime
 from launcher.util.page import page_html
 
 _NOT_ON_THE_PAGE: Final = ("config", "ledger", "peaks_bytes")
+
+
+_SECONDS: Final = {
+    **{name: name for name in ("forward_s", "backward_s", "step_s", "exposed_communication_s")},
+    **{"least_total_s": "least_s", "most_total_s": "most_s", "tokens_per_s": "tokens_per_s"},
+}
+"""Key of a record -> field of `StepTime`."""
 
 
 def as_records(found: Sequence[Assessment], cluster: Cluster) -> list[dict[str, Any]]:
@@ -36,17 +44,17 @@ def as_records(found: Sequence[Assessment], cluster: Cluster) -> list[dict[str, 
             "disk_bytes": a.prediction.disk_bytes,
             "ledger": a.highest.as_dict(),
             "peaks_bytes": {" ".join(key): value for key, value in a.prediction.peaks.items()},
-            "forward_s": a.time.forward_s,
-            "backward_s": a.time.backward_s,
-            "step_s": a.time.step_s,
-            "least_total_s": a.time.least_s,
-            "most_total_s": a.time.most_s,
-            "exposed_communication_s": a.time.exposed_communication_s,
-            "tokens_per_s": a.time.tokens_per_s,
+            **_seconds(a.time),
             "config": a.run.config.flat(),
         }
         for a in found
     ]
+
+
+def _seconds(time: StepTime | None) -> dict[str, float | None]:
+    return {
+        name: None if time is None else getattr(time, field) for name, field in _SECONDS.items()
+    }
 
 
 def failed_records(failed: Sequence[Failed]) -> list[dict[str, Any]]:
@@ -86,15 +94,13 @@ def write_page(path: Path, found: Sequence[Assessment], cluster: Cluster, comman
 def page_row(a: Assessment, cluster: Cluster) -> dict[str, Any]:
     """Return one candidate as pages show it."""
     (record,) = as_records([a], cluster)
-    fits = a.verdict != "does not fit"
     lines = {f"{name}_bytes": size for name, size in by_category(a.highest).items()}
     beside = a.used_bytes - cluster.fixed_bytes - (a.highest.device.used_bytes or 0)
     return {name: value for name, value in record.items() if name not in _NOT_ON_THE_PAGE} | {
         "share": a.used_bytes / a.memory_bytes,
         "simplicity": a.merit.simplicity,
-        "tokens_per_step": a.time.tokens,
-        "step_time_s": a.time.total_s if fits else None,
-        "tokens_per_s": a.time.tokens_per_s if fits else None,
+        "tokens_per_step": a.run.global_batch * a.run.seq_len,
+        "step_time_s": a.time and a.time.total_s,
         "highest_in": a.highest_in,
         "lines": lines
         | {"allocator_slack_bytes": max(0, beside), "context_bytes": cluster.fixed_bytes},

@@ -101,7 +101,9 @@ def _with_adapters(
         changed = config.replace(lora_rank=ADAPTER_RANK, quantize_base=quantized)
         with contextlib.suppress(UserError):  # adapters do not go with another flag
             candidates = choices_on(search.cluster, changed, fixed | {"model", "quantize_base"})
-            results = _evaluate_leanest(candidates, search, progress)
+            # Frozen weights are kept in the precision that computes.
+            low = [choice for choice in candidates if choice.precision != "fp32"]
+            results = _evaluate_leanest(low or candidates, search, progress)
             assessed = [result for result in results if isinstance(result, Assessment)]
             best = ranked(assessed, search)[:1]
             if best and best[0].verdict != VERDICTS[-1]:

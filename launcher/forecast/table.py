@@ -82,15 +82,16 @@ def table(
     if not same_batch(shown):  # seconds of different batches cannot be compared
         columns.remove(SECONDS)
     rows: list[list[str | Text]] = []
-    best = max((a.time for a in shown if a.verdict == shown[0].verdict), key=_tokens_per_s)
+    fastest = max(a.merit.tokens_per_s for a in shown if a.verdict == shown[0].verdict)
     tied = 0
     for a in shown:
-        fits = a.verdict != "does not fit"
-        tied += fits and ties(a.time.tokens_per_s, best.tokens_per_s)
+        tied += a.time is not None and ties(a.time.tokens_per_s, fastest)
         cost = []
-        if price is not None:
+        if price is not None and a.time is not None:
             per_million = price * cluster.world_size * 1e6 / a.time.tokens_per_s / 3600
-            cost = [f"{per_million:.3f}" if fits else "-"]
+            cost = [f"{per_million:.3f}"]
+        elif price is not None:
+            cost = ["-"]
         rows.append(
             [
                 a.choice.label,
@@ -100,8 +101,8 @@ def table(
                 gib(a.used_bytes),
                 f"{a.used_bytes / a.memory_bytes:.0%}",
                 Text(a.verdict, _STYLES[a.verdict]),
-                speed(a.time, best) if fits else "-",
-                *([seconds(a.time) if fits else "-"] if SECONDS in columns else []),
+                "-" if a.time is None else speed(a.time, fastest),
+                *(["-" if a.time is None else seconds(a.time)] if SECONDS in columns else []),
                 str(a.largest_micro_batch or "-"),
                 *cost,
                 a.highest_in,
@@ -152,18 +153,14 @@ def _failure_lines(failed: Sequence[Failed]) -> list[str]:
     ]
 
 
-def _tokens_per_s(time: StepTime) -> float:
-    return time.tokens_per_s
-
-
 def same_batch(shown: Sequence[Assessment]) -> bool:
     """Return whether all rows take the same tokens per optimizer step."""
     return len({a.run.global_batch for a in shown}) == 1
 
 
-def speed(time: StepTime, best: StepTime) -> str:
+def speed(time: StepTime, fastest: float) -> str:
     """Format the range of tokens per second on all GPUs, marked where it overlaps the best's."""
-    mark = TIED if ties(time.tokens_per_s, best.tokens_per_s) else " "
+    mark = TIED if ties(time.tokens_per_s, fastest) else " "
     return f"{_rounded(time.least_tokens_per_s)}-{_rounded(time.most_tokens_per_s)}{mark}"
 
 
