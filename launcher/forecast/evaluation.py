@@ -208,7 +208,7 @@ class _GroupEvaluation:
                 choice,
                 self._search.cluster,
                 largest=self._search.goal == LARGEST_BATCH,
-                expected=self._largest.get((choice.precision, choice.checkpointing)),
+                expected=self._expected(choice),
             )
         except Exception as error:  # the other candidates are still worth an answer
             self.results.append(Failed.by(error, choice))
@@ -227,6 +227,11 @@ class _GroupEvaluation:
         # Events are long to send, and no longer needed.
         prediction = dataclasses.replace(a.prediction, events=(), streams={})
         self.results.append(dataclasses.replace(a, prediction=prediction))
+
+    def _expected(self, choice: Choice) -> int | None:
+        """Return the largest micro-batch that a similar candidate had; 0 after failures."""
+        known = self._largest.get((choice.precision, choice.checkpointing))
+        return 0 if known is None and self._doubtful else known
 
     def _rivals(self, choice: Choice) -> str:
         return "" if self._search.best_only else choice.label

@@ -13,7 +13,8 @@ sharded.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 
 from launcher.forecast.trace.events import (
     Allocated,
@@ -156,7 +157,7 @@ def on_host(trace: MicroBatch) -> MicroBatch:
         for place, events in trace.forward
     ]
     fetched = {  # under keys that the trace does not have
-        layer: replace(allocated, key=-1 - layer, category="temporary")
+        layer: allocated._replace(key=-1 - layer, category="temporary")
         for layer, allocated in inputs.items()
     }
     backward: list[Segment] = []
@@ -165,7 +166,8 @@ def on_host(trace: MicroBatch) -> MicroBatch:
             arriving = [place.layer - 1] if place.layer else []
             if place.layer == max(inputs):
                 arriving.insert(0, place.layer)
-            end = events.index(Freed(inputs[place.layer].key))
+            key = inputs[place.layer].key
+            end = next(n for n, e in enumerate(events) if isinstance(e, Freed) and e.key == key)
             freed = Freed(fetched[place.layer].key)
             events = [*(fetched[n] for n in arriving), *events[:end], freed, *events[end:]]
         backward.append((place, events))
@@ -179,47 +181,45 @@ def _expanded(trace: Trace, representatives: Sequence[int]) -> MicroBatch:
     events: dict[Place, list[tuple[int, Event]]] = {place: [] for place in places}
     keys: dict[AllocationId, Key] = {}
     left: set[Key] = set()
+    instances = cache(lambda place: _instances(place, representatives))
+    relative = cache(partial(_relative, traced=trace.layers, layers=layers))
+
+    @cache
+    def renamed(name: str, template: Place, instance: Place) -> str:
+        """Name a parameter or module, which may be of a neighbour, as `instance` sees it."""
+        block = block_of(name)
+        if block is None:
+            return name
+        return in_block(name, relative(Place("block", block), template, instance).layer)
+
     for lifetime in trace.lifetimes:
         template, number = lifetime.allocation
         category = "activations" if lifetime.saved else "temporary"
-        for place in _instances(template, representatives):
+        for place in instances(template):
             key = keys[place, number] = len(keys)
             events[place].append((lifetime.at, Allocated(key, lifetime.size_bytes, category)))
             if lifetime.end is None:
                 left.add(key)
             else:
-                end = _relative(lifetime.end[0], template, place, trace.layers, layers)
+                end = relative(lifetime.end[0], template, place)
                 events[end].append((lifetime.end[1], Freed(key)))
     for parameter, allocation, where, at in trace.gradients:
-        for place in _instances(where, representatives):
-            allocated_in = _relative(allocation[0], where, place, trace.layers, layers)
-            key = keys[allocated_in, allocation[1]]
+        for place in instances(where):
+            key = keys[relative(allocation[0], where, place), allocation[1]]
             left.discard(key)
-            events[place].append(
-                (at, Gradient(key, _renamed(parameter, where, place, trace.layers, layers)))
-            )
+            events[place].append((at, Gradient(key, renamed(parameter, where, place))))
     for mark, where, at in trace.marks:
-        for place in _instances(where, representatives):
+        for place in instances(where):
             own = mark
             if isinstance(mark, Module):
-                own = replace(mark, name=_renamed(mark.name, where, place, trace.layers, layers))
+                own = mark._replace(name=renamed(mark.name, where, place))
             events[place].append((at, own))
     ordered = [
-        (place, [event for _, event in sorted(events[place], key=lambda entry: entry[0])])
+        (place, [event for _, event in sorted(events[place], key=itemgetter(0))])
         for place in places
     ]
     return MicroBatch(
         forward=ordered[: layers + 2], backward=ordered[layers + 2 :], left=sorted(left)
-    )
-
-
-def _renamed(name: str, template: Place, instance: Place, traced: int, layers: int) -> str:
-    """A parameter or module, which may be of a neighbour, seen from an instance of `template`."""
-    block = block_of(name)
-    if block is None:
-        return name
-    return in_block(
-        name, _relative(Place("block", block), template, instance, traced, layers).layer
     )
 
 
@@ -235,7 +235,7 @@ def _instances(place: Place, representatives: Sequence[int]) -> list[Place]:
     if not place.part.startswith("block"):
         return [place]
     deep = enumerate(representatives)
-    return [replace(place, layer=layer) for layer, few in deep if few == place.layer]
+    return [Place(place.part, layer) for layer, few in deep if few == place.layer]
 
 
 def _relative(other: Place, template: Place, instance: Place, traced: int, layers: int) -> Place:
@@ -243,8 +243,8 @@ def _relative(other: Place, template: Place, instance: Place, traced: int, layer
     if not other.part.startswith("block"):
         return other
     if template.part.startswith("block"):
-        return replace(other, layer=instance.layer + other.layer - template.layer)
-    return replace(other, layer=layers - 1 if other.layer == traced - 1 else other.layer)
+        return Place(other.part, instance.layer + other.layer - template.layer)
+    return Place(other.part, layers - 1 if other.layer == traced - 1 else other.layer)
 
 
 def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
@@ -266,4 +266,5 @@ def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
 
 
 def _to_host(allocated: Allocated) -> Allocated:
-    return replace(allocated, size_bytes=page_locked_bytes(allocated.size_bytes), where="host")
+    size_bytes = page_locked_bytes(allocated.size_bytes)
+    return allocated._replace(size_bytes=size_bytes, where="host")

@@ -1,8 +1,11 @@
-"""The words of a trace: segments of a micro-batch, and what happens in them."""
+"""The words of a trace: segments of a micro-batch, and what happens in them.
+
+A plan makes millions of places and events: named tuples are made and hashed fastest.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -12,8 +15,7 @@ from launcher.strategies.ledger import Where
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A segment of the micro-batch; `layer` is 0 where it is no block."""
 
     part: Part
@@ -24,8 +26,7 @@ Key = int
 """A storage of a micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(NamedTuple):
     """A storage is allocated; an activation is one that the forward keeps for the backward."""
 
     key: Key
@@ -34,23 +35,20 @@ class Allocated:
     where: Where = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(NamedTuple):
     """A storage is freed."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
+class Gradient(NamedTuple):
     """Autograd hands over a parameter's whole gradient; what becomes of it the strategy says."""
 
     key: Key
     parameter: str
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(NamedTuple):
     """A module is entered or left, forwards or backwards; only in a trace for stage 3."""
 
     name: str
@@ -58,8 +56,7 @@ class Module:
     forward: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(NamedTuple):
     """A compiled kernel that is about to run for the first time, on a GPU: alternatives are timed,
     each on a copy of what it writes over."""
 
