@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from launcher.forecast.trace.events import Compute, PartialBytes, Place, Trace
 from launcher.forecast.trace.kernels import partial_sums_bytes
-from launcher.forecast.trace.record import COMPUTED_TILES, record_trace
+from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.repeats import COMPUTED_TILES
 from launcher.forecast.trace.template import (
     Size,
     Template,

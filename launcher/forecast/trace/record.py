@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -25,10 +25,8 @@ from launcher.forecast.trace.events import (
 )
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
-from launcher.forecast.trace.template import CHUNKS
+from launcher.forecast.trace.repeats import few_repeats
 from launcher.measure.live_trace import LiveStorage, LiveTrace
-from launcher.model import loss as head_loss
-from launcher.model import recompute
 from launcher.model.config import ModelConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
@@ -37,8 +35,6 @@ from launcher.strategies.build_inputs import materialize_whole
 
 _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")
-COMPUTED_TILES: Final = 3
-"""Tiles of an MLP in a trace, where there are as many."""
 
 
 class Recorder(LiveTrace):
@@ -214,9 +210,7 @@ def record_trace(
             if compute.device_type != "cpu":  # a CPU's kernels are not tuned
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
-            around.enter_context(_few_chunks(recorder.work))
-            if passed_rows != 0:
-                around.enter_context(_few_tiles(passed_rows))
+            around.enter_context(few_repeats(recorder.work, passed_rows))
             around.enter_context(counting(recorder.work))
             around.enter_context(recorder)
             recorder.know([*module.parameters(), *inputs])
@@ -229,66 +223,6 @@ def record_trace(
     return Trace(
         model.layers, lifetimes, recorder.gradients, recorder.marks, dict(work.works), work.chunks
     )
-
-
-@contextlib.contextmanager
-def _few_chunks(work: WorkCounter) -> Iterator[None]:
-    """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
-    sequences have thousands."""
-    whole = head_loss.row_chunks
-
-    def few(rows: int, chunk_rows: int) -> Iterator[slice]:
-        chunks = list(whole(rows, chunk_rows))
-        work.chunks = len(chunks)
-        for number, chunk in enumerate(chunks[:-1][: CHUNKS - 1]):
-            work.repeat = "chunk" if number else "first_chunk"
-            yield chunk
-        work.repeat = "last_chunk"
-        yield chunks[-1]
-        work.repeat = "once"
-
-    head_loss.row_chunks = few
-    try:
-        yield
-    finally:
-        head_loss.row_chunks = whole
-
-
-class _PassedOver(torch.autograd.Function):
-    """Rows in memory, and their gradient, without the operators between."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        return torch.empty_like(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.empty_like(gradient)
-
-
-@contextlib.contextmanager
-def _few_tiles(passed_rows: int | None) -> Iterator[None]:
-    """Compute the first tile of an MLP and the last two: each of those between leaves its rows,
-    and asks the allocator for nothing else that the one before has not freed.
-
-    The rows passed over come before the last two, so that these find in memory what they would.
-    """
-    whole = recompute.by_tiles
-
-    def few(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
-        passed = passed_rows or (-(-rows.size(1) // tile) - COMPUTED_TILES) * tile
-        if passed <= 0:
-            return whole(function, rows, tile)
-        last = rows.size(1) - passed - (COMPUTED_TILES - 1) * tile
-        first, between, *others = rows.split([tile, passed, tile, last], dim=1)
-        out = [function(first), _PassedOver.apply(between)]
-        return [*out, *(function(part) for part in others)]
-
-    recompute.by_tiles = few
-    try:
-        yield
-    finally:
-        recompute.by_tiles = whole
 
 
 def _follow(module: nn.Module, recorder: Recorder) -> None:

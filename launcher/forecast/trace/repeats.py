@@ -1,0 +1,86 @@
+"""Leave out of a trace repeats that allocate nothing new: chunks of the loss, tiles of MLPs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from launcher.forecast.trace.counting import WorkCounter
+from launcher.forecast.trace.template import CHUNKS
+from launcher.model import loss as head_loss
+from launcher.model import recompute
+
+COMPUTED_TILES: Final = 3
+"""Tiles of an MLP in a trace, where there are as many."""
+
+
+@contextlib.contextmanager
+def few_repeats(work: WorkCounter, passed_rows: int | None) -> Iterator[None]:
+    """Compute few chunks of the loss, and few tiles unless `passed_rows` is 0."""
+    with (
+        _few_chunks(work),
+        contextlib.nullcontext() if passed_rows == 0 else _few_tiles(passed_rows),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _few_chunks(work: WorkCounter) -> Iterator[None]:
+    """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
+    sequences have thousands."""
+    whole = head_loss.row_chunks
+
+    def few(rows: int, chunk_rows: int) -> Iterator[slice]:
+        chunks = list(whole(rows, chunk_rows))
+        work.chunks = len(chunks)
+        for number, chunk in enumerate(chunks[:-1][: CHUNKS - 1]):
+            work.repeat = "chunk" if number else "first_chunk"
+            yield chunk
+        work.repeat = "last_chunk"
+        yield chunks[-1]
+        work.repeat = "once"
+
+    head_loss.row_chunks = few
+    try:
+        yield
+    finally:
+        head_loss.row_chunks = whole
+
+
+class _PassedOver(torch.autograd.Function):
+    """Rows in memory, and their gradient, without the operators between."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return torch.empty_like(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty_like(gradient)
+
+
+@contextlib.contextmanager
+def _few_tiles(passed_rows: int | None) -> Iterator[None]:
+    """Compute the first tile of an MLP and the last two: each of those between leaves its rows,
+    and asks the allocator for nothing else that the one before has not freed.
+
+    The rows passed over come before the last two, so that these find in memory what they would.
+    """
+    whole = recompute.by_tiles
+
+    def few(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
+        passed = passed_rows or (-(-rows.size(1) // tile) - COMPUTED_TILES) * tile
+        if passed <= 0:
+            return whole(function, rows, tile)
+        last = rows.size(1) - passed - (COMPUTED_TILES - 1) * tile
+        first, between, *others = rows.split([tile, passed, tile, last], dim=1)
+        out = [function(first), _PassedOver.apply(between)]
+        return [*out, *(function(part) for part in others)]
+
+    recompute.by_tiles = few
+    try:
+        yield
+    finally:
+        recompute.by_tiles = whole
