@@ -171,28 +171,20 @@ def record_trace(
 ) -> Trace:
     """Run forward and backward on fake tensors.
 
-    Args:
-        passed_rows: rows between the second MLP tile and the last but one, which are allocated
-            and not computed; None for those of so many tiles, 0 to compute all.
-
     On fake CPU tensors whatever the device: they need no driver, autograd works, and SDPA takes
     its fused kernel, where fake CUDA tensors would take the one that holds all scores. What a GPU's
     kernels keep instead is in `launcher.forecast.trace.kernels`.
+
+    Args:
+        passed_rows: rows between the second MLP tile and the last but one, which are allocated
+            and not computed; None for those of so many tiles, 0 to compute all.
     """
     recorder = Recorder(compute, partial_bytes)
     on_cpu = compute.device_type == "cpu"
     model_parallel = ModelParallel.predicted(rank, device_type=compute.device_type)
     kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
     with FakeTensorMode(), kernels as traced:
-        with torch.device("meta"):
-            module = model_parallel.decoder(traced)
-        materialize_whole(
-            module,
-            lambda name, shape: torch.empty(shape),
-            device=torch.device("cpu"),
-            dtype=compute.params_dtype,
-            frozen_dtype=compute.frozen_dtype,
-        )
+        module = _fake_decoder(model_parallel, traced, compute)
         _follow(module, recorder)  # a segment begins behind what a module says of its end
         if compute.stage3:
             mark_modules(module, recorder.module)
@@ -223,6 +215,19 @@ def record_trace(
     return Trace(
         model.layers, lifetimes, recorder.gradients, recorder.marks, dict(work.works), work.chunks
     )
+
+
+def _fake_decoder(model_parallel: ModelParallel, model: ModelConfig, compute: Compute) -> nn.Module:
+    with torch.device("meta"):
+        module = model_parallel.decoder(model)
+    materialize_whole(
+        module,
+        lambda name, shape: torch.empty(shape),
+        device=torch.device("cpu"),
+        dtype=compute.params_dtype,
+        frozen_dtype=compute.frozen_dtype,
+    )
+    return module
 
 
 def _follow(module: nn.Module, recorder: Recorder) -> None:

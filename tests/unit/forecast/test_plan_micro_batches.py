@@ -8,8 +8,7 @@ import pytest
 import torch
 from trace_levels import levels
 
-from launcher.forecast.trace import micro_batches
-from launcher.forecast.trace import record as trace_record
+from launcher.forecast.trace import micro_batches, repeats
 from launcher.forecast.trace.blocks import _expanded
 from launcher.forecast.trace.events import Compute, Place, Trace
 from launcher.forecast.trace.kernels import partial_sums_bytes
@@ -146,7 +145,7 @@ def test_of_many_chunks_of_the_loss_three_are_recorded(
         return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, rank, sums)
 
     few = recorded(10)
-    monkeypatch.setattr(trace_record, "CHUNKS", 1000)
+    monkeypatch.setattr(repeats, "CHUNKS", 1000)
     every = recorded(10)
     assert len(every.lifetimes) > len(few.lifetimes)
     found, expected = (levels(_expanded(trace, range(2))) for trace in (few, every))
