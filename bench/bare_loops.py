@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # found where nothing is instal
 
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim.base import parameter_groups
+from launcher.optim.entry import parameter_groups
 
 Step = Callable[[Tensor, Tensor], None]
 

@@ -150,8 +150,8 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     """
     from launcher.config.schema import AutoMicroBatch
     from launcher.forecast.micro_batch import find_micro_batch
-    from launcher.run.folder import default_run_folder
     from launcher.run.prepare import prepare
+    from launcher.run.run_folder import default_run_folder
     from launcher.train import load_forecast
 
     check = partial(
@@ -218,7 +218,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
 
 def _reported(folder: Path | None) -> dict[str, Any]:
     """Return what ranks have written to status.json."""
-    from launcher.run.folder import RunFolder
+    from launcher.run.run_folder import RunFolder
 
     return {} if folder is None else RunFolder(folder).read_status()
 
@@ -273,8 +273,8 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """Return the exit code of status.json; mark a run as failed whose ranks could not write it."""
-    from launcher.run.folder import RunFolder
     from launcher.run.resume import is_of_another_launch
+    from launcher.run.run_folder import RunFolder
 
     if folder is None or not folder.exists() or is_of_another_launch(folder):
         print(f"shardscale: {seen}", file=sys.stderr)

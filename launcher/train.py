@@ -30,7 +30,7 @@ with importing():
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.run.ending import ending, refuse
     from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
-    from launcher.run.forecast import Forecast
+    from launcher.run.forecast_protocol import Forecast
     from launcher.run.prepare import Prepared, prepare
     from launcher.run.resume import ended_out_of_memory
     from launcher.run.session import Session

@@ -99,7 +99,7 @@ FAULTS: Final = {
         tests=("tests/unit/model/test_lora.py",),
     ),
     "weight decay is applied to norms": Fault(
-        file="launcher/optim/base.py",
+        file="launcher/optim/entry.py",
         right='{"params": vectors, "weight_decay": 0.0}',
         wrong='{"params": vectors, "weight_decay": weight_decay}',
         tests=("tests/unit/optim/test_optim.py",),

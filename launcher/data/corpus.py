@@ -145,8 +145,8 @@ def _built(
     directory = cache_dir / "corpora" / key
     if read_meta(directory) is not None:
         return directory
-    from launcher.data.build import build_corpus
     from launcher.data.cache import build_once
+    from launcher.data.corpus_build import build_corpus
 
     def build(path: Path, report: Report) -> None:
         build_corpus(path, report, source=source, tokenizer=tokenizer, vocab_size=vocab_size)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Module, Place
 from launcher.model.parts import is_projection
-from launcher.optim.base import OptimizerCosts
+from launcher.optim.entry import OptimizerCosts
 from launcher.strategies.ledger import Where
 from launcher.strategies.masks import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
 from launcher.strategies.parameters import Parameter

@@ -1,4 +1,4 @@
-"""The forecast as a run asks for it (`launcher/run/forecast.py`)."""
+"""The forecast as a run asks for it (`launcher/run/forecast_protocol.py`)."""
 
 from launcher.forecast.against import against_run
 from launcher.forecast.budget import within_budget

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.optim.base import COUNTER_BYTES, OptimizerCosts, OptimizerEntry, parameter_groups
 from launcher.optim.choice import OptimChoice
 from launcher.optim.dtensor import is_dtensor
+from launcher.optim.entry import COUNTER_BYTES, OptimizerCosts, OptimizerEntry, parameter_groups
 
 
 class Adafactor(torch.optim.Adafactor):

@@ -10,7 +10,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from launcher.optim.base import (
+from launcher.optim.choice import OptimChoice
+from launcher.optim.dtensor import is_dtensor, local_part
+from launcher.optim.entry import (
     MOMENTS,
     OptimizerCosts,
     OptimizerEntry,
@@ -19,8 +21,6 @@ from launcher.optim.base import (
     of_hidden,
     with_adamw,
 )
-from launcher.optim.choice import OptimChoice
-from launcher.optim.dtensor import is_dtensor, local_part
 
 DEFAULT_RANK: Final = 64
 REFRESH_STEPS: Final = 200

@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from launcher.optim.base import COUNTER_BYTES, MOMENTS, OptimizerCosts
 from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, quantize, scale_count
 from launcher.optim.choice import Moments
 from launcher.optim.dtensor import local_part
+from launcher.optim.entry import COUNTER_BYTES, MOMENTS, OptimizerCosts
 
 SMALLEST_QUANTIZED: Final = 4096
 """Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""

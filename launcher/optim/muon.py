@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from launcher.optim.base import (
+from launcher.optim.choice import OptimChoice
+from launcher.optim.entry import (
     MOMENTS,
     OptimizerCosts,
     OptimizerEntry,
@@ -15,7 +16,6 @@ from launcher.optim.base import (
     of_hidden,
     with_adamw,
 )
-from launcher.optim.choice import OptimChoice
 
 
 def _new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:

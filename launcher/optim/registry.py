@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from launcher.optim import adafactor, apollo, low_precision, muon
-from launcher.optim.base import (
+from launcher.optim.choice import Moments, OptimChoice, OptimizerName
+from launcher.optim.dtensor import is_dtensor
+from launcher.optim.entry import (
     MOMENTS,
     OptimizerCosts,
     OptimizerEntry,
     fused_adam_costs,
     parameter_groups,
 )
-from launcher.optim.choice import Moments, OptimChoice, OptimizerName
-from launcher.optim.dtensor import is_dtensor
 from launcher.optim.low_precision import LowPrecisionAdamW
 
 

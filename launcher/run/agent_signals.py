@@ -16,8 +16,8 @@ import psutil
 
 from launcher.measure.records import Status
 from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code, stop_reason
-from launcher.run.folder import RunFolder
 from launcher.run.resume import is_of_another_launch
+from launcher.run.run_folder import RunFolder
 from launcher.util.errors import ExitCode
 
 LEFT_TO_TORCH = "SIGQUIT"

@@ -18,8 +18,8 @@ from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
 from launcher.measure.records import Status
 from launcher.parallel.world import OWN_AGENT, World, leave
 from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code
-from launcher.run.folder import RunFolder, stack_file
-from launcher.run.forecast import LoadForecast
+from launcher.run.forecast_protocol import LoadForecast
+from launcher.run.run_folder import RunFolder, stack_file
 from launcher.run.session import Session
 from launcher.util.errors import ExitCode, Failure, UserError
 from launcher.util.sizes import gib

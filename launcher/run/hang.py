@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from launcher.parallel.world import World
-from launcher.run.folder import stack_file
+from launcher.run.run_folder import stack_file
 
 _PATIENCE_S = 2.0
 _THREAD = re.compile("(?i)thread 0x")  # the main one is written last

@@ -29,9 +29,9 @@ from launcher.data import Corpus, open_corpus
 from launcher.measure.loggers import require_loggers
 from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
-from launcher.run.folder import default_run_folder
-from launcher.run.forecast import LoadForecast
+from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.resume import Resume, find_resume
+from launcher.run.run_folder import default_run_folder
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
 from launcher.strategies.compiled import require_compilers

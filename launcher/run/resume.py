@@ -23,7 +23,7 @@ from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
 from launcher.parallel.world import World, number_of
-from launcher.run.folder import LAUNCH, RunFolder, default_run_folder, in_use
+from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import FolderLock
 from launcher.util.processes import BY_ANY_TORCHRUN

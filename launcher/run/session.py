@@ -21,7 +21,7 @@ from launcher.parallel.world import OWN_AGENT, World
 from launcher.run.agreement import Agreement, stop_exit_code, stop_reason
 from launcher.run.console import RunConsole
 from launcher.run.evaluation import refuse_diverged
-from launcher.run.forecast import LoadForecast
+from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.journal import Journal
 from launcher.run.prepare import Prepared
 from launcher.run.record_file import rank_files, rewind

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from launcher.optim.base import MOMENTS
+from launcher.optim.entry import MOMENTS
 from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.places import Places
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from launcher.config.resolve import Resolved
-from launcher.optim.base import OptimizerCosts
 from launcher.optim.dtypes import dtypes
+from launcher.optim.entry import OptimizerCosts
 from launcher.optim.registry import OPTIMIZERS
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.strategies.ledger import Where

@@ -1,6 +1,7 @@
 """Causal self-attention kernels behind one signature, and which of them runs."""
 
-from launcher.model.attention.choice import (
+from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, AttentionSetting
+from launcher.model.attention.selection import (
     KERNELS,
     AttentionChoice,
     MissingKernel,
@@ -8,7 +9,6 @@ from launcher.model.attention.choice import (
     fuses_scores,
     kernel_for,
 )
-from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, AttentionSetting
 
 __all__ = [
     "KERNELS",

@@ -16,7 +16,7 @@ from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, ROPE, Case
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
-from launcher.optim.base import parameter_groups
+from launcher.optim.entry import parameter_groups
 
 MODEL = named("nano", layers=2, d_model=64, heads=4, context=32, vocab_size=260)
 ROPE_MODEL = replace(MODEL, **ROPE)

@@ -20,7 +20,7 @@ from launcher.compare.sweep.grid import training_flags
 from launcher.measure.records import Summary, SweepRow
 from launcher.run.agreement import STOP_SIGNALS, heard_signals
 from launcher.run.ending import Interrupted
-from launcher.run.folder import RunFolder
+from launcher.run.run_folder import RunFolder
 from launcher.util.errors import ExitCode
 from launcher.util.processes import for_children
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from launcher.compare.sweep.folder import SweepFolder
 from launcher.measure.records import SweepRow
-from launcher.run.folder import RunFolder
+from launcher.run.run_folder import RunFolder
 from launcher.util.sizes import duration, gib
 from launcher.util.tables import MUST, Column, fitting, table_of
 

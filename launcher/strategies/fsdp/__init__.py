@@ -1,6 +1,6 @@
 """FSDP2: parameters, gradients and optimizer states sharded over the ranks.
 
-engine.py    builds it
+wrapping.py  builds its engine
 grouping.py  groups of parameters that are gathered and reduced together
 forecast/    its allocations, group by group, and its traffic; imported by the forecast only
 """
@@ -68,6 +68,6 @@ class Fsdp(Strategy):
 
     def build(self, inputs: BuildInputs) -> Engine:
         """Imports DTensor, and with it sympy: only where it is used."""
-        from launcher.strategies.fsdp.engine import build
+        from launcher.strategies.fsdp.wrapping import build
 
         return build(inputs)

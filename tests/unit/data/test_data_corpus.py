@@ -16,8 +16,8 @@ from corpora import open_text
 from tokenizers import Tokenizer
 
 from launcher.config.schema import DataChoice
-from launcher.data import Corpus, build, sources
-from launcher.data.build import split_of, take_survey
+from launcher.data import Corpus, corpus_build, sources
+from launcher.data.corpus_build import split_of, take_survey
 from launcher.data.formats import Document, cut
 from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import find_source
@@ -223,7 +223,7 @@ def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> N
 
 
 def test_a_capped_sample_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "BPE_SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr(corpus_build, "BPE_SAMPLE_BYTES", 20_000)
     (tmp_path / "a.txt").write_text(story(20_000), encoding="utf-8")
     corpus = open_small(tmp_path / "a.txt", tmp_path / "cache", "bpe", vocab_size=400)
     assert "trained on 0 MB of it" in corpus.description

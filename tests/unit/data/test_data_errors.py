@@ -13,7 +13,7 @@ import pytest
 from corpora import open_text
 from tokenizers import Tokenizer, models
 
-from launcher.data import build
+from launcher.data import corpus_build
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
@@ -346,7 +346,7 @@ def test_text_that_changes_while_it_is_read_is_not_cached(
     book: Path, cache: Path, times: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = "take_survey" if times == "after it was hashed" else "_write_tokens"
-    original = getattr(build, where)
+    original = getattr(corpus_build, where)
 
     def replaced_before(*args: object, **kwargs: object) -> object:
         book.write_text(TEXT.replace("little", "nothing"))
@@ -355,6 +355,6 @@ def test_text_that_changes_while_it_is_read_is_not_cached(
             book.write_text(TEXT)
         return result
 
-    monkeypatch.setattr(build, where, replaced_before)
+    monkeypatch.setattr(corpus_build, where, replaced_before)
     assert "has changed while it was read" in refusal(book)
     assert not list((cache / "corpora").glob("*/meta.json"))

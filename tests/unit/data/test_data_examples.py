@@ -13,8 +13,8 @@ from corpora import open_text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches
-from launcher.data.build import encode
 from launcher.data.chat import ChatTemplate
+from launcher.data.corpus_build import encode
 from launcher.data.formats import with_prompt
 from launcher.data.tokenizer import load_encoder
 from launcher.util.errors import UserError

@@ -11,12 +11,12 @@ from launcher.config.schema import RunConfig
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
-from launcher.optim.base import COUNTER_BYTES
+from launcher.optim.entry import COUNTER_BYTES
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
 from launcher.strategies.native import optimizer_tensors
 from launcher.strategies.parameters import parameters_of, row_shard
 from launcher.strategies.rank import Rank
-from launcher.strategies.zero.forecast.groups import FlatGroups, messages
+from launcher.strategies.zero.forecast.flat_groups import FlatGroups, messages
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
-from launcher.run.folder import default_run_folder
+from launcher.run.run_folder import default_run_folder
 from launcher.tools.exchange import import_
 from launcher.util.packages import how_to_install
 

@@ -11,8 +11,8 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import OptimChoice, RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.optim.base import parameter_groups
 from launcher.optim.choice import Schedule, learning_rate
+from launcher.optim.entry import parameter_groups
 from launcher.util.errors import UserError
 
 

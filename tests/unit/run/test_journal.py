@@ -24,9 +24,9 @@ from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
 from launcher.run.console import RunConsole
-from launcher.run.folder import RunFolder
 from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
+from launcher.run.run_folder import RunFolder
 from launcher.run.steps import Diverged, EndedStep, SkippedSteps
 from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import Failure, UserError

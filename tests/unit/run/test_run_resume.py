@@ -8,7 +8,6 @@ import pytest
 from launcher.config.schema import LoopChoice
 from launcher.measure.records import Status
 from launcher.parallel.world import choose_device
-from launcher.run.folder import RunFolder
 from launcher.run.resume import (
     AUTO,
     Resume,
@@ -18,6 +17,7 @@ from launcher.run.resume import (
     find_resume,
     launch_record,
 )
+from launcher.run.run_folder import RunFolder
 from launcher.util.errors import UserError
 
 RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}

@@ -1,4 +1,4 @@
-"""Allocations (buffers.py, by groups.py) and traffic of FSDP2."""
+"""Allocations (buffers.py, by sharded_groups.py) and traffic of FSDP2."""
 
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline

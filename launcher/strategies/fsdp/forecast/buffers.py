@@ -1,4 +1,4 @@
-"""FSDP2's gathered parameters and communication buffers, as engine.py uses it.
+"""FSDP2's gathered parameters and communication buffers, as wrapping.py uses it.
 
 Sizes and order of allocation follow torch/distributed/fsdp/_fully_shard: `_fsdp_collectives.py`
 and `_fsdp_param_group.py` (torch 2.13). On a GPU what is sent is allocated on streams of its own.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Place
-from launcher.strategies.fsdp.forecast.groups import ShardedGroup, grouped
+from launcher.strategies.fsdp.forecast.sharded_groups import ShardedGroup, grouped
 from launcher.strategies.fsdp.grouping import HEAD, ROOT
 from launcher.strategies.parameters import Parameter, row_range, row_shard
 from launcher.strategies.rank import FP32, Rank

@@ -1,4 +1,4 @@
-"""Allocations (stages.py, stage3.py, coordinator.py, groups.py) and traffic of DeepSpeed."""
+"""Allocations (stages.py, stage3.py, coordinator.py, flat_groups.py) and traffic of DeepSpeed."""
 
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline

@@ -13,7 +13,7 @@ from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import FP32, Rank
 from launcher.strategies.zero.config import accumulates_in_fp32
 from launcher.strategies.zero.forecast.coordinator import Coordinator
-from launcher.strategies.zero.forecast.groups import FP64, ZeroBuffers, optimizer_groups
+from launcher.strategies.zero.forecast.flat_groups import FP64, ZeroBuffers, optimizer_groups
 from launcher.strategies.zero.fraction import kept_on_device
 
 SUB_GROUP_ELEMENTS = 1_000_000_000  # deepspeed's default sub_group_size

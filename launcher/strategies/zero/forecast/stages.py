@@ -12,7 +12,7 @@ from launcher.forecast.trace.events import Key
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import FP32, Rank
 from launcher.strategies.zero.config import accumulates_in_fp32
-from launcher.strategies.zero.forecast.groups import FP64, FlatBuffers, messages
+from launcher.strategies.zero.forecast.flat_groups import FP64, FlatBuffers, messages
 
 ALLREDUCE_ELEMENTS = 500_000_000  # the engine's own bucket, at stage 0 and in BF16_Optimizer
 
