@@ -20,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOOLS = Path("launcher", "tools")
+NEEDED_BY = {"watch": ("rehearse",)}
+"""Tool -> those that go with it."""
 TRAINING = (
     *("-m", "launcher.train", "--model", "nano", "--layers", "1", "--steps", "2"),
     *("--d-model", "32", "--heads", "2", "--seq-len", "32", "--micro-batch", "2"),
@@ -121,6 +123,8 @@ def main(names: Sequence[str]) -> int:
                 shutil.rmtree(tree / tool)
             else:
                 (tree / tool).unlink()
+            for other in NEEDED_BY.get(tool.stem, ()):
+                shutil.rmtree(tree / TOOLS / other)
             failed = failures(tree, expected)
             verbs = ", ".join(removed_verbs(tree))
         any_failed = any_failed or bool(failed)

@@ -52,6 +52,10 @@ ALL_VERBS = {
         "launcher.tools.submit.submit_cli",
         "check a training or a sweep and submit it to Slurm",
     ),
+    "rehearse": (
+        "launcher.tools.rehearse.rehearse_cli",
+        "run any PyTorch program unchanged on GPUs that are not there: will it fit?",
+    ),
     "watch": (
         "launcher.tools.watch.watch_cli",
         "run any PyTorch program unchanged, and record its memory, phases and steps",

@@ -58,7 +58,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class WatchedRank:
     """One rank's records, in the order of its file."""
 
     number: int
@@ -107,23 +107,23 @@ class Rank:
         return {name: sum(step[name] for step in steps) / len(steps) for name in names}
 
 
-def read_ranks(folder: Path) -> list[Rank]:
+def read_ranks(folder: Path) -> list[WatchedRank]:
     """Read all ranks' records; lines that a killed process has cut short are left out."""
     ranks = []
     for path in folder.iterdir():
         if match := _RANK_FILE.fullmatch(path.name):
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            ranks.append(Rank(int(match[1]), [r for r in map(_record, lines) if r]))
+            ranks.append(WatchedRank(int(match[1]), [r for r in map(_record, lines) if r]))
     return sorted(ranks, key=lambda rank: rank.number)
 
 
-def append(folder: Path, rank: Rank, records: Sequence[Mapping[str, Any]]) -> None:
+def append(folder: Path, rank: WatchedRank, records: Sequence[Mapping[str, Any]]) -> None:
     """Append records to a rank's file."""
     with (folder / f"rank{rank.number}.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def conclude(folder: Path, ranks: Sequence[Rank], code: int) -> tuple[Status, Summary]:
+def conclude(folder: Path, ranks: Sequence[WatchedRank], code: int) -> tuple[Status, Summary]:
     """Write and return the status and the summary of a program that has ended with `code`."""
     status, result = _status(ranks, code), summarize(ranks)
     write_status(folder, status)
@@ -133,7 +133,7 @@ def conclude(folder: Path, ranks: Sequence[Rank], code: int) -> tuple[Status, Su
     return status, result
 
 
-def summarize(ranks: Sequence[Rank]) -> Summary:
+def summarize(ranks: Sequence[WatchedRank]) -> Summary:
     """Return the summary of all ranks; memory is the worst rank's."""
     if not ranks:
         return Summary()
@@ -156,7 +156,7 @@ def summarize(ranks: Sequence[Rank]) -> Summary:
     )
 
 
-def _rank_summary(rank: Rank) -> RankSummary:
+def _rank_summary(rank: WatchedRank) -> RankSummary:
     kind = rank.allocated_peak_bytes if rank.on_gpu else rank.highest("host_rss_bytes")
     steps = rank.of_kind("step")[WARMUP_STEPS:]
     measured = [(step.get("tokens"), step.get("duration_s")) for step in steps]
@@ -175,13 +175,13 @@ def _rate(measured: Sequence[tuple[Any, Any]]) -> float:
     return float(sum(tokens for tokens, _ in measured) / sum(seconds for _, seconds in measured))
 
 
-def _duration_s(rank: Rank) -> float | None:
+def _duration_s(rank: WatchedRank) -> float | None:
     times = [event["unix_s"] for event in rank.of_kind("event")]
     started = rank.run.get("started_unix_s")
     return max(times) - started if times and started is not None else None
 
 
-def _status(ranks: Sequence[Rank], code: int) -> Status:
+def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
     """Return the state of the run; the first rank that reports an error gives the reason."""
     failures = sorted(
         (event["unix_s"], rank.number, event["detail"])

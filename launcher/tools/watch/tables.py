@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure.records import Status
-from launcher.tools.watch.folder import Rank
+from launcher.tools.watch.folder import WatchedRank
 from launcher.util.sizes import gib
 
 _PERIODS = ("init", "first_step", "steady", "evaluation", "save")
@@ -21,7 +21,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
-def headline(rank: Rank, ranks: int, status: Status) -> str:
+def headline(rank: WatchedRank, ranks: int, status: Status) -> str:
     """Return one line: program, ranks, steps, and how it ended."""
     run, steps = rank.run, len(rank.of_kind("step"))
     wrapped = f" in {run['strategy']}" if run.get("strategy") else ""
@@ -34,7 +34,7 @@ def headline(rank: Rank, ranks: int, status: Status) -> str:
     )
 
 
-def phase_rows(rank: Rank) -> list[tuple[str, str, str, str]]:
+def phase_rows(rank: WatchedRank) -> list[tuple[str, str, str, str]]:
     """Return period and phase, allocated peak, reserved peak, seconds."""
     records = sorted(rank.of_kind("phase"), key=lambda r: _PERIODS.index(r["period"]))
     return [
@@ -59,7 +59,7 @@ def _seconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
 
 
-def summary_lines(folder: Path, ranks: Sequence[Rank], status: Status) -> Iterator[str]:
+def summary_lines(folder: Path, ranks: Sequence[WatchedRank], status: Status) -> Iterator[str]:
     """Yield what is printed when the program has ended."""
     first = ranks[0]
     yield headline(first, len(ranks), status)

@@ -89,7 +89,7 @@ OUTPUTS = {
 ELSEWHERE = {
     *("train", "run", "submit"),  # test_bad_input and test_submit hold their --out
     *("generate", "doctor", "completion"),  # write to the screen alone
-    "watch",  # test_watch holds its --out
+    *("watch", "rehearse"),  # test_watch holds their --out
 }
 
 

@@ -23,7 +23,7 @@ class History:
     def __init__(self, torch: Any, peaks: Peaks, device: int) -> None:
         self._torch = torch
         self._peaks = peaks
-        self._device = device
+        self.device = device
         self.recording = False
         self._marks: list[list[Any]] = []
 
@@ -40,19 +40,19 @@ class History:
     def mark(self, kind: str, name: str, owners: dict[int, tuple[str, str]] | None = None) -> None:
         """Note what begins at this event: `phase`, `module`, `owners`, `end_forward`, ..."""
         if self.recording:
-            self._marks.append([self._peaks.events(self._device), kind, name, owners or {}])
+            self._marks.append([self._peaks.events(self.device), kind, name, owners or {}])
 
     def stop(self, folder: str, name: str) -> None:
         """Stop recording and write `name`.events and `name`.json."""
         if not self.recording:
             return
         self.mark("end", "")
-        snapshot = self._torch.cuda.memory._snapshot(self._device)
+        snapshot = self._torch.cuda.memory._snapshot(self.device)
         self._torch.cuda.memory._record_memory_history(None)
         self.recording = False
         total = self._marks[-1][0] - self._marks[0][0]
         trace = [
-            event for event in snapshot["device_traces"][self._device] if event["action"] in ACTIONS
+            event for event in snapshot["device_traces"][self.device] if event["action"] in ACTIONS
         ]
         # Interleaved: address, size, stream; a free has a negative size.
         numbers = array.array("q")
@@ -65,7 +65,7 @@ class History:
         content = {
             "version": VERSION,
             "marks": self._marks,
-            "held": list(_held(snapshot, self._device)),
+            "held": list(_held(snapshot, self.device)),
             "settings": _settings(snapshot),
         }
         with open(path + ".json", "w", encoding="utf-8") as text:

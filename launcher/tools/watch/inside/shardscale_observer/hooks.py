@@ -189,6 +189,7 @@ class Observer:
         if self.session.rehearses and self.peaks is not None:
             self.session.history = History(self.torch, self.peaks, device)
             self.session.history.start()
+        self.hook_empty_cache()
 
         @guarded
         def out_of_memory(device: int, wanted: int, total: int, free: int) -> None:
@@ -201,6 +202,21 @@ class Observer:
             )
 
         self.torch._C._cuda_attach_out_of_memory_observer(out_of_memory)
+
+    def hook_empty_cache(self) -> None:
+        """Mark where the program gives cached memory back to the device."""
+        empty = self.torch._C._cuda_emptyCache
+
+        @guarded
+        def mark() -> None:
+            if self.session.history is not None:
+                self.session.history.mark("empty_cache", "")
+
+        def empty_cache() -> None:
+            mark()
+            empty()
+
+        self.torch._C._cuda_emptyCache = empty_cache
 
     def hook_end(self) -> None:
         """Follow the ways in which a process ends."""

@@ -90,3 +90,18 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         "model": "unknown" if inner is None else type(inner).__name__.removeprefix("FSDP"),
         "parameters": sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters),
     }
+
+
+LIBRARIES = {
+    "trl": "trl.trainer",
+    "transformers": "transformers.trainer",
+    "deepspeed": "deepspeed",
+    "lightning": "lightning.fabric",
+    "accelerate": "accelerate.accelerator",
+}
+"""Library that trains -> the module that is imported where it does; the outermost first."""
+
+
+def libraries_in_use() -> list[str]:
+    """Return the libraries that train, of those that the program has imported."""
+    return [name for name, module in LIBRARIES.items() if module in sys.modules]

@@ -11,7 +11,7 @@ from shardscale_observer.history import History
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, rank_of_process
-from shardscale_observer.reading import describe
+from shardscale_observer.reading import describe, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -63,7 +63,7 @@ class Recorder:
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
             self.file.add("phase", **record)
-        self.event("program_ended", reason=reason, steps=self.steps)
+        self.event("program_ended", reason=reason, steps=self.steps, libraries=libraries_in_use())
         if self._sampler is not None:
             self._sampler.stop()
 
@@ -104,7 +104,7 @@ class Recorder:
         self.in_step = True
         if self.history is not None and not self.rehearses and number in LEDGER_STEPS:
             self.history.start()
-            self.mark_owners()
+        self.mark_owners()
 
     def _end_step(self) -> None:
         self._close_phase()
@@ -209,6 +209,8 @@ class Recorder:
         self.device = cuda.current_device() if on_gpu else None
         if on_gpu and self.history is None:
             self.history = History(self.torch, self.peaks, cuda.current_device())
+        elif self.history is not None and on_gpu:
+            self.history.device = cuda.current_device()  # chosen after CUDA began
         self._clock = Clock(self.torch, on_gpu=on_gpu, timed=not self.rehearses)
         described = describe(self.torch, module, args, kwargs)
         # Without a wrapper that is known to shard batches, ranks may share their tokens.

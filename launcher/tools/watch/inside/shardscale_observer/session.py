@@ -6,7 +6,7 @@ from typing import Any
 
 from shardscale_observer.clock import APART
 from shardscale_observer.errors import is_out_of_memory, place_of_error
-from shardscale_observer.reading import loss_of, tokens_in
+from shardscale_observer.reading import libraries_in_use, loss_of, tokens_in
 from shardscale_observer.recorder import Recorder
 
 
@@ -28,11 +28,11 @@ class Session(Recorder):
             self.before_evaluation = "other"
             self.enter("evaluation")
             return
-        self.begin_step()
         if with_gradients:
             self.see(module)
-            if self.data_ranks is not None:
-                self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
+        self.begin_step()
+        if with_gradients and self.data_ranks is not None:
+            self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
 
     def root_ends(self) -> None:
@@ -105,6 +105,7 @@ class Session(Recorder):
             "out_of_memory",
             phase=self.phase,
             module=module,
+            libraries=libraries_in_use(),
             held=owners.bytes_by_category("cuda" if self.device is not None else "cpu"),
             **detail,
         )

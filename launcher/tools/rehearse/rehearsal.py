@@ -1,0 +1,160 @@
+"""Run a program on the stand-in GPU, and judge what it needed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.forecast.fit import Verdict
+from launcher.measure.hardware import Gpu, gpu_named
+from launcher.measure.records import Status
+from launcher.tools.rehearse import stand_in
+from launcher.tools.rehearse.command import interpreter, ranks_per_node
+from launcher.tools.rehearse.verdict import CardFit, on_every_gpu
+from launcher.tools.watch import folder as folders
+from launcher.tools.watch.content import Held, Recording, held, read_recording
+from launcher.tools.watch.folder import WatchedRank
+from launcher.tools.watch.program import run_program
+from launcher.util.errors import ExitCode, UserError
+
+UNLIMITED_GIB = 16384
+WITHOUT_LIMIT = "without-limit"
+EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to rehearse; `gpus` are the node's, None for as many as the command starts ranks."""
+
+    command: Sequence[str]
+    gpu: str
+    gpus: int | None
+    steps: int
+    answers: Sequence[str]
+    out: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One run of the program on stand-in GPUs of one size."""
+
+    folder: Path
+    code: int
+    status: Status
+    ranks: Sequence[WatchedRank]
+    recordings: Mapping[int, Recording]
+    held: Mapping[int, Held]
+
+    @property
+    def steps(self) -> int:
+        """Return the optimizer steps that were seen."""
+        return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)
+
+    @property
+    def worst(self) -> WatchedRank:
+        """Return the rank that needed most."""
+        return max(self.ranks, key=lambda rank: rank.reserved_peak_bytes or 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    """The program on the GPU asked for, and if it ran out of memory there, also without a limit."""
+
+    gpu: Gpu
+    gpus: int
+    stage: Stage
+    unlimited: Stage | None
+    cards: Sequence[CardFit]
+
+    @property
+    def whole(self) -> Stage:
+        """Return the stage that has seen all steps."""
+        return self.unlimited or self.stage
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return int(self.stage.ranks[0].run.get("world_size", 1)) if self.stage.ranks else 0
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return whether it fits; None where the program failed before that could be seen."""
+        if self.stage.status.state == "oom":
+            return "does not fit"
+        if self.stage.code or not self.stage.steps:
+            return None
+        return next(card.verdict for card in self.cards if card.gpu == self.gpu.name)
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of the verb."""
+        found = self.verdict
+        return ExitCode.FAILED if found is None else EXIT_CODES[found]
+
+
+def rehearse(request: Request) -> Rehearsal:
+    """Run the program; once more without a limit where it runs out of memory.
+
+    Raises:
+        UserError: an unknown GPU, no torch with CUDA, no compiler, no such program.
+    """
+    gpu = gpu_named(request.gpu)
+    gpus = request.gpus or ranks_per_node(request.command) or 1
+    answers = dict(map(_answer, request.answers))
+    folder = folders.new_folder(request.out, request.command, "rehearse")
+    stage = _run(request, gpu, gpus, folder, answers)
+    unlimited = None
+    if stage.status.state == "oom":
+        large = replace(gpu, memory_gib=UNLIMITED_GIB)
+        inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
+        unlimited = _run(request, large, gpus, inner, answers)
+    whole = unlimited or stage
+    world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
+    recordings = [one for one in whole.recordings.values() if not one.out_of_memory]
+    if recordings and len(recordings) == len(whole.ranks):
+        cards = on_every_gpu(recordings, world_size=world_size)
+    else:
+        cards = []
+    return Rehearsal(gpu=gpu, gpus=gpus, stage=stage, unlimited=unlimited, cards=cards)
+
+
+def _run(request: Request, gpu: Gpu, gpus: int, folder: Path, answers: Mapping[str, Any]) -> Stage:
+    settings = {
+        "folder": str(folder.resolve()),
+        "mode": "rehearse",
+        "steps": request.steps,
+        "answers": answers,
+    }
+    environment = folders.observed_environment(settings)
+    environment |= stand_in.environment(
+        interpreter(request.command), [gpu] * gpus, inherited=environment
+    )
+    folders.write_status(folder, Status(state="running", phase="start"))
+    code = run_program(request.command, environment, stdout_to_stderr=True)
+    ranks = folders.read_ranks(folder)
+    status, _ = folders.conclude(folder, ranks, code)
+    names = {rank.number: folder / f"allocations-rank{rank.number}" for rank in ranks}
+    recordings = {
+        number: found for number, path in names.items() if (found := read_recording(path))
+    }
+    return Stage(
+        folder=folder,
+        code=code,
+        status=status,
+        ranks=ranks,
+        recordings=recordings,
+        held={number: held(one) for number, one in recordings.items()},
+    )
+
+
+def _answer(text: str) -> tuple[str, Any]:
+    match = re.fullmatch(r"(.+:\d+)=(.+)", text)
+    values = {"true": True, "false": False}
+    try:
+        if match is not None:
+            value = match[2].lower()
+            return match[1], values[value] if value in values else float(value)
+    except ValueError:
+        pass
+    raise UserError(f"--answer {text!r} is none: write FILE:LINE=VALUE, as train.py:88=3.2")

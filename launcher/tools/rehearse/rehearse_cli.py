@@ -1,0 +1,69 @@
+"""`shardscale rehearse --gpu H100 -- python train.py ...`: will this program fit on that GPU?"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.tools.watch.watch_cli import require_command, split_command
+from launcher.util.errors import UserError, refusing
+from launcher.util.flags import OptionParser, require_range
+
+USAGE = "shardscale rehearse --gpu H100 [options] -- COMMAND ..."
+MOST_STEPS = 1000
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Rehearse a program; exit code 0 fits, 1 does not, 3 too close to call, 2 for bad input, 4
+    where the program ended with an error of its own."""
+    parser = OptionParser(
+        prog="shardscale rehearse",
+        usage=USAGE,
+        description="Run any PyTorch program, unchanged, on GPUs that are not there, for a few "
+        "optimizer steps: torch's real allocator, no kernels run. Prints whether it fits, what "
+        "needed the memory, and on which GPUs of the table it would fit. Needs torch's CUDA build. "
+        "Exit codes: 0 fits, 1 does not, 3 too close to call, 2 bad input, 4 the program failed.",
+    )
+    add = parser.add_argument
+    add("--gpu", metavar="NAME", help="GPU to rehearse on: H100, A100-40GB, RTX-4090, ...")
+    add(
+        *("--gpus", "--gpus-per-node"),
+        type=int,
+        metavar="N",
+        help="GPUs of the node (default: as many as the command starts ranks, else 1)",
+    )
+    add("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
+    add(
+        "--answer",
+        action="append",
+        default=[],
+        metavar="FILE:LINE=VALUE",
+        help="what a value reads as that the program reads from the device in this line",
+    )
+    add("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/...)")
+    add("--json", action="store_true", help="print JSON")
+    own, command = split_command(argv, USAGE)
+    options = parser.parse_args(own)
+    require_command(command, USAGE)
+    if options.gpu is None:
+        raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
+    require_range("--steps", options.steps, 1, MOST_STEPS)
+    from launcher.tools.rehearse.rehearsal import Request, rehearse
+    from launcher.tools.rehearse.report import as_json, lines
+
+    result = rehearse(
+        Request(
+            command=command,
+            gpu=options.gpu,
+            gpus=options.gpus,
+            steps=options.steps,
+            answers=options.answer,
+            out=options.out,
+        )
+    )
+    if options.json:
+        print(json.dumps(as_json(result), indent=2))
+    else:
+        for line in lines(result):
+            print(line)
+    return result.exit_code

@@ -1,0 +1,196 @@
+"""What a rehearsal prints, as text and as JSON."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
+from launcher.tools.rehearse.rehearsal import Rehearsal, Stage
+from launcher.tools.rehearse.remedies import remedies
+from launcher.tools.rehearse.verdict import outside_bytes
+from launcher.tools.watch.content import as_record
+from launcher.tools.watch.folder import WatchedRank
+from launcher.tools.watch.tables import phase_rows, table
+from launcher.util.sizes import gib
+
+LABEL = "real allocator, no kernels run"
+MOST_MODULES = 8
+_OUTSIDE = {
+    "CUDA context": ("450 to 600 MiB reported for A100 and H100", CONTEXT_BYTES),
+    "NCCL": ("544 to 688 MB per group reported for A100", NCCL_GROUP_BYTES),
+}
+
+
+def lines(result: Rehearsal) -> Iterator[str]:
+    """Yield the report."""
+    stage = result.stage
+    if not stage.ranks:
+        yield (
+            f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
+        )
+        return
+    yield _headline(result)
+    if stage.status.state == "oom":
+        yield from _out_of_memory(result)
+    elif stage.code:
+        yield f"The program ended with an error of its own: {stage.status.reason}"
+    whole, worst = result.whole, result.whole.worst
+    if whole is not stage:
+        yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
+    yield from table((f"rank {worst.number}", "allocated", "reserved"), _phases(worst))
+    yield from _contents(whole, worst)
+    if len(whole.ranks) > 1:
+        yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
+    yield from _outside(result)
+    yield from _values(whole)
+    yield from _cards(result)
+    yield f"run folder {stage.folder}: shardscale report {stage.folder}"
+
+
+def as_json(result: Rehearsal) -> dict[str, Any]:
+    """Return the report as plain values."""
+    whole = result.whole
+    ranks = [
+        {
+            "rank": rank.number,
+            "allocated_peak_bytes": rank.allocated_peak_bytes,
+            "reserved_peak_bytes": rank.reserved_peak_bytes,
+            "host_rss_bytes": rank.highest("host_rss_bytes"),
+            "phases": rank.of_kind("phase"),
+            "peak": as_record(whole.held[rank.number].peak) if rank.number in whole.held else None,
+            "end": as_record(whole.held[rank.number].end) if rank.number in whole.held else None,
+            "values": rank.events("value_read"),
+        }
+        for rank in whole.ranks
+    ]
+    return {
+        "label": LABEL,
+        "verdict": result.verdict,
+        "gpu": result.gpu.name,
+        "gpus": result.gpus,
+        "world_size": result.world_size,
+        "memory_bytes": result.gpu.memory_bytes,
+        "outside_bytes": outside_bytes(result.world_size),
+        "steps": whole.steps,
+        "status": dataclasses.asdict(result.stage.status),
+        "out_of_memory": [event for rank in result.stage.ranks for event in _failures(rank)],
+        "suggestions": _suggestions(result),
+        "ranks": ranks,
+        "cards": [dataclasses.asdict(card) for card in result.cards],
+        "folder": str(result.stage.folder),
+    }
+
+
+def _headline(result: Rehearsal) -> str:
+    run, found = result.stage.ranks[0].run, result.verdict
+    words = {None: "no verdict", "tight": "too close to call"}.get(found, found)
+    ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
+    wrapped = f" in {run['strategy']}" if run.get("strategy") else ""
+    return (
+        f"{words} on {result.gpu.name} ({gib(result.gpu.memory_bytes)}): {run.get('model')}"
+        f"{wrapped}, {run.get('parameters') or 0:,} parameters, {ranks}, "
+        f"{result.stage.steps} steps; {LABEL}"
+    )
+
+
+def _failures(rank: WatchedRank) -> list[dict[str, Any]]:
+    return [{"rank": rank.number, **event} for event in rank.events("out_of_memory")]
+
+
+def _out_of_memory(result: Rehearsal) -> Iterator[str]:
+    failures = [event for rank in result.stage.ranks for event in _failures(rank)]
+    for failure in failures[:1]:
+        inside = f", in {failure['module']}" if failure.get("module") else ""
+        yield (
+            f"Out of memory in {failure['phase']}{inside}: rank {failure['rank']} asked for "
+            f"{gib(failure['requested_bytes'])}, {gib(failure['free_bytes'])} were free"
+        )
+        if place := failure.get("place"):
+            yield f"  {place['file']}:{place['line']} in {place['function']}: {place['code']}"
+        known = result.stage.held.get(failure["rank"])
+        if known is not None:
+            alive = sorted(known.end.by_category.items(), key=lambda item: -item[1])
+            yield "  alive then: " + ", ".join(f"{name} {gib(size)}" for name, size in alive)
+    for suggestion in _suggestions(result):
+        yield f"  try {suggestion}"
+
+
+def _suggestions(result: Rehearsal) -> list[str]:
+    if result.verdict == "fits" or result.verdict is None:
+        return []
+    whole = result.whole
+    content = whole.held.get(whole.worst.number)
+    if content is None:
+        return []
+    ended = list(whole.worst.events("program_ended") + whole.worst.events("out_of_memory"))
+    libraries = ended[0].get("libraries", []) if ended else []
+    return remedies(content.peak.by_category, content.peak.phase, libraries)
+
+
+def _phases(rank: WatchedRank) -> list[tuple[str, str, str]]:
+    return [(name, allocated, reserved) for name, allocated, reserved, _ in phase_rows(rank)]
+
+
+def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
+    content = stage.held.get(rank.number)
+    if content is None:
+        yield "  (no sequence of allocations was recorded: the program records its own)"
+        return
+    at, end = content.peak, content.end
+    categories = sorted(
+        {*at.by_category, *end.by_category}, key=lambda name: -at.by_category.get(name, 0)
+    )
+    rows = [
+        (name, gib(at.by_category.get(name, 0)), gib(end.by_category.get(name, 0)))
+        for name in categories
+    ]
+    rows.append(("all", gib(at.total_bytes), gib(end.total_bytes)))
+    yield from table((f"held at the peak ({at.phase})", "bytes", "after the last step"), rows)
+    largest = list(at.by_module.items())[:MOST_MODULES]
+    yield from table(
+        ("modules at the peak", "bytes"), [(name, gib(size)) for name, size in largest]
+    )
+
+
+def _ranks(stage: Stage) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"rank {rank.number}",
+            gib(rank.allocated_peak_bytes),
+            gib(rank.reserved_peak_bytes),
+            gib(rank.highest("host_rss_bytes")),
+        )
+        for rank in stage.ranks
+    ]
+
+
+def _outside(result: Rehearsal) -> Iterator[str]:
+    names = ["CUDA context", *(["NCCL"] if result.world_size > 1 else [])]
+    rows = [(name, gib(_OUTSIDE[name][1])) for name in names]
+    yield from table(("outside of torch's allocator", "bytes"), rows)
+    for name in names:
+        yield f"    {name}: {_OUTSIDE[name][0]}"
+    resident = max((rank.highest("host_rss_bytes") or 0 for rank in result.whole.ranks), default=0)
+    yield f"  host memory: {gib(resident or None)} resident set of the largest rank"
+
+
+def _values(stage: Stage) -> Iterator[str]:
+    reads = [event for rank in stage.ranks[:1] for event in rank.events("value_read")]
+    if not reads:
+        return
+    rows = [
+        (f"{one['place']}", one["call"], str(one["times"]), str(one["answer"])) for one in reads
+    ]
+    yield "Values that no kernel has computed were read here (--answer FILE:LINE=VALUE sets one):"
+    yield from table(("line", "call", "times", "answer"), rows)
+
+
+def _cards(result: Rehearsal) -> Iterator[str]:
+    if not result.cards:
+        return
+    yield f"The recorded allocations replayed on every GPU of the table ({LABEL}):"
+    rows = [
+        (card.gpu, gib(card.memory_bytes), gib(card.used_bytes), card.verdict)
+        for card in result.cards
+    ]
+    yield from table(("GPU", "memory", "used", "verdict"), rows)

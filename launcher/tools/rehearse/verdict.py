@@ -1,0 +1,68 @@
+"""Whether a rehearsed program fits: its recorded allocations on each GPU of the table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.forecast.allocator import AllocatorUse, replay
+from launcher.forecast.fit import Verdict, verdict, within
+from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES, Gpu
+from launcher.tools.watch.content import Recording, allocator_events
+
+ORDER: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardFit:
+    """The program on one GPU; bytes are the worst rank's."""
+
+    gpu: str
+    memory_bytes: int
+    used_bytes: int | None
+    """Reserved, context and NCCL; None where it ran out of memory."""
+    verdict: Verdict
+
+
+def outside_bytes(world_size: int) -> int:
+    """Memory of a process that torch's allocator does not hold: context and NCCL's buffers."""
+    return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
+
+
+def on_every_gpu(recordings: Sequence[Recording], *, world_size: int) -> list[CardFit]:
+    """Replay all ranks' allocations on each GPU of the table, smallest first."""
+    sequences = [(*allocator_events(one), one.expandable_segments) for one in recordings]
+    free = [
+        replay(events, streams, expandable_segments=expandable)
+        for events, streams, expandable in sequences
+    ]
+    cards = []
+    for gpu in sorted(GPUS, key=lambda gpu: gpu.memory_bytes):
+        limit = gpu.memory_bytes - outside_bytes(world_size)
+        uses = [
+            use if use.peak_reserved_bytes <= limit else _limited(sequence, use, limit)
+            for use, sequence in zip(free, sequences, strict=True)
+        ]
+        cards.append(_card(gpu, uses, limit))
+    return cards
+
+
+def _limited(
+    sequence: tuple[list[tuple[int, int]], dict[int, str], bool], use: AllocatorUse, limit: int
+) -> AllocatorUse | None:
+    if use.peak_allocated_bytes > limit:
+        return None  # no replay is needed to know
+    events, streams, expandable = sequence
+    return replay(events, streams, limit_bytes=limit, expandable_segments=expandable)
+
+
+def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int) -> CardFit:
+    used = 0
+    for use in uses:
+        reserved = limit + 1 if use is None else within(use, limit)
+        used = max(used, gpu.memory_bytes - limit + reserved)
+    found = verdict(used, gpu.memory_bytes)
+    return CardFit(
+        gpu=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        used_bytes=None if found == ORDER[-1] else used,
+        verdict=found,
+    )

@@ -1,0 +1,213 @@
+"""What a GPU held at the peak of a watched program, by category and by module.
+
+Replays the events that `inside/shardscale_observer/history.py` has written.
+"""
+
+import array
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.forecast.allocator_blocks import EMPTY_CACHE
+from launcher.util.sizes import rounded_bytes
+
+VERSION = 1
+_OF_FORWARD = ("forward", "data", "other", "build", "load")
+_Owned = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """Allocations and frees of one rank, and the marks between them."""
+
+    events: Sequence[tuple[int, int, int]]
+    """(address, bytes, stream); the bytes of a free are negative."""
+    marks: Sequence[tuple[int, str, str, _Owned]]
+    """(number of the next event, kind, name, address -> (category, module))."""
+    expandable_segments: bool
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Return True if a request found no memory on the way."""
+        return any(kind == "out_of_memory" for _, kind, _, _ in self.marks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Content:
+    """Bytes at one moment, rounded to blocks as the allocator counts them."""
+
+    total_bytes: int
+    phase: str
+    by_category: Mapping[str, int]
+    by_module: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What a rank held at its peak, and at the end of the recording."""
+
+    peak: Content
+    end: Content
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    size: int
+    phase: str
+    module: str
+    allocated: int
+    freed: float = math.inf
+    category: str | None = None
+
+
+def read_recording(path: Path) -> Recording | None:
+    """Read `path`.events and `path`.json; None where there is no complete recording."""
+    try:
+        content = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
+        raw = path.with_name(f"{path.name}.events").read_bytes()
+    except (OSError, ValueError):
+        return None
+    if content.get("version") != VERSION:
+        return None
+    numbers = array.array("q", raw)
+    marks = content["marks"]
+    first = marks[0][0]
+    return Recording(
+        events=list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)),
+        marks=[(at - first, kind, name, owners) for at, kind, name, owners in marks],
+        expandable_segments=bool(content["settings"].get("expandable_segments")),
+    )
+
+
+def held(recording: Recording) -> Held:
+    """Return the content at the highest level (or out of memory), and at the end."""
+    replay = _Replay(recording)
+    replay.run()
+    at, phase = replay.peak
+    return Held(
+        peak=replay.content(at, phase),
+        end=replay.content(len(recording.events), replay.phase),
+    )
+
+
+class _Replay:
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._live: dict[int, _Piece] = {}
+        self._pieces: list[_Piece] = []
+        self.phase, self._module = "init/load", ""
+        self.peak = (0, self.phase)
+        """(number of the event after which it was reached, phase)."""
+
+    def run(self) -> None:
+        """Follow all events."""
+        level = highest = 0
+        marks = iter(self._recording.marks)
+        mark = next(marks, None)
+        for number, (address, size, _) in enumerate(self._recording.events):
+            while mark is not None and mark[0] <= number:
+                self._apply(mark[1], mark[2], mark[3])
+                mark = next(marks, None)
+            if size >= 0:
+                piece = _Piece(rounded_bytes(size), self.phase, self._module, number)
+                self._live[address] = piece
+                self._pieces.append(piece)
+                level += piece.size
+                if level > highest:
+                    highest, self.peak = level, (number, self.phase)
+            elif (piece_ := self._live.pop(address, None)) is not None:
+                piece_.freed = number
+                level -= piece_.size
+        while mark is not None:
+            self._apply(mark[1], mark[2], mark[3])
+            mark = next(marks, None)
+
+    def content(self, at: int, phase: str) -> Content:
+        """Return the content after event `at`."""
+        by_category: dict[str, int] = {}
+        by_module: dict[str, int] = {}
+        for piece in self._pieces:
+            if piece.allocated <= at < piece.freed:
+                category = piece.category or "temporary"
+                by_category[category] = by_category.get(category, 0) + piece.size
+                name = collapsed(piece.module)
+                by_module[name] = by_module.get(name, 0) + piece.size
+        return Content(
+            total_bytes=sum(by_category.values()),
+            phase=phase,
+            by_category=by_category,
+            by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])),
+        )
+
+    def _apply(self, kind: str, name: str, owners: _Owned) -> None:
+        if kind == "phase":
+            self.phase = name
+        elif kind == "module":
+            self._module = name
+        elif kind == "owners":
+            self._own(owners)
+        elif kind == "end_forward":
+            # Weights that are gathered now are states of no step: they are temporary.
+            self._keep_activations(set(owners))
+        elif kind == "out_of_memory":
+            self._own(owners)
+            if self.phase.endswith("/forward"):
+                self._keep_activations(set())
+
+    def _own(self, owners: _Owned) -> None:
+        for address, (category, module) in owners.items():
+            piece = self._live.get(int(address))
+            if piece is not None:
+                piece.category, piece.module = category, module
+
+    def _keep_activations(self, gathered: set[str]) -> None:
+        for address, piece in self._live.items():
+            if piece.category is None and piece.phase.rpartition("/")[2] in _OF_FORWARD:
+                is_gathered = str(address) in gathered
+                piece.category = "temporary" if is_gathered else "activations"
+
+
+def collapsed(module: str) -> str:
+    """Return a module's name with every number as `*`: all layers of a list are one line."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", module) or "(outside of modules)"
+
+
+def allocator_events(
+    recording: Recording,
+) -> tuple[list[tuple[int, int]], dict[int, str]]:
+    """Return the events for the model of the allocator, and the streams of their storages."""
+    events: list[tuple[int, int]] = []
+    streams: dict[int, str] = {}
+    live: dict[int, int] = {}
+    emptied = _positions(recording, "empty_cache")
+    due = next(emptied, None)
+    for number, (address, size, stream) in enumerate(recording.events):
+        while due is not None and due <= number:
+            events.append((EMPTY_CACHE, 0))
+            due = next(emptied, None)
+        if size > 0:
+            live[address] = number
+            events.append((number, size))
+            if stream:
+                streams[number] = str(stream)
+        elif size < 0 and address in live:
+            events.append((live.pop(address), 0))
+    return events, streams
+
+
+def _positions(recording: Recording, kind: str) -> Iterator[int]:
+    return (at for at, found, _, _ in recording.marks if found == kind)
+
+
+def as_record(content: Content) -> dict[str, Any]:
+    """Return plain values."""
+    return {
+        "total_bytes": content.total_bytes,
+        "phase": content.phase,
+        "by_category": dict(content.by_category),
+        "by_module": dict(content.by_module),
+    }
