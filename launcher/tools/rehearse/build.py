@@ -22,6 +22,7 @@ from launcher.util.files import default_cache_dir
 
 SOURCES = Path(__file__).parent / "library"
 FLAGS = ("-std=gnu2x", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread")
+_EXPORTED = (f"-Wl,--version-script={SOURCES / 'exported.map'}",)
 OLDEST_GCC = 11
 """The first whose C has unnamed parameters."""
 
@@ -154,7 +155,7 @@ def _build(torch: Torch, compiler: str, folder: Path) -> None:
         headers = [word for path in torch.headers() for word in ("-isystem", str(path))]
         command = [compiler, *FLAGS, f"-I{SOURCES}", *headers]
         nvml = SOURCES / "nvml.c"
-        cuda = [*sorted(set(SOURCES.glob("*.c")) - {nvml}), new / "refused.c"]
+        cuda = [*sorted(set(SOURCES.glob("*.c")) - {nvml}), new / "refused.c", *_EXPORTED]
         for name, parts in (("libcuda.so.1", cuda), ("libnvidia-ml.so.1", [nvml])):
             output = ("-o", str(new / name), f"-Wl,-soname,{name}")
             run_compiler([*command, *output, *map(str, parts)])

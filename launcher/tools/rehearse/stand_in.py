@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from launcher.measure.hardware import CONTEXT_BYTES, Gpu
 from launcher.tools.rehearse.build import built_for
@@ -21,6 +22,8 @@ from launcher.util.errors import UserError
 
 MOST_GPUS = 64
 PRELOADED = "libcuda.so.1"
+INSIDE = Path(__file__).parent / "inside"
+"""What runs in the program's own interpreter: the standard library and the program's torch only."""
 
 # What CUDA calls a GPU, where that is not "NVIDIA" and the table's name. Programs read it:
 # accelerate turns off peer access by it.
@@ -73,6 +76,8 @@ def environment(
         "LD_LIBRARY_PATH": _first(folder, before.get("LD_LIBRARY_PATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": folder,
         "PATH": _first(folder, before.get("PATH", os.defpath), ":"),  # for its nvidia-smi
+        # A sitecustomize, which hands over to the next one on the path.
+        "PYTHONPATH": _first(str(INSIDE), before.get("PYTHONPATH", ""), ":"),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
@@ -102,5 +107,5 @@ def _described(gpu: Gpu) -> str:
 
 def _first(ours: str, others: str, separator: str) -> str:
     """`ours` before the entries that are there already, once."""
-    kept = [entry for entry in re.split(f"[{separator}:]", others) if entry and entry != ours]
+    kept = [entry for entry in others.split(separator) if entry not in ("", ours)]
     return separator.join((ours, *kept))

@@ -57,9 +57,10 @@ void keep(const void *address, const void *values, size_t bytes) {
     pthread_mutex_unlock(&mutex);
 }
 
-bool recall(const void *address, void *out, size_t bytes) {
+size_t recall(const void *address, void *out, size_t bytes) {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;
     size_t known = 0;
+    memset(out, 0, bytes);
     pthread_mutex_lock(&mutex);
     for (Kept *range = first; range; range = range->next) {
         uintptr_t from = range->begin > begin ? range->begin : begin;
@@ -70,10 +71,16 @@ bool recall(const void *address, void *out, size_t bytes) {
         known += to - from;
     }
     pthread_mutex_unlock(&mutex);
-    return known == bytes;
+    return known;
 }
 
+static __thread bool followed;
+
+void follow(bool on) { followed = on; }
+
 void forget_all(void) {
+    if (followed)
+        return;
     pthread_mutex_lock(&mutex);
     while (first) {
         Kept *range = first;

@@ -7,8 +7,11 @@ enum { MOST_KEPT = 1 << 16 }; /* bytes of one copy; a larger one is dropped */
 
 /* Keep the values at a device's address; more than MOST_KEPT bytes are forgotten instead. */
 void keep(const void *address, const void *values, size_t bytes);
-/* Copy what is known; false where a byte of it is not. */
-bool recall(const void *address, void *out, size_t bytes);
+/* Copy what is known, and 0 for the rest; return how many bytes are known. */
+size_t recall(const void *address, void *out, size_t bytes);
 /* Something else may be there now. */
 void forget(const void *address, size_t bytes);
 void forget_all(void);
+/* Until `false`, the calling thread says itself what its kernels have written: forget_all does
+ * nothing. */
+void follow(bool on);

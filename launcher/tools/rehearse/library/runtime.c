@@ -259,7 +259,7 @@ static bool checks_are_true(void) {
 
 static void copy_on_device(void *to, const void *from, size_t bytes) {
     char values[MOST_KEPT];
-    if (bytes <= MOST_KEPT && recall(from, values, bytes))
+    if (bytes <= MOST_KEPT && recall(from, values, bytes) == bytes)
         keep(to, values, bytes);
     else
         forget(to, bytes);
@@ -275,8 +275,8 @@ static cudaError_t copy(void *to, const void *from, size_t bytes) {
         memcpy(to, from, bytes);
     } else {
         note("copy_to_host", bytes);
-        if (!recall(from, to, bytes))
-            memset(to, bytes == 1 && checks_are_true(), bytes);
+        if (!recall(from, to, bytes) && bytes == 1)
+            *(char *)to = checks_are_true();
     }
     return cudaSuccess;
 }

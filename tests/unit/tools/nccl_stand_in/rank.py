@@ -43,9 +43,10 @@ class Rank:
     def get(self, address: int, count: int, type_: int) -> list[float] | None:
         """What is known; None if it is not."""
         raw = ctypes.create_string_buffer(struct.calcsize(f"{count}{FORMATS[type_]}"))
-        self.nccl.recall.restype = ctypes.c_bool
         known = self.nccl.recall(ctypes.c_size_t(address), raw, ctypes.c_size_t(len(raw)))
-        return list(struct.unpack(f"{count}{FORMATS[type_]}", raw.raw)) if known else None
+        return (
+            None if known < len(raw) else list(struct.unpack(f"{count}{FORMATS[type_]}", raw.raw))
+        )
 
     def count(self, count: int) -> ctypes.c_size_t:
         return ctypes.c_size_t(count)

@@ -1,0 +1,67 @@
+"""Compute small tensors on the host beside their kernels, which do not run.
+
+torch's object collectives send sizes, add them up on the device, and read them: with a wrong sum
+they fail. Must work with Python 3.9 and torch 2.4, so annotations stay text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MODULE = "torch.distributed.distributed_c10d"
+OBJECT_COLLECTIVES = (
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+)
+
+
+def begin() -> None:
+    """Arrange for the object collectives to be followed once torch has defined them."""
+    if hasattr(ctypes.CDLL(None), "shardscale_follow") and MODULE not in sys.modules:
+        sys.meta_path.insert(0, _AfterModule())
+
+
+class _AfterModule:
+    """Finds the module as Python would, and wraps its functions when its import is complete."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the module's own spec, whose loader wraps once; None for all other modules."""
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_then_wrap(module: Any) -> None:
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            for function in OBJECT_COLLECTIVES:
+                if hasattr(module, function):
+                    setattr(module, function, _followed(getattr(module, function)))
+
+        loader.exec_module = execute_then_wrap
+        return spec
+
+
+def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def follow(*args: Any, **kwargs: Any) -> Any:
+        library = ctypes.CDLL(None)
+        library.shardscale_follow(True)
+        try:
+            from shardscale_values.follow import Follow
+
+            with Follow(library):
+                return function(*args, **kwargs)
+        finally:
+            library.shardscale_follow(False)
+
+    return follow

@@ -1,0 +1,69 @@
+"""Programs of several ranks that know nothing of shardscale."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nullgpu.runs import environment
+
+PROGRAMS = Path(__file__).parent / "programs"
+LAYER_BYTES = 2048 * 2048 * 4  # in fp32
+STATES = 3  # weights and Adam's two
+
+
+def ranks(folder: Path, gpus: int, program: str, *words: str, nproc: int = 0) -> list[Any]:
+    """What each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}")
+    command = [sys.executable, *(torchrun if nproc else ()), str(PROGRAMS / program), *words]
+    variables = environment(folder, {"SHARDSCALE_STAND_IN_CHECKS": "false"}, gpus=gpus)
+    variables["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+    assert len(found) == max(nproc, 1), done.stdout
+    return sorted(found, key=lambda each: int(each["rank"]))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_objects_travel(size: int, tmp_path: Path) -> None:
+    for rank, found in enumerate(ranks(tmp_path, size, "objects.py", nproc=size)):
+        assert found["summed"] == [sum(range(1, size + 1)), 5 * size]
+        assert found["broadcast"] == [{"rank": size - 1, "text": "y" * 10 * size}]
+        assert found["gathered"] == ["z" * (r + 1) for r in range(size)]
+        assert found["to_first"] == ([[r] * 3 for r in range(size)] if rank == 0 else None)
+        assert found["scattered"] == f"to {rank}"
+        assert found.get("in a pair") == ([7, "two"] if rank < 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("way", "size", "states_bytes"),
+    [
+        ("ddp", 2, 8 * STATES * LAYER_BYTES),
+        ("fsdp1", 2, 8 * STATES * LAYER_BYTES // 2),
+        ("fsdp2", 2, 8 * STATES * LAYER_BYTES // 2),
+        ("fsdp2", 4, 8 * STATES * LAYER_BYTES // 4),
+        # bf16 weights; in fp32 a rank's part of them and of Adam's states.
+        ("zero3", 2, 8 * (LAYER_BYTES // 2 + STATES * LAYER_BYTES) // 2),
+        ("zero2-offload", 2, 8 * LAYER_BYTES // 2),
+    ],
+)
+def test_each_rank_holds_its_states(way: str, size: int, states_bytes: int, tmp_path: Path) -> None:
+    for found in ranks(tmp_path, size, "sharded.py", way, nproc=size):
+        # Beside them workspaces of cuBLAS and what the last step has left.
+        assert 0 <= found["between"] - states_bytes < 5 * LAYER_BYTES + 33 * 2**20, found
+        assert found["peak"] > found["between"]
+
+
+def test_trainer_runs_on_two_ranks(tmp_path: Path) -> None:
+    for found in ranks(tmp_path, 2, "trainer.py", str(tmp_path / "out"), nproc=2):
+        assert found["used"] == 1
+
+
+def test_trainer_takes_all_gpus_of_one_process(tmp_path: Path) -> None:
+    (found,) = ranks(tmp_path, 8, "trainer.py", str(tmp_path / "out"))
+    assert found["used"] == 8
