@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome
-from launcher.measure.records import EnergyReading
 
 UNAVAILABLE_RETRY_NS = 30 * 10**9  # rights and drivers seldom change
 NEVER_NS = 2**63
@@ -35,6 +34,13 @@ READINGS: dict[str, Callable[[NvmlDevice], Values]] = {
     "pcie_tx": lambda device: {"pcie_tx_bytes_per_s": device.pcie_tx_bytes_per_s()},
     "pcie_rx": lambda device: {"pcie_rx_bytes_per_s": device.pcie_rx_bytes_per_s()},
 }
+
+
+class EnergyReading(NamedTuple):
+    """Joules since the first reading of the counter, seconds since the sampler's start."""
+
+    t_s: float
+    energy_j: float
 
 
 class GpuReadings:

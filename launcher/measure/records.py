@@ -18,7 +18,11 @@ WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord(Record):
-    """First line of every file: the description of the run."""
+    """First line of every file: the description of the run.
+
+    A watched program (`shardscale watch`) has `strategy` by its wrappers' names, and None for what
+    cannot be read off it.
+    """
 
     kind: ClassVar[str] = "run"
     schema_version: int = SCHEMA_VERSION
@@ -146,14 +150,6 @@ class GpuRecord(Record):
     pcie_tx_bytes_per_s: float | None = None
     pcie_rx_bytes_per_s: float | None = None
     host_rss_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnergyReading:
-    """Joules since the first reading of the counter, seconds since the sampler's start."""
-
-    t_s: float
-    energy_j: float
 
 
 State = Literal["running", "completed", "oom", "preempted", "failed"]

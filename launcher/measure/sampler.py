@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 import torch
 
-from launcher.measure.records import EnergyReading, EventRecord, GpuRecord, SamplerSummary
+from launcher.measure.records import EventRecord, GpuRecord, SamplerSummary
 from launcher.util.json_file import Record
 
 if TYPE_CHECKING:  # pynvml is imported where there is a GPU
-    from launcher.measure.gpu_readings import GpuReadings
+    from launcher.measure.gpu_readings import EnergyReading, GpuReadings
 
 Values = dict[str, Any]  # fields of GpuRecord
 MAXIMA = ("memory_used_bytes", "host_rss_bytes")  # since the last record; others: the newest

@@ -83,7 +83,9 @@ OUTPUTS = {
         bad=NEW_FOLDER,
     ),
     "import": Output(
-        argv="import model --out OUT", work="launcher.tools.exchange.import_.Source", bad=NEW_FOLDER
+        argv="import model --out OUT",
+        work="launcher.tools.exchange.import_.TransformersWeights",
+        bad=NEW_FOLDER,
     ),
 }
 ELSEWHERE = {

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from nvml_stub.stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, run_jobs, script
 
+from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
-from launcher.measure.records import EnergyReading, GpuRecord, RankSummary
+from launcher.measure.records import GpuRecord, RankSummary
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
 from launcher.run.summary import _tokens_per_joule
 from launcher.util.json_file import Record
