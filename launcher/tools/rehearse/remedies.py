@@ -62,6 +62,8 @@ def remedies(
     library = libraries[0] if libraries else "torch"
     found: list[str] = []
     for category, _ in sorted(by_category.items(), key=lambda item: -item[1]):
+        if category == "other":
+            continue
         name = _SAME.get(category, category)
         if name == "temporary" and phase.endswith("/step"):
             name = "temporary in step"

@@ -87,6 +87,8 @@ def held(recording: Recording) -> Held:
     """Return the content at the highest level (or out of memory), and at the end."""
     replay = _Replay(recording)
     replay.run()
+    if not recording.out_of_memory:
+        replay.set_apart_what_stays()
     at, phase = replay.peak
     return Held(
         peak=replay.content(at, phase),
@@ -125,6 +127,15 @@ class _Replay:
         while mark is not None:
             self._apply(mark[1], mark[2], mark[3])
             mark = next(marks, None)
+
+    def set_apart_what_stays(self) -> None:
+        """Take what is no state and outlives all steps as `other`: it is no activation.
+
+        Workspaces of cuBLAS are made in the first forward, and stay.
+        """
+        for piece in self._live.values():
+            if piece.category in (None, "activations"):
+                piece.category = "other"
 
     def content(self, at: int, phase: str) -> Content:
         """Return the content after event `at`."""

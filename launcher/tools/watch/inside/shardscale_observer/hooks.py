@@ -13,10 +13,10 @@ from typing import Any
 from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
 from shardscale_observer.history import History
+from shardscale_observer.leaving import exit_now
 from shardscale_observer.memory import Peaks
 from shardscale_observer.session import Session
-
-_exit_now = os._exit
+from shardscale_observer.values import Values
 
 
 def install(torch: Any, settings: dict[str, Any]) -> None:
@@ -31,13 +31,6 @@ def install(torch: Any, settings: dict[str, Any]) -> None:
     if peaks is not None:
         torch.cuda._lazy_call(guarded(observer.cuda_begins))
     os.register_at_fork(after_in_child=observer.forked)
-
-
-def leave() -> None:
-    """End this process at once, successfully: a rehearsal has seen its steps."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _exit_now(0)
 
 
 class Observer:
@@ -189,6 +182,9 @@ class Observer:
         if self.session.rehearses and self.peaks is not None:
             self.session.history = History(self.torch, self.peaks, device)
             self.session.history.start()
+            values = Values(self.torch, self.settings.get("answers", {}), self.session.waits)
+            values.install()
+            self.session.values = values
         self.hook_empty_cache()
 
         @guarded
@@ -234,12 +230,12 @@ class Observer:
             fails(error)
             before(kind, error, trace)
 
-        def exit_now(status: int) -> None:
+        def exit_at_once(status: int) -> None:
             ends("os._exit")
-            _exit_now(status)
+            exit_now(status)
 
         sys.excepthook = hook
-        os._exit = exit_now  # type: ignore[assignment]
+        os._exit = exit_at_once  # type: ignore[assignment]
         atexit.register(ends, "exit")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from shardscale_observer.clock import APART, Clock
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
+from shardscale_observer.leaving import leave
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, rank_of_process
@@ -39,6 +40,8 @@ class Recorder:
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.device: int | None = None
+        self.values: Any = None
+        """Reads of values in a rehearsal (values.Values); None elsewhere."""
         self.closed = self.failed = False
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
@@ -63,6 +66,8 @@ class Recorder:
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
             self.file.add("phase", **record)
+        for read in self.values.places.values() if self.values is not None else ():
+            self.event("value_read", **read)
         self.event("program_ended", reason=reason, steps=self.steps, libraries=libraries_in_use())
         if self._sampler is not None:
             self._sampler.stop()
@@ -91,8 +96,6 @@ class Recorder:
         limit = self.settings.get("steps")
         if limit is not None and self.steps >= limit:
             self.end("steps")
-            from shardscale_observer.hooks import leave
-
             leave()
         number = self.steps + 1
         # Reading the allocator's statistics takes tens of microseconds, so later steps are sampled.
@@ -119,6 +122,8 @@ class Recorder:
             "peaks": self._step_peak if self.device is not None and self._sampled else None,
         }
         self.losses, self.tokens, self.lr, self._step_peak = [], None, None, (0, 0)
+        if self.values is not None:
+            self.values.next_step()
         self._clock.end_step(content)
         self._write_steps(wait=False)
         if self.steps in LEDGER_STEPS:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardscale_observer.clock import APART
 from shardscale_observer.errors import is_out_of_memory, place_of_error
+from shardscale_observer.leaving import leave
 from shardscale_observer.reading import libraries_in_use, loss_of, tokens_in
 from shardscale_observer.recorder import Recorder
 
@@ -122,6 +123,20 @@ class Session(Recorder):
             place=place_of_error(error),
         )
         self.failed = True
+
+    def waits(self, read: dict[str, Any]) -> None:
+        """A line reads a value again and again: no kernel will ever change it."""
+        sentence = (
+            f"{read['place']} has read a value {read['times']:,} times in one step, which no "
+            f"kernel computes here: set it with --answer {read['place']}=VALUE"
+        )
+        place = {"file": read["place"].rpartition(":")[0], "code": read["code"]}
+        place["line"] = int(read["place"].rpartition(":")[2])
+        self.open(None, (), {})
+        more = {"out_of_memory": False, "phase": self.phase, "place": place}
+        self.event("uncaught", error=sentence, **more)
+        self.end("loop")
+        leave(1)
 
     def mark_module(self, module: Any) -> None:
         """Allocations from now on are made inside this module; None: outside of all."""

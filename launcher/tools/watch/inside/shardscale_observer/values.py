@@ -1,0 +1,168 @@
+"""Answer reads of values that no kernel has computed, and list each place that reads one.
+
+In a rehearsal no kernel runs, so a value on the device is known only where the host has sent it and
+nothing was launched since. Every other read is answered by a stated rule, in this order:
+
+1. what --answer says for the line;
+2. 0 or false where the line speaks of inf, nan or an overflow: nothing overflows;
+3. true where it speaks of isfinite, allclose, equal or all(...);
+4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import linecache
+import os
+import re
+import sys
+import warnings
+from typing import Any
+
+from shardscale_observer.errors import is_of_program
+from shardscale_observer.guard import guarded
+
+SMALL = 64
+"""Elements of a copy to the host that a program may look at; larger ones are results."""
+MOST_READS = 10_000
+"""Of one line in one step; more is a loop that waits for a value."""
+_OVERFLOWS = re.compile(r"inf\b|inf_|_inf|isnan|overflow", re.IGNORECASE)
+_HOLDS = re.compile(r"isfinite|allclose|equal|\ball\(")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Values:
+    """The places that have read a value, and the answers they got."""
+
+    def __init__(self, torch: Any, answers: dict[str, Any], waits: Any) -> None:
+        self._torch = torch
+        self._answers = answers
+        self._waits = waits
+        self.places: dict[tuple[str, str], dict[str, Any]] = {}
+        self._in_step: dict[tuple[str, str], int] = {}
+        self._recall = getattr(ctypes.CDLL(None), "recall", None)
+        self._library: Any = None
+
+    def install(self) -> None:
+        """Answer `item` and its like in the dispatcher, copies of small tensors in Python."""
+        torch = self._torch
+        self._library = torch.library.Library("aten", "IMPL")  # undone when it is collected
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            self._implement("_local_scalar_dense", self._scalar)
+            self._implement("nonzero", self._nonzero)
+        torch.Tensor.cpu = self._copying(torch.Tensor.cpu, "cpu")
+        torch.Tensor.to = self._copying(torch.Tensor.to, "to")
+        tolist = torch.Tensor.tolist
+
+        @functools.wraps(tolist)
+        def to_list(tensor: Any) -> Any:
+            return tolist(tensor.cpu() if tensor.is_cuda else tensor)
+
+        torch.Tensor.tolist = to_list
+
+    def next_step(self) -> None:
+        """Count reads of a line anew."""
+        self._in_step.clear()
+
+    def _implement(self, name: str, function: Any) -> None:
+        try:
+            self._library.impl(name, function, "CUDA", allow_override=True)
+        except TypeError:  # before torch 2.8
+            self._library.impl(name, function, "CUDA")
+
+    def _scalar(self, tensor: Any) -> Any:
+        known = self._known(tensor)
+        if known is not None:
+            return known.item()
+        return self._answer(tensor.dtype, "item")
+
+    def _nonzero(self, tensor: Any) -> Any:
+        """Return coordinates as if every element were nonzero, the most that it can take."""
+        self._note("nonzero", f"all {tensor.numel()} elements")
+        shape = (tensor.numel(), tensor.dim())
+        return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
+
+    def _copying(self, function: Any, call: str) -> Any:
+        @guarded
+        def fill(tensor: Any, copy: Any) -> None:
+            if self._known(tensor) is None:
+                with self._torch.no_grad():
+                    copy.fill_(self._answer(tensor.dtype, f"{call} of {list(tensor.shape)}"))
+
+        @functools.wraps(function)
+        def copied(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            copy = function(tensor, *args, **kwargs)
+            if tensor.is_cuda and copy.is_cpu and 0 < copy.numel() <= SMALL:
+                fill(tensor, copy)
+            return copy
+
+        return copied
+
+    def _known(self, tensor: Any) -> Any:
+        """Return the values on the host if they are known there, else None."""
+        if self._recall is None or not tensor.is_contiguous():
+            return None
+        size = tensor.numel() * tensor.element_size()
+        raw = bytearray(size)
+        buffer = (ctypes.c_char * size).from_buffer(raw)
+        if not self._recall(ctypes.c_void_p(tensor.data_ptr()), buffer, ctypes.c_size_t(size)):
+            return None
+        return self._torch.frombuffer(raw, dtype=tensor.dtype)
+
+    def _answer(self, dtype: Any, call: str) -> Any:
+        frames = list(_frames())
+        for file, line in frames:
+            for place, given in self._answers.items():
+                if f"{file}:{line}".endswith(f"/{place}") or f"{file}:{line}" == place:
+                    self._note(call, given, frames)
+                    return _as_type(given, dtype)
+        text = "" if not frames else linecache.getline(*frames[0])
+        value: Any = 1
+        if _OVERFLOWS.search(text):
+            value = 0
+        elif dtype is self._torch.bool:
+            value = bool(_HOLDS.search(text))
+        value = _as_type(value, dtype)
+        self._note(call, value, frames)
+        return value
+
+    def _note(self, call: str, answer: Any, frames: list[tuple[str, int]] | None = None) -> None:
+        frames = frames or list(_frames())
+        own = next((frame for frame in frames if is_of_program(frame[0])), None)
+        place = own or (frames[0] if frames else ("?", 0))
+        key = (f"{place[0]}:{place[1]}", call)
+        entry = self.places.setdefault(
+            key,
+            {
+                "place": key[0],
+                "call": call,
+                "code": linecache.getline(*place).strip(),
+                "library": None if own == frames[0] else f"{frames[0][0]}:{frames[0][1]}",
+                "times": 0,
+                "answer": answer,
+            },
+        )
+        entry["times"] += 1
+        self._in_step[key] = self._in_step.get(key, 0) + 1
+        if self._in_step[key] == MOST_READS:
+            self._waits(entry)
+
+
+def _as_type(value: Any, dtype: Any) -> Any:
+    if str(dtype) == "torch.bool":
+        return bool(value)
+    return float(value) if dtype.is_floating_point or dtype.is_complex else int(value)
+
+
+def _frames() -> Any:
+    """Yield (file, line) of the stack from the reader outwards, without torch's and our own."""
+    frame: Any = sys._getframe(1)
+    torch = sys.modules["torch"].__path__[0]
+    while frame is not None:
+        file = frame.f_code.co_filename
+        amp = file.endswith("grad_scaler.py")
+        if not file.startswith(_HERE) and (amp or not file.startswith(torch)):
+            yield file, frame.f_lineno
+        frame = frame.f_back
