@@ -13,7 +13,7 @@ from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
 from launcher.tools.rehearse.verdict import CardFit, on_every_gpu
 from launcher.tools.watch import folder as folders
-from launcher.tools.watch.content import Held, Recording, held, read_recording
+from launcher.tools.watch.content import Held, Recording, held, ledger_record, read_recording
 from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
@@ -138,13 +138,17 @@ def _run(request: Request, gpu: Gpu, gpus: int, folder: Path, answers: Mapping[s
     recordings = {
         number: found for number, path in names.items() if (found := read_recording(path))
     }
+    contents = {number: held(one) for number, one in recordings.items()}
+    for rank in ranks:
+        if rank.number in contents:
+            folders.append(folder, rank, [ledger_record(contents[rank.number].peak, None)])
     return Stage(
         folder=folder,
         code=code,
         status=status,
         ranks=ranks,
         recordings=recordings,
-        held={number: held(one) for number, one in recordings.items()},
+        held=contents,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.forecast.allocator_blocks import EMPTY_CACHE
+from launcher.strategies.ledger import CATEGORIES, STATES
 from launcher.util.sizes import rounded_bytes
 
 VERSION = 1
@@ -28,7 +29,19 @@ class Recording:
     """(address, bytes, stream); the bytes of a free are negative."""
     marks: Sequence[tuple[int, str, str, _Owned]]
     """(number of the next event, kind, name, address -> (category, module))."""
+    held: Sequence[tuple[int, int]]
+    """(address, bytes) of the blocks in use at the end."""
     expandable_segments: bool
+
+    def before(self) -> dict[int, int]:
+        """Return address -> bytes of the blocks that were in use before the first event."""
+        blocks = dict(self.held)
+        for address, size, _ in reversed(self.events):
+            if size >= 0:
+                blocks.pop(address, None)
+            else:
+                blocks[address] = -size
+        return blocks
 
     @property
     def out_of_memory(self) -> bool:
@@ -78,6 +91,7 @@ def read_recording(path: Path) -> Recording | None:
     first = marks[0][0]
     return Recording(
         events=list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)),
+        held=[(address, size) for address, size in content["held"]],
         marks=[(at - first, kind, name, owners) for at, kind, name, owners in marks],
         expandable_segments=bool(content["settings"].get("expandable_segments")),
     )
@@ -107,7 +121,13 @@ class _Replay:
 
     def run(self) -> None:
         """Follow all events."""
-        level = highest = 0
+        self._live = {
+            address: _Piece(rounded_bytes(size), "", "", -1)
+            for address, size in self._recording.before().items()
+        }
+        self._pieces = list(self._live.values())
+        level = highest = sum(piece.size for piece in self._pieces)
+        self.peak = (-1, self.phase)
         marks = iter(self._recording.marks)
         mark = next(marks, None)
         for number, (address, size, _) in enumerate(self._recording.events):
@@ -212,6 +232,24 @@ def allocator_events(
 
 def _positions(recording: Recording, kind: str) -> Iterator[int]:
     return (at for at, found, _, _ in recording.marks if found == kind)
+
+
+def ledger_record(content: Content, step: int | None) -> dict[str, Any]:
+    """Return a `ledger` record of the device at a peak, as launcher/strategies/ledger.py has it."""
+    sizes = dict(content.by_category)
+    # Workspaces that stay are nobody's state.
+    sizes["temporary"] = sizes.pop("other", 0) + sizes.get("temporary", 0)
+    nothing = {f"{name}_bytes": 0 for name in STATES}
+    lines = {f"{name}_bytes": sizes.get(name, 0) for name in CATEGORIES}
+    return {
+        "kind": "ledger",
+        "moment": "peak",
+        "step": step,
+        "phase": content.phase.rpartition("/")[2],
+        "device": {**lines, "used_bytes": content.total_bytes},
+        "host": nothing,
+        "disk": nothing,
+    }
 
 
 def as_record(content: Content) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure.records import RankSummary, Status, Summary
+from launcher.tools.watch.content import held, ledger_record, read_recording
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
 
@@ -19,6 +20,7 @@ INSIDE = Path(__file__).parent / "inside"
 VARIABLE = "SHARDSCALE_OBSERVER"
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 WARMUP_STEPS = 2
+LEDGER_STEPS = (1, 3)  # as the observer has them
 
 
 def new_folder(out: Path | None, command: Sequence[str], verb: str) -> Path:
@@ -115,6 +117,16 @@ def read_ranks(folder: Path) -> list[WatchedRank]:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             ranks.append(WatchedRank(int(match[1]), [r for r in map(_record, lines) if r]))
     return sorted(ranks, key=lambda rank: rank.number)
+
+
+def ledgers(folder: Path, rank: WatchedRank) -> list[dict[str, Any]]:
+    """Return the ledgers at the peaks of the steps whose allocations were recorded."""
+    found = []
+    for step in LEDGER_STEPS:
+        recording = read_recording(folder / f"allocations-rank{rank.number}-step{step}")
+        if recording is not None:
+            found.append(ledger_record(held(recording).peak, step))
+    return found
 
 
 def append(folder: Path, rank: WatchedRank, records: Sequence[Mapping[str, Any]]) -> None:

@@ -55,6 +55,15 @@ def _phase_name(record: Mapping[str, Any]) -> str:
     return f"{period}: {record['phase']}"
 
 
+def _content_rows(rank: WatchedRank) -> list[tuple[str, str]]:
+    peaks = [ledger for ledger in rank.of_kind("ledger") if ledger["moment"] == "peak"]
+    if not peaks:
+        return [("(not recorded: the program records its own history)", "n/a")]
+    largest = max(peaks, key=lambda ledger: int(ledger["device"]["used_bytes"]))
+    lines = sorted(largest["device"].items(), key=lambda item: -item[1])
+    return [(name.removesuffix("_bytes"), gib(size)) for name, size in lines if size]
+
+
 def _seconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.4f}"
 
@@ -65,6 +74,7 @@ def summary_lines(folder: Path, ranks: Sequence[WatchedRank], status: Status) ->
     yield headline(first, len(ranks), status)
     if first.on_gpu:
         yield from table(("rank 0", "allocated", "reserved", "s"), phase_rows(first))
+        yield from table(("rank 0 at the peak of a step", "bytes"), _content_rows(first))
     else:
         yield from table(
             ("rank 0", "s"), [(name, seconds) for name, _, _, seconds in phase_rows(first)]

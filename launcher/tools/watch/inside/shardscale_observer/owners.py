@@ -80,7 +80,7 @@ def module_of(parameter: str) -> str:
     name = parameter
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
-    return name.rpartition(".")[0] or name
+    return name.rpartition(".")[0] or "(the model itself)"
 
 
 def _plain(value: Any) -> Iterator[Any]:

@@ -1,0 +1,158 @@
+"""Programs that know nothing of us, rehearsed and watched on the stand-in GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nullgpu.runs import MIB, ROOT, environment
+
+from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES
+from launcher.strategies.ledger import CATEGORIES
+
+LOOP = str(Path(__file__).parent / "programs" / "loop.py")
+PARAMETERS = 4 * 12_596_224
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+def shardscale(
+    *words: str, more: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        (sys.executable, "-m", "launcher", *words),
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(more or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def rehearse(folder: Path, gpu: str, how: str, *flags: str, ranks: bool = False) -> tuple[int, Any]:
+    program = (sys.executable, *(TORCHRUN if ranks else ()), LOOP, how)
+    words = ("--gpu", gpu, "--json", "--out", str(folder), *flags)
+    done = shardscale("rehearse", *words, "--", *program)
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout) | {"stderr": done.stderr}
+
+
+def test_a_program_that_fits(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path / "run", "h100", "plain")
+    assert (code, found["verdict"], found["steps"]) == (0, "fits", 3)
+    (rank,) = found["ranks"]
+    # What the program reads as its peak is its own, whatever is reset beside it.
+    printed = [line.split() for line in found["stderr"].splitlines()]
+    peaks = [line[1:] for line in printed if line[:1] == ["peak"]]
+    assert len(peaks) == 3
+    allocated, reserved = map(int, peaks[-1])
+    assert rank["allocated_peak_bytes"] == allocated
+    assert rank["reserved_peak_bytes"] == reserved
+    (now,) = {line[1] for line in printed if line[:1] == ["now"]}
+    peak, end = rank["peak"], rank["end"]
+    assert end["total_bytes"] == int(now)
+    # Blocks that are not split are larger than what was asked for.
+    assert peak["total_bytes"] == pytest.approx(allocated, abs=16 * MIB)
+    for category, copies in {"params": 1, "optimizer": 2}.items():
+        assert peak["by_category"][category] == pytest.approx(4 * copies * PARAMETERS, rel=1e-3)
+    assert peak["phase"].endswith("/backward")
+    assert peak["by_category"]["activations"] > 2**30
+    assert end["by_category"].get("grads", 0) == end["by_category"].get("activations", 0) == 0
+    assert sum(peak["by_module"].values()) == peak["total_bytes"]
+    periods = {(phase["period"], phase["phase"]) for phase in rank["phases"]}
+    assert periods >= {("steady", phase) for phase in ("forward", "backward", "step")}
+    # The model of the allocator, fed what was recorded, reserves what the real one has.
+    cards = {card["gpu"]: card for card in found["cards"]}
+    assert set(cards) == {gpu.name for gpu in GPUS}
+    assert cards["H100"]["used_bytes"] == pytest.approx(reserved + CONTEXT_BYTES, rel=0.01)
+
+
+def test_a_program_that_runs_out_of_memory(tmp_path: Path) -> None:
+    words = ("rehearse", "--gpu", "T4", "--out", str(tmp_path / "run"))
+    big = Path(LOOP).read_text().replace("inputs = torch.randn(8,", "inputs = torch.randn(160,")
+    script = tmp_path / "big.py"
+    script.write_text(big)
+    done = shardscale(*words, "--", sys.executable, str(script), "plain")
+    assert done.returncode == 1, done.stdout + done.stderr
+    line = big[: big.index("loss = model(inputs)")].count("\n") + 1
+    assert f"{script}:{line} in main: loss = model(inputs)" in done.stdout
+    assert "Out of memory in forward, in " in done.stdout
+    assert "alive then: activations" in done.stdout
+    assert "try activations: torch.utils.checkpoint" in done.stdout
+    verdicts = {row.split()[0]: row for row in done.stdout.splitlines() if "GiB" in row}
+    assert verdicts["T4"].endswith("does not fit")
+    assert verdicts["B200"].endswith(" fits")
+    report = shardscale("report", str(tmp_path / "run"))
+    assert "oom" in report.stdout, report.stdout + report.stderr
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path / "run", "A40", "plain", ranks=True)
+    assert (code, found["world_size"], found["gpus"]) == (0, 2, 2)
+    assert found["outside_bytes"] == CONTEXT_BYTES + NCCL_GROUP_BYTES
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+    for rank in found["ranks"]:
+        states = {name: rank["end"]["by_category"][name] for name in ("params", "optimizer")}
+        assert states["params"] == pytest.approx(2 * PARAMETERS, rel=0.01)
+        assert states["optimizer"] == pytest.approx(4 * PARAMETERS, rel=0.01)
+
+
+def test_values_are_answered_and_listed(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path / "run", "h100", "values", "--answer", "loop.py:999=3")
+    assert code == 0
+    assert "answers False True 1.0" in found["stderr"]
+    assert "known [1, 2, 3]" in found["stderr"]
+    (rank,) = found["ranks"]
+    reads = {read["code"]: (read["times"], read["answer"]) for read in rank["values"]}
+    assert reads == {
+        "fails = bool(torch.isnan(loss))": (3, False),
+        "holds = bool(torch.isfinite(loss))": (3, True),
+        'print("answers", fails, holds, loss.item())': (3, 1.0),
+    }
+
+
+def test_an_answer_of_the_user(tmp_path: Path) -> None:
+    line = Path(LOOP).read_text().splitlines().index("            while loss.item() < 5:") + 1
+    code, found = rehearse(tmp_path / "run", "h100", "loop", "--answer", f"loop.py:{line}=7.5")
+    assert code == 0
+    assert [read["answer"] for read in found["ranks"][0]["values"]] == [7.5]
+
+
+def test_a_loop_that_waits_for_a_value_ends(tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path / "run", "h100", "loop")
+    assert (code, found["verdict"]) == (4, None)
+    assert "has read a value 10,000 times in one step" in found["status"]["reason"]
+    assert "--answer" in found["status"]["reason"]
+
+
+def test_watched_on_a_gpu(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = (sys.executable, LOOP, "watch")
+    alone = subprocess.run(
+        program, env=environment(tmp_path / "alone"), capture_output=True, text=True
+    )
+    watched = shardscale(
+        "watch", "--out", str(folder), "--", *program, more=environment(tmp_path / "cache")
+    )
+    assert watched.returncode == alone.returncode == 0, watched.stderr
+    # Peaks that the program reads are its own, although the observer resets them.
+    assert watched.stdout == alone.stdout
+    records = [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
+    peaks = [r for r in records if r["kind"] == "ledger" and r["moment"] == "peak"]
+    assert [ledger["step"] for ledger in peaks] == [1, 3]
+    lines = peaks[-1]["device"]
+    assert lines["optimizer_bytes"] == pytest.approx(8 * PARAMETERS, rel=1e-3)
+    assert sum(lines[f"{name}_bytes"] for name in CATEGORIES) == lines["used_bytes"]
+    allocated = int(alone.stdout.split("peak")[-1].split()[0])
+    assert lines["used_bytes"] == pytest.approx(allocated, abs=16 * MIB)
+    steps = [r for r in records if r["kind"] == "step"]
+    assert max(step["allocated_peak_bytes"] for step in steps) == allocated
+    assert [r for r in records if r.get("name") == "observer_fault"] == []
+
+
+def test_an_unknown_gpu_is_one_sentence(tmp_path: Path) -> None:
+    done = shardscale("rehearse", "--gpu", "X1", "--out", str(tmp_path / "r"), "--", "python")
+    assert done.returncode == 2
+    assert "X1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
