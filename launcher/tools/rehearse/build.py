@@ -21,8 +21,8 @@ from launcher.util.errors import UserError
 from launcher.util.files import default_cache_dir
 
 SOURCES = Path(__file__).parent / "library"
-FLAGS = ("-std=gnu2x", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread")
-_EXPORTED = (f"-Wl,--version-script={SOURCES / 'exported.map'}",)
+FLAGS = ("-std=gnu2x", "-O1", "-g", "-fPIC", "-Wall", "-Wextra", "-pthread")
+_LINKED = (f"-Wl,--version-script={SOURCES / 'exported.map'}", "-lm", "-ldl")
 OLDEST_GCC = 11
 """The first whose C has unnamed parameters."""
 
@@ -43,6 +43,18 @@ _LEFT_ALONE = re.compile(
 # Everything else of cuBLAS computes: it writes on the device, where nothing is.
 _CUBLAS_ASKS = re.compile(
     r"cublas(Lt\w+|Xt\w+|(Get|Set|Create|Destroy|Alloc|Free|Init|Shutdown|Migrate|Xerbla)\w*)"
+)
+
+_CUDNN_COMPUTES = re.compile(
+    r"cudnn(BatchNormalization|Normalization|Convolution|Pooling|Activation|Softmax|SpatialTf|LRN"
+    r"|DivisiveNormalization|Dropout(For|Back)ward|RNN(For|Back)ward|AddTensor|OpTensor"
+    r"|ReduceTensor|ScaleTensor|SetTensor$|Transform|Im2Col)\w*"
+)
+# It asks with a handle, which is none of cuDNN's own.
+_CUDNN_ASKS = re.compile(
+    r"cudnn(Get\w*(Workspace|Reserve|Space|States|Algorithm|Weight|Buffers|Reduction)\w*|Find\w+"
+    r"|(Set|Restore)DropoutDescriptor|DropoutGetStatesSize|CTCLoss\w*|MultiHead\w+|FusedOps\w+"
+    r"|BuildRNNDynamic|RNN[GS]etClip\w*|\w*Populate\w*|\w*UpdateCudaGraph)"
 )
 
 
@@ -154,11 +166,13 @@ def _build(torch: Torch, compiler: str, folder: Path) -> None:
         (new / "refused.c").write_text("\n".join(_refused(torch, compiler)), encoding="utf-8")
         headers = [word for path in torch.headers() for word in ("-isystem", str(path))]
         command = [compiler, *FLAGS, f"-I{SOURCES}", *headers]
-        nvml = SOURCES / "nvml.c"
-        cuda = [*sorted(set(SOURCES.glob("*.c")) - {nvml}), new / "refused.c", *_EXPORTED]
+        nvml, smi = SOURCES / "nvml.c", SOURCES / "smi.c"
+        cuda = [*sorted(set(SOURCES.glob("*.c")) - {nvml, smi}), new / "refused.c", *_LINKED]
         for name, parts in (("libcuda.so.1", cuda), ("libnvidia-ml.so.1", [nvml])):
-            output = ("-o", str(new / name), f"-Wl,-soname,{name}")
+            output = ("-shared", "-o", str(new / name), f"-Wl,-soname,{name}")
             run_compiler([*command, *output, *map(str, parts)])
+        program = ("-o", str(new / "nvidia-smi"), "-Wl,-rpath,$ORIGIN")
+        run_compiler([*command, *program, str(smi), str(new / "libcuda.so.1")])
         (new / "libcuda.so").symlink_to("libcuda.so.1")
         new.rename(folder)
 
@@ -190,6 +204,11 @@ def _refused(torch: Torch, compiler: str) -> Iterator[str]:
         if not _LEFT_ALONE.fullmatch(name):
             computes = macro == "CUBLAS" and not _CUBLAS_ASKS.fullmatch(name)
             yield f"COMPUTES({name})" if computes else f"REFUSES_{macro}({name})"
+    for name in _exported(torch.library("libcudnn"), compiler, "cudnn"):
+        if _CUDNN_ASKS.fullmatch(name):
+            yield f"REFUSES_CUDNN({name})"
+        elif _CUDNN_COMPUTES.fullmatch(name):
+            yield f"COMPUTES({name})"
 
 
 def _driver_functions(torch: Torch) -> set[str]:

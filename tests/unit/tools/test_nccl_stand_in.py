@@ -27,7 +27,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("nccl") / "nccl.so"
     sources = [*(SOURCES / f"{name}.c" for name in PARTS), HERE / "one_device.c"]
     output = ("-o", str(path), "-lm")
-    command = [compiler, *FLAGS, "-Werror", f"-I{SOURCES}", *map(str, sources), *output]
+    command = [compiler, *FLAGS, "-shared", "-Werror", f"-I{SOURCES}", *map(str, sources), *output]
     subprocess.run(command, check=True)
     return path
 

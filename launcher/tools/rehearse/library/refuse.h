@@ -15,6 +15,7 @@ int refuse_runtime(const char *name, int *said);
 #define REFUSES_DRIVER(name) REFUSING(name, refuse(#name, 801, &said))
 #define REFUSES_RUNTIME(name) REFUSING(name, refuse_runtime(#name, &said))
 #define REFUSES_CUBLAS(name) REFUSING(name, refuse(#name, 15, &said))
+#define REFUSES_CUDNN(name) REFUSING(name, refuse(#name, 3000, &said))
 #define REFUSES_NCCL(name) REFUSING(name, refuse(#name, 5, &said))
 
 /* It writes somewhere on the device, with a number of kernels that nobody knows. */
