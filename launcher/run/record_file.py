@@ -49,7 +49,7 @@ class RecordFile:
         try:
             while self._waiting:
                 del self._waiting[: self._file.write(self._waiting)]
-            if durably:
+            if durably and not self._file.closed:  # a run that never began has closed it
                 os.fsync(self._file.fileno())
                 sync(self._path.parent)
         except OSError as error:

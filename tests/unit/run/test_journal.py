@@ -442,6 +442,15 @@ def test_a_failure_that_could_not_be_written_is_told_on_the_console(
     assert not list(tmp_path.glob(".status.json*"))
 
 
+def test_a_closed_file_of_records_can_be_secured(tmp_path: Path) -> None:
+    # A run that a signal stops before its first step has closed it when it records its end.
+    file = record_file.RecordFile(tmp_path / "rank0.jsonl", reopens=False)
+    file.add(EvalRecord(step=1, loss=1.0, perplexity=1.0, tokens=1, split="val", duration_s=0.1))
+    file.close()
+    file.flush(durably=True)
+    assert '"eval"' in (tmp_path / "rank0.jsonl").read_text()
+
+
 def test_two_living_runs_never_share_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     first = RunFolder(path)
