@@ -60,6 +60,10 @@ ALL_VERBS = {
         "launcher.tools.watch.watch_cli",
         "run any PyTorch program unchanged, and record its memory, phases and steps",
     ),
+    "snapshot": (
+        "launcher.tools.snapshot.snapshot_cli",
+        "show a memory snapshot of torch: timeline, peak, lifetimes, fragmentation",
+    ),
     "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
     "completion": (
         "launcher.tools.completion",

@@ -25,6 +25,7 @@ from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
 from launcher.tools.exchange.export import ExportOptions
 from launcher.tools.generate.generate_cli import GenerateOptions
+from launcher.tools.snapshot.snapshot_cli import snapshot_parser
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
 
@@ -91,6 +92,8 @@ def check(words: list[str], *, started: bool) -> None:
         elif verb == "sweep":
             _, training = parse_sweep(arguments)
             parse_run_config(training)
+        elif verb == "snapshot":
+            snapshot_parser().parse_args(arguments)
         elif verb in OPTIONS:
             tyro.cli(OPTIONS[verb], args=arguments)
         else:

@@ -49,6 +49,11 @@ OUTPUTS = {
         work="launcher.compare.sweep.matrix.markdown",
         bad=("absent/x", "/proc/x", "folder", "file/x", "/proc/version"),
     ),
+    "snapshot": Output(
+        argv="snapshot file --page OUT",
+        work="launcher.tools.snapshot.snapshot_cli.read_snapshot",
+        bad=FILE,
+    ),
     "report": Output(
         argv="report runs --out OUT",
         work="launcher.compare.report.report_cli.find_runs",
