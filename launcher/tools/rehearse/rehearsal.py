@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.forecast.fit import Verdict
+from launcher.forecast.fit import Verdict, verdict
 from launcher.measure.hardware import Gpu, gpu_named
 from launcher.measure.records import Status
 from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
-from launcher.tools.rehearse.verdict import CardFit, on_every_gpu
+from launcher.tools.rehearse.verdict import CardFit, on_every_gpu, outside_bytes
 from launcher.tools.watch import folder as folders
 from launcher.tools.watch.content import Held, Recording, held, ledger_record, read_recording
 from launcher.tools.watch.folder import WatchedRank
@@ -84,7 +84,13 @@ class Rehearsal:
             return "does not fit"
         if self.stage.code or not self.stage.steps:
             return None
-        return next(card.verdict for card in self.cards if card.gpu == self.gpu.name)
+        found = (card.verdict for card in self.cards if card.gpu == self.gpu.name)
+        return next(found, None) or self._by_peaks()
+
+    def _by_peaks(self) -> Verdict:
+        """Without a sequence of allocations (the program records its own): reserved peaks."""
+        reserved = self.stage.worst.reserved_peak_bytes or 0
+        return verdict(reserved + outside_bytes(self.world_size), self.gpu.memory_bytes)
 
     @property
     def exit_code(self) -> int:
@@ -102,6 +108,7 @@ def rehearse(request: Request) -> Rehearsal:
     gpu = gpu_named(request.gpu)
     gpus = request.gpus or ranks_per_node(request.command) or 1
     answers = dict(map(_answer, request.answers))
+    interpreter(request.command)  # refused before there is a folder
     folder = folders.new_folder(request.out, request.command, "rehearse")
     stage = _run(request, gpu, gpus, folder, answers)
     unlimited = None
@@ -112,7 +119,8 @@ def rehearse(request: Request) -> Rehearsal:
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
     recordings = [one for one in whole.recordings.values() if not one.out_of_memory]
-    if recordings and len(recordings) == len(whole.ranks):
+    # A program that failed on the way would have needed more: no card is said to fit it.
+    if whole.code == 0 and whole.steps and len(recordings) == len(whole.ranks):
         cards = on_every_gpu(recordings, world_size=world_size)
     else:
         cards = []

@@ -1,5 +1,6 @@
 """`shardscale rehearse --gpu H100 -- python train.py ...`: will this program fit on that GPU?"""
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,41 @@ from launcher.util.flags import OptionParser, require_range
 
 USAGE = "shardscale rehearse --gpu H100 [options] -- COMMAND ..."
 MOST_STEPS = 1000
+MOST_GPUS = 64
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Rehearse a program; exit code 0 fits, 1 does not, 3 too close to call, 2 for bad input, 4
     where the program ended with an error of its own."""
+    options, command = parse(argv)
+    from launcher.tools.rehearse.rehearsal import Request, rehearse
+    from launcher.tools.rehearse.report import as_json, lines
+
+    result = rehearse(
+        Request(
+            command=command,
+            gpu=options.gpu,
+            gpus=options.gpus,
+            steps=options.steps,
+            answers=options.answer,
+            out=options.out,
+        )
+    )
+    if options.json:
+        print(json.dumps(as_json(result), indent=2))
+    else:
+        for line in lines(result):
+            print(line)
+    return result.exit_code
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the program's command.
+
+    Raises:
+        UserError: an invalid option, or no command.
+    """
     parser = OptionParser(
         prog="shardscale rehearse",
         usage=USAGE,
@@ -42,28 +72,11 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/...)")
     add("--json", action="store_true", help="print JSON")
-    own, command = split_command(argv, USAGE)
+    own, command = split_command(argv)
     options = parser.parse_args(own)
     require_command(command, USAGE)
     if options.gpu is None:
         raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
     require_range("--steps", options.steps, 1, MOST_STEPS)
-    from launcher.tools.rehearse.rehearsal import Request, rehearse
-    from launcher.tools.rehearse.report import as_json, lines
-
-    result = rehearse(
-        Request(
-            command=command,
-            gpu=options.gpu,
-            gpus=options.gpus,
-            steps=options.steps,
-            answers=options.answer,
-            out=options.out,
-        )
-    )
-    if options.json:
-        print(json.dumps(as_json(result), indent=2))
-    else:
-        for line in lines(result):
-            print(line)
-    return result.exit_code
+    require_range("--gpus", options.gpus, 1, MOST_GPUS)
+    return options, command

@@ -52,6 +52,8 @@ _REMEDIES: dict[str, dict[str, str]] = {
         "torch": "weights in bfloat16, or fully_shard(model) on several GPUs",
     },
 }
+SMALLEST_SHARE = 0.05
+"""Of the peak; less of it is not worth a change."""
 _SAME = {"grads": "optimizer", "master": "optimizer", "frozen": "params", "buffers": "temporary"}
 
 
@@ -61,8 +63,9 @@ def remedies(
     """Return what to set, for what takes most in a phase first; each setting once."""
     library = libraries[0] if libraries else "torch"
     found: list[str] = []
-    for category, _ in sorted(by_category.items(), key=lambda item: -item[1]):
-        if category == "other":
+    worth = SMALLEST_SHARE * sum(by_category.values())
+    for category, size in sorted(by_category.items(), key=lambda item: -item[1]):
+        if category == "other" or size < worth:
             continue
         name = _SAME.get(category, category)
         if name == "temporary" and phase.endswith("/step"):

@@ -179,10 +179,16 @@ def _values(stage: Stage) -> Iterator[str]:
     if not reads:
         return
     rows = [
-        (f"{one['place']}", one["call"], str(one["times"]), str(one["answer"])) for one in reads
+        (one["place"], _tail(one["library"]), one["call"], str(one["times"]), str(one["answer"]))
+        for one in reads
     ]
     yield "Values that no kernel has computed were read here (--answer FILE:LINE=VALUE sets one):"
-    yield from table(("line", "call", "times", "answer"), rows)
+    yield from table(("line", "in", "call", "times", "answer"), rows)
+
+
+def _tail(place: str | None) -> str:
+    """Return the last two parts of a library's path and line."""
+    return "" if place is None else "/".join(place.split("/")[-2:])
 
 
 def _cards(result: Rehearsal) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`shardscale watch -- python train.py ...`: start a program with the observer inside."""
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,16 @@ USAGE = "shardscale watch [--out FOLDER] [--json] -- COMMAND ..."
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Run a program, unchanged, and record it; the exit code is the program's, 2 for bad input."""
+    options, command = parse(argv)
+    return watch(command, options.out, as_json=options.json)
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options and the program's command.
+
+    Raises:
+        UserError: an invalid option, or no command.
+    """
     parser = OptionParser(
         prog="shardscale watch",
         usage=USAGE,
@@ -27,13 +38,13 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="print the summary as JSON; the program's own output goes to standard error",
     )
-    own, command = split_command(argv, USAGE)
+    own, command = split_command(argv)
     options = parser.parse_args(own)
     require_command(command, USAGE)
-    return watch(command, options.out, as_json=options.json)
+    return options, command
 
 
-def split_command(argv: Sequence[str], usage: str) -> tuple[list[str], list[str]]:
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a verb's own words from the program's command, which follows `--`."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)

@@ -25,7 +25,9 @@ from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
 from launcher.tools.exchange.export import ExportOptions
 from launcher.tools.generate.generate_cli import GenerateOptions
+from launcher.tools.rehearse import rehearse_cli
 from launcher.tools.snapshot.snapshot_cli import snapshot_parser
+from launcher.tools.watch import watch_cli
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
 
@@ -94,6 +96,8 @@ def check(words: list[str], *, started: bool) -> None:
             parse_run_config(training)
         elif verb == "snapshot":
             snapshot_parser().parse_args(arguments)
+        elif verb in ("watch", "rehearse"):
+            (watch_cli if verb == "watch" else rehearse_cli).parse(arguments)
         elif verb in OPTIONS:
             tyro.cli(OPTIONS[verb], args=arguments)
         else:

@@ -121,14 +121,21 @@ def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "no program to start"),
-        (("--", "no-such-program"), "no-such-program cannot be started"),
-        (("--out", "/proc/x", "--", "true"), "cannot be made"),
+        (("watch",), "no program to start"),
+        (("watch", "--", "no-such-program"), "no-such-program cannot be started"),
+        (("watch", "--out", "/proc/x", "--", "true"), "cannot be made"),
+        (("watch", "--out", "/tmp", "--", "true"), "exists already"),
+        (("rehearse", "--gpu", "H100"), "no program to start"),
+        (("rehearse", "--", "python"), "no --gpu"),
+        (("rehearse", "--gpu", "X1", "--", "python"), "GPU 'X1' is not known"),
+        (("rehearse", "--gpu", "H100", "--steps", "0", "--", "python"), "--steps 0"),
+        (("rehearse", "--gpu", "H100", "--answer", "a=b", "--", "python"), "--answer 'a=b'"),
+        (("rehearse", "--gpu", "H100", "--", "true"), "true is no program of Python"),
     ],
 )
 def test_bad_input_is_one_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     process = subprocess.run(
-        (sys.executable, "-m", "launcher", "watch", *words),
+        (sys.executable, "-m", "launcher", *words),
         cwd=tmp_path,
         env={**os.environ, **MORE},
         capture_output=True,
