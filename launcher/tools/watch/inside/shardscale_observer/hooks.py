@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 import threading
+import warnings
 from typing import Any
 
 from shardscale_observer.errors import place_in_program
@@ -92,6 +93,8 @@ class Observer:
             if not modules:
                 self.session.root_ends()
 
+        # torch.compile(module) warns of global hooks; ours do nothing where it traces.
+        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are")
         hooks = self.torch.nn.modules.module
         hooks.register_module_forward_pre_hook(before)
         hooks.register_module_forward_hook(after, always_call=True)

@@ -69,7 +69,7 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
     `strategy` are the names of the modules that wrap the model.
     """
-    wrappers, inner = [], module
+    wrappers, inner = [], getattr(module, "_orig_mod", module)  # of torch.compile
     while inner is not None and inner is not getattr(inner, "module", inner):
         wrappers.append(type(inner).__name__)
         inner = inner.module
