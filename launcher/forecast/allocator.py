@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from launcher.forecast.allocator_blocks import EMPTY_CACHE, Block, Pool, growth, lowest_with_room
+from launcher.forecast.allocator_blocks import (
+    EMPTY_CACHE,
+    MemoryBlock,
+    Pool,
+    growth,
+    lowest_with_room,
+)
 from launcher.util.sizes import (
     K_MIN_BLOCK_SIZE,
     K_SMALL_SIZE,
@@ -59,7 +65,7 @@ class CachingAllocator:
         self._limit_bytes = limit_bytes
         self._expandable = expandable_segments
         self._pools: dict[tuple[str | None, bool], Pool] = {}
-        self._live: dict[int, Block] = {}
+        self._live: dict[int, MemoryBlock] = {}
         self._next_address = 0
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
@@ -138,7 +144,7 @@ class CachingAllocator:
             pool = self._pools[stream, small] = Pool(small=small)
         return pool
 
-    def _from_cache(self, pool: Pool, size: int) -> Block | None:
+    def _from_cache(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Best fit. The block at an expandable segment's end counts with what it can grow to."""
         block = pool.best_fit(size)
         if block is None:
@@ -153,13 +159,13 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _from_device(self, pool: Pool, size: int) -> Block | None:
+    def _from_device(self, pool: Pool, size: int) -> MemoryBlock | None:
         wanted = segment_bytes(size)
         if self._limit_bytes is not None and self._reserved + wanted > self._limit_bytes:
             return None
         if self._expandable:
             return self._expand(pool, size)
-        block = Block(pool, self._next_address, wanted)
+        block = MemoryBlock(pool, self._next_address, wanted)
         self._next_address += _SEGMENT_STRIDE
         self._reserve(wanted)
         return block
@@ -168,13 +174,13 @@ class CachingAllocator:
         self._reserved += size
         self._peak_reserved = max(self._peak_reserved, self._reserved)
 
-    def _should_split(self, block: Block, size: int) -> bool:
+    def _should_split(self, block: MemoryBlock, size: int) -> bool:
         remaining = block.size - size
         if block.pool.small or self._expandable:
             return remaining >= K_MIN_BLOCK_SIZE
         return remaining > K_SMALL_SIZE
 
-    def _merged(self, block: Block) -> Block:
+    def _merged(self, block: MemoryBlock) -> MemoryBlock:
         """The block with the neighbours that are free and mapped as it is (out of their pool)."""
         pool, following, previous = block.pool, block.next, block.prev
         if following is not None and following.free and following.mapped == block.mapped:
@@ -188,17 +194,17 @@ class CachingAllocator:
             return previous
         return block
 
-    def _expand(self, pool: Pool, size: int) -> Block | None:
+    def _expand(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Map pages at the lowest address of the expandable segment where `size` bytes fit.
 
         The limit is checked again for the pages themselves: on a full device mapping them fails.
         """
         if pool.expandable is None:
-            pool.expandable = Block(pool, self._next_address, _SEGMENT_STRIDE, mapped=False)
+            pool.expandable = MemoryBlock(pool, self._next_address, _SEGMENT_STRIDE, mapped=False)
             self._next_address += _SEGMENT_STRIDE
         block = lowest_with_room(pool.expandable, size)
         room = pages = 0
-        reach: Block | None = block
+        reach: MemoryBlock | None = block
         while room < size:
             assert reach is not None
             if not reach.mapped:
@@ -218,7 +224,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _map(self, hole: Block, size: int) -> Block:
+    def _map(self, hole: MemoryBlock, size: int) -> MemoryBlock:
         """Back the start of an unmapped block by whole pages; the free block that results."""
         pages = min(hole.size, rounded_up(size, hole.pool.page_bytes))
         if pages < hole.size:
@@ -229,7 +235,7 @@ class CachingAllocator:
         block.pool.insert(block)
         return block
 
-    def _unmap(self, pool: Pool, block: Block) -> None:
+    def _unmap(self, pool: Pool, block: MemoryBlock) -> None:
         assert pool.expandable is not None
         page, base = pool.page_bytes, pool.expandable.address
         first = base + rounded_up(block.address - base, page)

@@ -11,7 +11,7 @@ EMPTY_CACHE = -1
 """In place of a storage that is freed: `torch.cuda.empty_cache`, as libraries call it."""
 
 
-class Block:
+class MemoryBlock:
     """A range of a segment, linked to its neighbours there."""
 
     __slots__ = ("address", "free", "mapped", "next", "pool", "prev", "size")
@@ -22,12 +22,12 @@ class Block:
         self.size = size
         self.mapped = mapped
         self.free = True
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev: MemoryBlock | None = None
+        self.next: MemoryBlock | None = None
 
-    def split_off(self, size: int) -> "Block":
+    def split_off(self, size: int) -> "MemoryBlock":
         """Keep the first `size` bytes; what follows becomes the next block."""
-        rest = Block(self.pool, self.address + size, self.size - size, mapped=self.mapped)
+        rest = MemoryBlock(self.pool, self.address + size, self.size - size, mapped=self.mapped)
         self.size = size
         rest.prev, rest.next, self.next = self, self.next, rest
         if rest.next is not None:
@@ -50,48 +50,48 @@ class Pool:
     def __init__(self, *, small: bool) -> None:
         self.small = small
         self.page_bytes = K_SMALL_BUFFER if small else K_LARGE_BUFFER
-        self.expandable: Block | None = None
+        self.expandable: MemoryBlock | None = None
         """First block of the pool's expandable segment, once there is one."""
         # By one number each: a plan comes here millions of times, and tuples compare slowly.
         self._order: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
 
-    def insert(self, block: Block) -> None:
+    def insert(self, block: MemoryBlock) -> None:
         """A free block."""
         place = block.size << _ADDRESS_BITS | block.address
         insort(self._order, place)
         self._blocks[place] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """One that is free no longer, or not with this size."""
         place = block.size << _ADDRESS_BITS | block.address
         del self._order[bisect_left(self._order, place)]
         del self._blocks[place]
 
-    def best_fit(self, size: int) -> Block | None:
+    def best_fit(self, size: int) -> MemoryBlock | None:
         """The smallest free block of `size` bytes or more."""
         number = bisect_left(self._order, size << _ADDRESS_BITS)
         return self._blocks[self._order[number]] if number < len(self._order) else None
 
-    def at_least(self, size: int) -> Iterator[Block]:
+    def at_least(self, size: int) -> Iterator[MemoryBlock]:
         """Free blocks of `size` bytes or more, best fit first."""
         for number in range(bisect_left(self._order, size << _ADDRESS_BITS), len(self._order)):
             yield self._blocks[self._order[number]]
 
 
-def growth(block: Block) -> int:
+def growth(block: MemoryBlock) -> int:
     """Unmapped bytes that follow a block of an expandable segment."""
     following = block.next
     return following.size if following is not None and not following.mapped else 0
 
 
-def lowest_with_room(first: Block, size: int) -> Block:
+def lowest_with_room(first: MemoryBlock, size: int) -> MemoryBlock:
     """Of the free ranges that include unmapped space, the lowest of at least `size` bytes."""
-    block: Block | None = first
+    block: MemoryBlock | None = first
     while block is not None:
         if block.free and (not block.mapped or growth(block)):
             room = 0
-            reach: Block | None = block
+            reach: MemoryBlock | None = block
             while reach is not None and reach.free and room < size:
                 room += reach.size
                 reach = reach.next

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from launcher.compare.inference import for_page
-from launcher.compare.report.build import Report, clean
 from launcher.compare.report.columns import COLUMNS, NARROW_FIRST, ReportColumn, shown
+from launcher.compare.report.comparison import Report, clean
 from launcher.compare.report.series import DeviceSamples, Floats, thin
 from launcher.util import tables
 from launcher.util.page import page_html

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from launcher.compare.inference import FOLDER, RESULT_FILE
-from launcher.compare.report.build import Report
+from launcher.compare.report.comparison import Report
 from launcher.compare.report.find import FoundRun, find_runs
 from launcher.compare.report.output import (
     csv_text,

@@ -15,8 +15,8 @@ from types import FrameType
 import psutil
 
 from launcher.checkpoint.store import CheckpointFolder
-from launcher.compare.sweep.folder import SweepFolder
 from launcher.compare.sweep.grid import training_flags
+from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.measure.records import Summary, SweepRow
 from launcher.run.agreement import STOP_SIGNALS, heard_signals
 from launcher.run.ending import Interrupted

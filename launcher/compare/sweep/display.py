@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from launcher.compare.sweep.folder import SweepFolder
+from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.measure.records import SweepRow
 from launcher.run.run_folder import RunFolder
 from launcher.util.sizes import duration, gib

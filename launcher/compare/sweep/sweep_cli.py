@@ -19,9 +19,9 @@ from filelock import FileLock, Timeout
 from launcher.compare.report.report_cli import report_sweep
 from launcher.compare.sweep.cell import install_signal_handlers, run_cell, settle_unfinished
 from launcher.compare.sweep.display import SweepDisplay, outcome
-from launcher.compare.sweep.folder import SweepFolder, merge_earlier
 from launcher.compare.sweep.grid import cells_of, flags_given, open_corpora
 from launcher.compare.sweep.grid_source import flags_of, grid_of, parse_options
+from launcher.compare.sweep.sweep_folder import SweepFolder, merge_earlier
 from launcher.config.arguments import parse_run_config
 from launcher.data.sources import find_source
 from launcher.measure.records import Sweep, SweepRow

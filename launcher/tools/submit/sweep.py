@@ -2,9 +2,9 @@
 
 import shutil
 
-from launcher.compare.sweep.folder import SweepFolder
 from launcher.compare.sweep.grid_source import flags_of
 from launcher.compare.sweep.sweep_cli import prepare, tasks
+from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.config.arguments import parse_run_config
 from launcher.measure.records import Sweep
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch

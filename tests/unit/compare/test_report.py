@@ -13,7 +13,7 @@ import pytest
 import yaml
 from report_folder import GIB, write_run
 
-from launcher.compare.report.build import Report
+from launcher.compare.report.comparison import Report
 from launcher.compare.report.find import find_runs
 from launcher.compare.report.output import escaped, markdown_text, report_page
 from launcher.compare.report.report_cli import main

@@ -9,7 +9,7 @@ import pytest
 from report_folder import write_run
 
 from launcher.compare.report.report_cli import main, report_sweep
-from launcher.compare.sweep.folder import SweepFolder
+from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.measure.records import Sweep, SweepRow, SweepState
 from launcher.util.errors import UserError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.compare.report.build import Report
+from launcher.compare.report.comparison import Report
 from launcher.compare.report.find import FoundRun
 from launcher.compare.report.runs import load_run
 from launcher.config.arguments import parse_run_config
