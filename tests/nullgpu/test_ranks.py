@@ -14,12 +14,14 @@ LAYER_BYTES = 2048 * 2048 * 4  # in fp32
 STATES = 3  # weights and Adam's two
 
 
-def ranks(folder: Path, gpus: int, program: str, *words: str, nproc: int = 0) -> list[Any]:
+def ranks(
+    folder: Path, gpus: int, program: str, *words: str, nproc: int = 0, **more: str
+) -> list[Any]:
     """What each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}")
     command = [sys.executable, *(torchrun if nproc else ()), str(PROGRAMS / program), *words]
     variables = environment(folder, {"SHARDSCALE_STAND_IN_CHECKS": "false"}, gpus=gpus)
-    variables["OMP_NUM_THREADS"] = "1"
+    variables |= {"OMP_NUM_THREADS": "1", **more}
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300
     )
@@ -63,6 +65,12 @@ def test_each_rank_holds_its_states(
         least = states_bytes + WORKSPACES_BYTES
         assert least <= found["between"] <= least + buffers_bytes, found
         assert found["peak"] > found["between"]
+
+
+def test_one_rank_of_64_runs_alone(tmp_path: Path) -> None:
+    alone = {"SHARDSCALE_STAND_IN_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "64"}
+    (found,) = ranks(tmp_path, 8, "sharded.py", "fsdp2", **alone)
+    assert found["between"] == 8 * STATES * LAYER_BYTES // 64 + WORKSPACES_BYTES
 
 
 def test_trainer_runs_on_two_ranks(tmp_path: Path) -> None:

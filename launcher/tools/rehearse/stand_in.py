@@ -5,9 +5,9 @@ memory is counted and costs no host memory. A kernel is counted and not run; byt
 sent to the device are kept (64 KiB at most per copy) until the next kernel, all others read as 0. A
 single byte that is not known is a check's answer (has a step overflowed?): false, or what
 $SHARDSCALE_STAND_IN_CHECKS says. Messages of at most 64 KiB travel between the processes of a
-communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank answer for all of its groups,
-$SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for another (1800), and
-$SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
+communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank, with RANK and WORLD_SIZE set, run without
+the others, which answer as it does. $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for
+another (1800). $SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
 """
 
 import os

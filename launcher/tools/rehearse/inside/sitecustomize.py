@@ -1,5 +1,4 @@
-"""Follow the values of object collectives in a rehearsed program, then hand over to its own
-sitecustomize.
+"""Prepare a rehearsed program's torch.distributed, then hand over to its own sitecustomize.
 
 Python imports this file at startup because its folder is on PYTHONPATH.
 """

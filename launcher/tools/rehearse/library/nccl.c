@@ -190,9 +190,9 @@ static void answer_alone(Call *call) {
     Communicator *its = call->communicator;
     static __thread Entry own;
     Entry *entries[its->size];
-    if (call->kind == SEND)
-        return;
-    if (call->kind == RECEIVE || (call->kind == BROADCAST && call->root != its->rank)) {
+    if (call->kind == SEND || (call->kind == BROADCAST && call->from == call->to))
+        return; /* a root sends what is there already */
+    if (call->kind == RECEIVE) {
         set_values(call->to, NULL, call->bytes, false);
         return;
     }

@@ -350,9 +350,15 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
+#if CUDART_VERSION < 13000
+#define EDGES
+#else
+#define EDGES const cudaGraphEdgeData **,
+#endif
+
 cudaError_t cudaStreamGetCaptureInfo(
     cudaStream_t stream, enum cudaStreamCaptureStatus *out, unsigned long long *id, cudaGraph_t *,
-    const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
+    const cudaGraphNode_t **, EDGES size_t *) {
     if (id)
         *id = 0;
     return cudaStreamIsCapturing(stream, out);

@@ -1,4 +1,4 @@
-"""Compute small tensors on the host beside their kernels, which do not run.
+"""What torch.distributed needs for a rehearsal: values of small tensors, and a world of one rank.
 
 torch's object collectives send sizes, add them up on the device, and read them: with a wrong sum
 they fail. Must work with Python 3.9 and torch 2.4, so annotations stay text.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,8 @@ class _AfterModule:
             for function in OBJECT_COLLECTIVES:
                 if hasattr(module, function):
                     setattr(module, function, _followed(getattr(module, function)))
+            if os.environ.get("SHARDSCALE_STAND_IN_ALONE") == "1":
+                module.init_process_group = _alone(module.init_process_group)
 
         loader.exec_module = execute_then_wrap
         return spec
@@ -65,3 +68,18 @@ def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
             library.shardscale_follow(False)
 
     return follow
+
+
+def _alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
+    """Meet nobody: the other ranks of the environment's world are not there."""
+
+    @functools.wraps(init_process_group)
+    def init(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        from torch.distributed import HashStore
+
+        kwargs.pop("init_method", None)
+        kwargs.setdefault("rank", int(os.environ["RANK"]))
+        kwargs.setdefault("world_size", int(os.environ["WORLD_SIZE"]))
+        return init_process_group(backend, store=HashStore(), **kwargs)
+
+    return init
