@@ -37,7 +37,7 @@ def compared(name: str, elements: int, device: str) -> dict[str, dict[str, float
     """
     choice = CHOICES[name]
     torch.manual_seed(0)
-    dtype = torch.float32 if choice.keeps_fp32 else torch.bfloat16
+    dtype = torch.float32 if choice.arithmetic.keeps_fp32 else torch.bfloat16
     weight = nn.Parameter(torch.randn(1, elements).to(device, dtype))
     optimizer: Any = build_optimizer(nn.ParameterList([weight]), choice)
     assert isinstance(optimizer, LowPrecisionAdamW)

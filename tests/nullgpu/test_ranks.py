@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,18 @@ STATES = 3  # weights and Adam's two
 
 
 def ranks(
-    folder: Path, gpus: int, program: str, *words: str, nproc: int = 0, **more: str
+    folder: Path,
+    gpus: int,
+    program: str,
+    *words: str,
+    nproc: int = 0,
+    more: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """What each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}")
     command = [sys.executable, *(torchrun if nproc else ()), str(PROGRAMS / program), *words]
     variables = environment(folder, {"SHARDSCALE_STAND_IN_CHECKS": "false"}, gpus=gpus)
-    variables |= {"OMP_NUM_THREADS": "1", **more}
+    variables |= {"OMP_NUM_THREADS": "1", **(more or {})}
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300
     )
@@ -69,7 +75,7 @@ def test_each_rank_holds_its_states(
 
 def test_one_rank_of_64_runs_alone(tmp_path: Path) -> None:
     alone = {"SHARDSCALE_STAND_IN_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "64"}
-    (found,) = ranks(tmp_path, 8, "sharded.py", "fsdp2", **alone)
+    (found,) = ranks(tmp_path, 8, "sharded.py", "fsdp2", more=alone)
     assert found["between"] == 8 * STATES * LAYER_BYTES // 64 + WORKSPACES_BYTES
 
 
