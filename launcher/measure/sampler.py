@@ -206,11 +206,6 @@ class Sampler:
                 self._emit(EventRecord(name=name, unix_s=time.time(), detail=detail))
 
 
-def energy_of(sampler: Sampler | None) -> EnergyReading | None:
-    """Return a sampler's newest reading of the energy counter; None without a sampler."""
-    return None if sampler is None else sampler.energy
-
-
 @dataclass(kw_only=True, slots=True)
 class _Totals:
     samples: int = 0

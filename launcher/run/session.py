@@ -16,7 +16,7 @@ from launcher.measure.loggers import Loggers
 from launcher.measure.memory import TracedMemory, dump_snapshot, memory_meter
 from launcher.measure.phases import PhaseClock
 from launcher.measure.records import WARMUP_STEPS, EvalRecord, SampleRecord, Status, Summary
-from launcher.measure.sampler import Sampler, energy_of, mean_power_w
+from launcher.measure.sampler import Sampler, mean_power_w
 from launcher.parallel.world import OWN_AGENT, World
 from launcher.run.agreement import Agreement, stop_exit_code, stop_reason
 from launcher.run.console import RunConsole
@@ -93,7 +93,7 @@ class Session:
             skipped=self.skipped,
             memory=self.memory,
         )
-        self._energy_before = self._energy_after = energy_of(self.sampler)
+        self._energy_before = self._energy_after = self.sampler.energy
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -143,7 +143,7 @@ class Session:
             self.memory.period("first_step" if step == first else "steady")
             self.memory.begin_step(step - first + 1)
             if step == first + WARMUP_STEPS:
-                self._energy_before = energy_of(self.sampler)
+                self._energy_before = self.sampler.energy
             yield step
             if self._saves.after_step(step, self._engine):
                 self.clock.restart()
@@ -155,7 +155,7 @@ class Session:
         if self.agreement.time_is_up:
             self._stopped_by = "max_minutes"
         self._saves.after_training(self.step, self._engine, preempted=self.agreement.preempted)
-        self._energy_after = energy_of(self.sampler)
+        self._energy_after = self.sampler.energy
         self.memory.period("evaluation")
         self.journal.write(self._engine.count_states().ledger(self._world.device))
 

@@ -162,7 +162,7 @@ def summarize(
     test: EvalRecord | None,
     *,
     memory: MemoryMeter,
-    samples: SamplerSummary | None,
+    samples: SamplerSummary,
     training_power_w: float | None,
 ) -> tuple[Summary, Failure | None]:
     """Complete the summary with what all ranks measured; all ranks call this.
