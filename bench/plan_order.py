@@ -72,6 +72,21 @@ def train_flags(a: Assessment, flags: Sequence[str], cluster: Cluster) -> list[s
     return split_command(command_of(a, training, cluster).split()[1:])[2]
 
 
+def _row(a: Assessment, flags: Sequence[str], cluster: Cluster) -> dict[str, Any]:
+    assert a.time is not None  # what is trained fits
+    return {
+        "candidate": a.choice.label,
+        "precision": a.choice.precision,
+        "recompute": a.choice.checkpointing,
+        "micro_batch": a.run.config.data.micro_batch,
+        "flags": train_flags(a, flags, cluster),
+        "least_tokens_per_s": a.time.least_tokens_per_s,
+        "predicted_tokens_per_s": a.time.tokens_per_s,
+        "most_tokens_per_s": a.time.most_tokens_per_s,
+        "rounds_tokens_per_s": [],
+    }
+
+
 def measured(
     candidates: Sequence[Assessment],
     flags: Sequence[str],
@@ -80,20 +95,7 @@ def measured(
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """Train all candidates in turn, round by round."""
-    rows: list[dict[str, Any]] = [
-        {
-            "candidate": a.choice.label,
-            "precision": a.choice.precision,
-            "recompute": a.choice.checkpointing,
-            "micro_batch": a.run.config.data.micro_batch,
-            "flags": train_flags(a, flags, cluster),
-            "least_tokens_per_s": a.time.least_tokens_per_s,
-            "predicted_tokens_per_s": a.time.tokens_per_s,
-            "most_tokens_per_s": a.time.most_tokens_per_s,
-            "rounds_tokens_per_s": [],
-        }
-        for a in candidates
-    ]
+    rows = [_row(a, flags, cluster) for a in candidates]
     extra = [*QUICK, "--steps", str(options.steps), "--data", str(corpus), "--device", "cpu"]
     with tempfile.TemporaryDirectory() as folder:
         for number, row in itertools.product(range(options.rounds), rows):
