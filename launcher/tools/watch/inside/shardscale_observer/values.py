@@ -4,7 +4,7 @@ In a rehearsal no kernel runs, so a value on the device is known only where the 
 nothing was launched since. Every other read is answered by a stated rule, in this order:
 
 1. what --answer says for the line;
-2. 0 or false where the line speaks of inf, nan or an overflow: nothing overflows;
+2. 0 or false where the line or its function speaks of inf, nan, invalid or an overflow;
 3. true where it speaks of isfinite, allclose, equal or all(...);
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
 """
@@ -27,7 +27,7 @@ SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
 MOST_READS = 10_000
 """Of one line in one step; more is a loop that waits for a value."""
-_OVERFLOWS = re.compile(r"inf\b|inf_|_inf|isnan|overflow", re.IGNORECASE)
+_OVERFLOWS = re.compile(r"inf\b|inf_|_inf|isnan|overflow|invalid|~ *torch.isfinite", re.IGNORECASE)
 _HOLDS = re.compile(r"isfinite|allclose|equal|\ball\(")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -41,7 +41,8 @@ class Values:
         self._waits = waits
         self.places: dict[tuple[str, str], dict[str, Any]] = {}
         self._in_step: dict[tuple[str, str], int] = {}
-        self._recall = getattr(ctypes.CDLL(None), "recall", None)
+        self._recall = ctypes.CDLL(None).shardscale_recall  # of the stand-in: bytes that are known
+        self._recall.restype = ctypes.c_size_t
         self._library: Any = None
 
     def install(self) -> None:
@@ -102,23 +103,24 @@ class Values:
 
     def _known(self, tensor: Any) -> Any:
         """Return the values on the host if they are known there, else None."""
-        if self._recall is None or not tensor.is_contiguous():
+        if not tensor.is_contiguous():
             return None
         size = tensor.numel() * tensor.element_size()
         raw = bytearray(size)
         buffer = (ctypes.c_char * size).from_buffer(raw)
-        if not self._recall(ctypes.c_void_p(tensor.data_ptr()), buffer, ctypes.c_size_t(size)):
+        address = ctypes.c_void_p(tensor.data_ptr())
+        if self._recall(address, buffer, ctypes.c_size_t(size)) < size:
             return None
         return self._torch.frombuffer(raw, dtype=tensor.dtype)
 
     def _answer(self, dtype: Any, call: str) -> Any:
         frames = list(_frames())
-        for file, line in frames:
+        for file, line, _ in frames:
             for place, given in self._answers.items():
                 if f"{file}:{line}".endswith(f"/{place}") or f"{file}:{line}" == place:
                     self._note(call, given, frames)
                     return _as_type(given, dtype)
-        text = "" if not frames else linecache.getline(*frames[0])
+        text = "" if not frames else linecache.getline(*frames[0][:2]) + frames[0][2]
         value: Any = 1
         if _OVERFLOWS.search(text):
             value = 0
@@ -128,17 +130,19 @@ class Values:
         self._note(call, value, frames)
         return value
 
-    def _note(self, call: str, answer: Any, frames: list[tuple[str, int]] | None = None) -> None:
+    def _note(
+        self, call: str, answer: Any, frames: list[tuple[str, int, str]] | None = None
+    ) -> None:
         frames = frames or list(_frames())
         own = next((frame for frame in frames if is_of_program(frame[0])), None)
-        place = own or (frames[0] if frames else ("?", 0))
+        place = own or (frames[0] if frames else ("?", 0, ""))
         key = (f"{place[0]}:{place[1]}", call)
         entry = self.places.setdefault(
             key,
             {
                 "place": key[0],
                 "call": call,
-                "code": linecache.getline(*place).strip(),
+                "code": linecache.getline(*place[:2]).strip(),
                 "library": None if own == frames[0] else f"{frames[0][0]}:{frames[0][1]}",
                 "times": 0,
                 "answer": answer,
@@ -157,12 +161,12 @@ def _as_type(value: Any, dtype: Any) -> Any:
 
 
 def _frames() -> Any:
-    """Yield (file, line) of the stack from the reader outwards, without torch's and our own."""
+    """Yield (file, line, function) from the reader outwards, without torch's and our own."""
     frame: Any = sys._getframe(1)
     torch = sys.modules["torch"].__path__[0]
     while frame is not None:
         file = frame.f_code.co_filename
         amp = file.endswith("grad_scaler.py")
         if not file.startswith(_HERE) and (amp or not file.startswith(torch)):
-            yield file, frame.f_lineno
+            yield file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
