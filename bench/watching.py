@@ -72,7 +72,8 @@ def measure(size: str, pairs: int) -> None:
 
     for _ in range(WARMUP):
         step()
-    watched, alone = [], []
+    watched: list[float] = []
+    alone: list[float] = []
     for pair in range(pairs):
         for is_watched in (True, False) if pair % 2 else (False, True):
             with contextlib.nullcontext() if is_watched else without_hooks():

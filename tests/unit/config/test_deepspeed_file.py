@@ -395,8 +395,8 @@ def test_buffers_of_nvme_stay_sized_to_the_model(path: Path) -> None:
     section["sub_group_size"] = 300000
     config = parsed(path, with_stage({"zero_optimization": section}, 3))
     resolved = resolve(config, world_size=2, device_type="cuda")
-    handed = build_config(resolved, world_size=2)
-    assert handed["zero_optimization"]["sub_group_size"] == 300000
+    grouped = build_config(resolved, world_size=2)
+    assert grouped["zero_optimization"]["sub_group_size"] == 300000
     smaller = offload_sizes(resolved.config, resolved.model, 2).locked_bytes
     assert smaller < offload_sizes(each, resolved.model, 2).locked_bytes
 
