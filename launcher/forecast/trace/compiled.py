@@ -46,7 +46,11 @@ def compiled(blocks: Sequence[nn.Module], tuned: Callable[[int], None]) -> Itera
         vars(block)["forward"] = types.MethodType(forward, block)
     logging.disable(logging.ERROR)  # of what dynamo falls back from; a run is told, too
     try:
-        with torch._functorch.config.patch(enable_autograd_cache=False):
+        # A backward's graph that waits for the first backward would be copied there, under the
+        # recorder's mode, which constants in it do not survive.
+        with torch._functorch.config.patch(
+            enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+        ):
             yield
     finally:
         logging.disable(logging.NOTSET)

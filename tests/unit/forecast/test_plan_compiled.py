@@ -14,7 +14,7 @@ from trace_levels import levels
 from launcher.forecast.predict import TUNING_BYTES
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
-from launcher.forecast.trace.events import Allocated, Compute, Tuned
+from launcher.forecast.trace.events import Allocated, Compute, Gradient, Tuned
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT, SharedInputs
@@ -85,6 +85,24 @@ def test_adapters_beside_full_checkpointing_are_traced() -> None:
     model = model_of("full", layers=2, lora=Lora(rank=2, alpha=4, targets=("qkv", "proj")))
     assembled = trace_micro_batch(model, GPU, micro_batch=3, seq_len=SEQ_LEN)
     assert levels(assembled) == levels(whole_trace(model, GPU, 3))
+
+
+def test_recomputed_blocks_over_weights_in_4_bits_are_traced() -> None:
+    """Their graphs hold a constant, the values of the codes."""
+    sizes = {"d_model": 128, "heads": 4, "layers": 3}
+    lora = Lora(rank=2, alpha=4, targets=("mlp",))
+    model = model_of("full", **sizes, quantize_base="nf4", lora=lora)
+    compute = replace(GPU, params_dtype=torch.bfloat16, frozen_dtype=torch.bfloat16)
+    traced = trace_micro_batch(model, compute, micro_batch=3, seq_len=SEQ_LEN)
+    adapters = {"lora_a", "lora_b"}
+    gradients = [
+        event.parameter
+        for _, events in traced.backward
+        for event in events
+        if isinstance(event, Gradient)
+    ]
+    assert len(gradients) == 2 * 2 * model.layers
+    assert {name.rpartition(".")[2] for name in gradients} == adapters
 
 
 def test_blocks_of_a_ring_are_traced() -> None:
