@@ -476,17 +476,28 @@ ANSWERS(
     cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 2, int, const void *, int, size_t,
     unsigned)
 
+/* What a GPU runs of torch's wheels, which hold these (torch.cuda.get_arch_list(), 2.8 to 2.13):
+ * cub refuses any other. */
+static int compiled_architecture(const Device *of) {
+    static const int all[] = {120, 100, 90, 86, 80, 75, 70};
+    int capability = 10 * of->major + of->minor;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i] <= capability)
+            return all[i];
+    return capability;
+}
+
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *function) {
     (void)function;
     const Device *of = device(device_current());
     if (!of)
         return failed(cudaErrorNoDevice);
-    int capability = 10 * of->major + of->minor;
+    int architecture = compiled_architecture(of);
     *out = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024,
         .numRegs = 32,
-        .ptxVersion = capability,
-        .binaryVersion = capability,
+        .ptxVersion = architecture,
+        .binaryVersion = architecture,
         .maxDynamicSharedSizeBytes =
             device_attribute(device_current(), cudaDevAttrMaxSharedMemoryPerBlockOptin),
     };
