@@ -1,4 +1,4 @@
-"""What a program's command says: its interpreter, and how many ranks it starts per node."""
+"""Read a program's command: its interpreter, and the ranks that it starts per node."""
 
 import re
 import shutil

@@ -25,7 +25,7 @@ EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to rehearse; `gpus` are the node's, None for as many as the command starts ranks."""
+    """A program and its GPUs; `gpus` per node, None for as many as the command starts ranks."""
 
     command: Sequence[str]
     gpu: str
@@ -119,7 +119,7 @@ def rehearse(request: Request) -> Rehearsal:
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
     recordings = [one for one in whole.recordings.values() if not one.out_of_memory]
-    # A program that failed on the way would have needed more: no card is said to fit it.
+    # A program that failed on the way would have needed more, so no card gets a verdict.
     if whole.code == 0 and whole.steps and len(recordings) == len(whole.ranks):
         cards = on_every_gpu(recordings, world_size=world_size)
     else:

@@ -1,4 +1,4 @@
-"""What to change where a program does not fit, in the words of the library that trains it."""
+"""Suggestions where a program does not fit, in the words of the library that trains it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What a rehearsal prints, as text and as JSON."""
+"""Report of a rehearsal, as text and as JSON."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ from launcher.util.errors import UserError
 MOST_GPUS = 64
 PRELOADED = "libcuda.so.1"
 INSIDE = Path(__file__).parent / "inside"
-"""What runs in the program's own interpreter: the standard library and the program's torch only."""
+"""Code for the program's own interpreter: needs the standard library and its torch only."""
 
 # What CUDA calls a GPU, where that is not "NVIDIA" and the table's name. Programs read it:
 # accelerate turns off peer access by it.
@@ -87,7 +87,7 @@ def environment(
 
 
 def cuda_name(gpu: Gpu) -> str:
-    """What CUDA calls the GPU ("NVIDIA H100 80GB HBM3")."""
+    """Name of the GPU in CUDA ("NVIDIA H100 80GB HBM3")."""
     if re.fullmatch(r"RTX-\d{4}", gpu.name):
         return f"NVIDIA GeForce {gpu.name.replace('-', ' ')}"
     if re.fullmatch(r"A\d{4}", gpu.name):

@@ -1,4 +1,4 @@
-"""Whether a rehearsed program fits: its recorded allocations on each GPU of the table."""
+"""Verdicts on a rehearsed program: its recorded allocations on each GPU of the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a device held over time, from the events of its allocator and its state at the end."""
+"""Contents of a device over time, from the events of its allocator and its state at the end."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ class DeviceHistory:
     peak: Point
     peak_reserved_bytes: int
     at_peak: Sequence[Held]
-    """What was alive at the peak, largest first."""
+    """Allocations alive at the peak, largest first."""
     over_time: Sequence[Held]
     """All allocations of the recording, those first that occupied most for longest."""
     fragmentation: Fragmentation

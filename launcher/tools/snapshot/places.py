@@ -57,6 +57,8 @@ def _origin(frames: Sequence[Mapping[str, Any]]) -> Origin:
     """Read a stack, innermost frame first."""
     phase, module, line = OTHER, "", ""
     for frame in frames:
+        if not isinstance(frame, dict):
+            continue  # damaged
         file, function = str(frame.get("filename", "")), str(frame.get("name", ""))
         where = f"{PurePosixPath(file).name}:{frame.get('line', 0)}"
         own = not _LIBRARY.search(file) and file.endswith(".py")

@@ -3,14 +3,18 @@
 import gc
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from launcher.util.errors import UserError
 
 Entry = Mapping[str, Any]
 """One event of the allocator, as torch writes it: action, addr, size, stream, frames."""
+WITH_BYTES: Final = frozenset(
+    {"alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"}
+)
+"""Actions that allocate or free."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -63,16 +67,26 @@ def _checked(path: Path, content: Any) -> dict[str, Any]:
     for segment in content["segments"]:
         if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
             raise UserError(f"{path}: a segment has no list of blocks")
-        _require(path, segment, {"address": int, "total_size": int}, "a segment")
+        _require(path, segment, "a segment", ("address", "total_size"), optional=("device",))
         for block in segment["blocks"]:
-            _require(path, block, {"size": int, "state": str}, "a block")
-    for trace in traces:
-        for entry in trace:
-            _require(path, entry, {"action": str}, "an event")
+            _require(path, block, "a block", ("size",), optional=("address", "requested_size"))
+            if not isinstance(block.get("state"), str):
+                raise UserError(f"{path}: a block has no state: the file is damaged")
+    for entry in (entry for trace in traces for entry in trace):
+        if not isinstance(entry, dict) or not isinstance(entry.get("action"), str):
+            raise UserError(f"{path}: an event has no action: the file is damaged")
+        if entry["action"] in WITH_BYTES:
+            _require(path, entry, "an event", ("addr", "size"))
+        elif entry["action"] == "oom":
+            _require(path, entry, "an event", ("size",))
     return content
 
 
-def _require(path: Path, value: Any, fields: Mapping[str, type], what: str) -> None:
-    for name, kind in fields.items():
-        if not isinstance(value, dict) or not isinstance(value.get(name), kind):
-            raise UserError(f"{path}: {what} has no {name}: the file is damaged")
+def _require(
+    path: Path, value: Any, what: str, names: Sequence[str], optional: Sequence[str] = ()
+) -> None:
+    """Refuse a value without non-negative integers of these names."""
+    for name in (*names, *optional):
+        number = value.get(name, 0 if name in optional else None) if type(value) is dict else None
+        if type(number) is not int or number < 0:
+            raise UserError(f"{path}: {what} has no valid {name}: the file is damaged")

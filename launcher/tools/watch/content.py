@@ -1,4 +1,4 @@
-"""What a GPU held at the peak of a watched program, by category and by module.
+"""Contents of a GPU at the peak of a watched program, by category and by module.
 
 Replays the events that `inside/shardscale_observer/history.py` has written.
 """
@@ -61,7 +61,7 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What a rank held at its peak, and at the end of the recording."""
+    """Contents of a rank at its peak, and at the end of the recording."""
 
     peak: Content
     end: Content
@@ -237,7 +237,7 @@ def _positions(recording: Recording, kind: str) -> Iterator[int]:
 def ledger_record(content: Content, step: int | None) -> dict[str, Any]:
     """Return a `ledger` record of the device at a peak, as launcher/strategies/ledger.py has it."""
     sizes = dict(content.by_category)
-    # Workspaces that stay are nobody's state.
+    # Workspaces that stay are no state.
     sizes["temporary"] = sizes.pop("other", 0) + sizes.get("temporary", 0)
     nothing = {f"{name}_bytes": 0 for name in STATES}
     lines = {f"{name}_bytes": sizes.get(name, 0) for name in CATEGORIES}

@@ -124,7 +124,11 @@ class Hostile:
         (b"\x80\x04garbage", "cannot be read as a pickle"),
         (b"", "cannot be read as a pickle"),
         (pickle.dumps([1, 2]), "no list of segments"),
-        (pickle.dumps({"segments": [{"blocks": []}]}), "no address"),
+        (pickle.dumps({"segments": [{"blocks": []}]}), "no valid address"),
+        (pickle.dumps(snapshot_of([event("alloc", 1, "x")])), "no valid size"),  # type: ignore[arg-type]
+        (pickle.dumps(snapshot_of([{"action": "free_completed", "size": 1}])), "no valid addr"),
+        (pickle.dumps(snapshot_of([], (-1, "inactive"))), "no valid total_size"),
+        (pickle.dumps(snapshot_of([event("oom", 0, -1)])), "no valid size"),
         (pickle.dumps({"segments": [], "device_traces": [[{"addr": 1}]]}), "no action"),
         (pickle.dumps({"segments": []}), "no event and no segment"),
     ],

@@ -1,4 +1,4 @@
-"""What torch.distributed needs for a rehearsal: values of small tensors, and a world of one rank.
+"""Support torch.distributed in a rehearsal: values of small tensors, and a world of one rank.
 
 torch's object collectives send sizes, add them up on the device, and read them: with a wrong sum
 they fail. Must work with Python 3.9 and torch 2.4, so annotations stay text.
@@ -71,7 +71,7 @@ def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
-    """Meet nobody: the other ranks of the environment's world are not there."""
+    """Start a group without the other ranks of the environment's world."""
 
     @functools.wraps(init_process_group)
     def init(backend: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ Stats = dict[str, Any]
 
 
 class Peaks:
-    """Resets and reads the allocator's peaks, and answers the program as if nobody had."""
+    """Resets and reads the allocator's peaks; the program reads them as if never reset."""
 
     def __init__(self, torch: Any) -> None:
         self._c = torch._C

@@ -37,7 +37,7 @@ class RankFile:
         os.write(self._file, (json.dumps(values) + "\n").encode())
 
     def begin(self, *, folder: str, world_size: int, **described: Any) -> None:
-        """Write the record that describes the run; what nobody can see of it is null."""
+        """Write the record that describes the run; fields that cannot be observed are null."""
         unknown = ("matmul_parameters", "flops_per_token", "accumulation", "global_batch", "steps")
         self.add(
             "run",
