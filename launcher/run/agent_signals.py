@@ -129,9 +129,11 @@ class AgentSignals:
 
 
 def _kill(ranks: list[psutil.Process]) -> None:
-    for rank in ranks:
-        with contextlib.suppress(psutil.Error):
-            rank.kill()
+    # Stopped first: one that sees another one gone would record that as the run's failure.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(number)
     psutil.wait_procs(ranks, timeout=GRACE_S)
 
 
