@@ -26,14 +26,16 @@ from torch.fx import GraphModule, Node
 _MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
 _FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
+HearsOfKernel = Callable[[int, Sequence[tuple[int, int]]], None]
+"""Called with the bytes that a kernel writes over, and with pairs (bytes it writes, bytes of a
+tensor that ends there) for tensors that it would write over if they were as large."""
 
 
 @contextlib.contextmanager
-def compiled(blocks: Sequence[nn.Module], tuned: Callable[[int], None]) -> Iterator[None]:
+def compiled(blocks: Sequence[nn.Module], tuned: "HearsOfKernel") -> Iterator[None]:
     """In which each block's forward is compiled when it is called, as `nn.Module.compile` would.
 
-    `tuned` hears of each fused kernel, when all it reads and writes is there: the bytes that it
-    writes over.
+    `tuned` hears of each fused kernel, when all it reads and writes is there.
     """
     from torch._inductor.compile_fx import compile_fx  # seconds, and only here
 
@@ -63,7 +65,7 @@ def _anew(function: Any) -> Any:
 
 
 def _without_kernels(
-    tuned: Callable[[int], None], graph: GraphModule, inputs: Any, **how: Any
+    tuned: HearsOfKernel, graph: GraphModule, inputs: Any, **how: Any
 ) -> Callable[[list[Any]], Any]:
     run = _Graph(graph, tuned)
 
@@ -86,7 +88,7 @@ class _Kernel:
 class _Graph:
     """Allocates and frees what the compiled code of a graph would."""
 
-    def __init__(self, graph: GraphModule, tuned: Callable[[int], None]) -> None:
+    def __init__(self, graph: GraphModule, tuned: HearsOfKernel) -> None:
         nodes: list[Any] = list(graph.graph.nodes)
         self.tuned = tuned
         self.inputs = [node for node in nodes if node.op == "placeholder"]
@@ -108,18 +110,22 @@ class _Graph:
         inputs.clear()
         for kernel, ends in zip(self.kernels, self.ends, strict=True):
             for node in kernel.writes:
-                over = self._written_over(node, ends) if kernel.fused else None
+                own = self._of_its_type(node, ends) if kernel.fused else []
+                over = next((old for old in own if _numel(old) == _numel(node)), None)
                 held[node] = _empty(node) if over is None else held.pop(over)
                 if kernel.fused:
-                    self.tuned(0 if over is None else held[node].nbytes)
+                    size_bytes = held[node].nbytes
+                    unlike = [] if over else [(size_bytes, held[old].nbytes) for old in own]
+                    self.tuned(size_bytes if over else 0, unlike)
             for node in ends:
                 held.pop(node, None)
         return [None if n is None else _seen(held[_owner(n)], n) for n in self.outputs]
 
-    def _written_over(self, node: Node, ends: list[Node]) -> Node | None:
-        """What a fused kernel puts its result into, of the graph's own tensors that end there."""
-        own = (old for old in ends if old not in self.inputs and old is not node)
-        return next((old for old in own if _alike(old.meta["val"], node.meta["val"])), None)
+    def _of_its_type(self, node: Node, ends: list[Node]) -> list[Node]:
+        """What a fused kernel may put its result into, of the graph's own tensors that end there,
+        if it is as large."""
+        own = (old for old in ends if old.op == "call_function" and old is not node)
+        return [old for old in own if old.meta["val"].dtype == node.meta["val"].dtype]
 
 
 def _empty(node: Node) -> Tensor:
@@ -135,8 +141,8 @@ def _is_generator_state(value: Any) -> bool:
     return not isinstance(value.numel(), int)
 
 
-def _alike(old: Tensor, new: Tensor) -> bool:
-    return old.dtype == new.dtype and old.numel() == new.numel()
+def _numel(node: Node) -> Any:
+    return node.meta["val"].numel()
 
 
 def _seen(held: Any, node: Node) -> Any:

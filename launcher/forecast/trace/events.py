@@ -130,3 +130,6 @@ class Trace:
     works: Works
     chunks: int
     """Of the loss."""
+    unlike: frozenset[tuple[int, int]] = frozenset()
+    """Sizes of two tensors of compiled blocks of which the first would take the second's memory if
+    they were equal."""

@@ -3,9 +3,9 @@
 On a GPU what a decoder allocates grows with the tokens or does not depend on them. Recorded with as
 many sequences as a prime above all dimensions of the model, what grows with them is a multiple of
 it, and nothing else is; so it is with the rows of each chunk of the loss and of each tile of the
-MLP. Compiled blocks are recorded for each micro-batch where storages happen to be of one size in
-it: a fused kernel writes over one of its size. A batch of one is, where heads are copied that in it
-lie as they are wanted: for products of matrices, and between ranks.
+MLP. A micro-batch is recorded for itself where blocks are compiled and a fused kernel writes over a
+tensor that happens to be as large as its result. So is a batch of one, where heads are copied that
+in it lie as they are wanted: for products of matrices, and between ranks.
 """
 
 import importlib
@@ -69,14 +69,10 @@ def trace_of(
 
 
 def _has_equal_sizes(template: Template, dimensions: Mapping[str, int]) -> bool:
-    """Return whether storages of blocks are of one size that are not in other micro-batches."""
-    sizes = {
-        template.sizes[lifetime.size_bytes]
-        for lifetime in template.trace.lifetimes
-        if lifetime.allocation[0].part in ("block", "block_backward")
-    }
-    products = [size for size in sizes if isinstance(size, Size)]
-    return len({size.bytes(dimensions) for size in products}) < len(products)
+    """Return whether a compiled kernel writes over a tensor that in other micro-batches is not of
+    the size of what it writes."""
+    sizes = [size.bytes(dimensions) if isinstance(size, Size) else None for size in template.sizes]
+    return any(sizes[one] == sizes[other] for one, other in template.trace.unlike)
 
 
 def work_of(

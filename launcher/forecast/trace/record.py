@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -57,6 +57,7 @@ class Recorder(LiveTrace):
         self.work = WorkCounter()
         self.place = self.work.place
         self.first_compiled: tuple[Place, ...] = ()
+        self.unlike: set[tuple[int, int]] = set()
         self.gradients: list[tuple[str, AllocationId, Place, int]] = []
         self.marks: list[tuple[Module | Tuned, Place, int]] = []
         self._allocations: dict[LiveStorage, tuple[AllocationId, int, int]] = {}
@@ -94,8 +95,9 @@ class Recorder(LiveTrace):
         """A module is entered or left."""
         self.marks.append((Module(name, entering, forward), self.place, self._tick()))
 
-    def tuned(self, copied_bytes: int) -> None:
+    def tuned(self, copied_bytes: int, unlike: Sequence[tuple[int, int]]) -> None:
         """A compiled kernel has what it reads and writes."""
+        self.unlike.update(unlike)
         if self.place in self.first_compiled:
             self.marks.append((Tuned(copied_bytes), self.place, self._tick()))
 
@@ -213,7 +215,8 @@ def record_trace(
         lifetimes = recorder.lifetimes()
     work = recorder.work
     return Trace(
-        model.layers, lifetimes, recorder.gradients, recorder.marks, dict(work.works), work.chunks
+        *(model.layers, lifetimes, recorder.gradients, recorder.marks),
+        *(dict(work.works), work.chunks, frozenset(recorder.unlike)),
     )
 
 

@@ -101,7 +101,8 @@ def template_of(
 
     works = {where: work.mapped(of_work) for where, work in trace.works.items()}
     marks = _with_copied_bytes(trace, number)
-    recorded = Trace(trace.layers, lifetimes, trace.gradients, marks, works, trace.chunks)
+    unlike = frozenset((number(one), number(other)) for one, other in trace.unlike)
+    recorded = Trace(trace.layers, lifetimes, trace.gradients, marks, works, trace.chunks, unlike)
     return Template(recorded, tuple(sizes))
 
 

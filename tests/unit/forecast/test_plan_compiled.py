@@ -115,10 +115,12 @@ def test_blocks_of_a_ring_are_traced() -> None:
         assert layers == set(range(80))
 
 
-def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[int]]:
-    """Highest bytes that a compiled function allocates, and what its kernels write over."""
-    over: list[int] = []
-    graph = _Graph(make_fx(function)(*inputs), over.append)
+def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[Any]]:
+    """Highest bytes that a compiled function allocates, and what its kernels write over: bytes,
+    or where they write over nothing, what they would if it were as large."""
+    over: list[Any] = []
+    heard = lambda size_bytes, unlike: over.append(size_bytes or unlike)  # noqa: E731
+    graph = _Graph(make_fx(function)(*inputs), heard)
     with LiveTrace() as trace:
         held = list(inputs)
         outputs = graph(held)
@@ -138,8 +140,12 @@ def test_a_fused_kernel_writes_over_what_ends_there() -> None:
         product = x @ x
         return [product.relu().add(1) @ x, product]
 
+    def smaller(x: Tensor) -> list[Tensor]:
+        return [(x @ x).sum(1)]
+
+    assert peak_of(smaller, x) == (size_bytes + 4 * 8, [[(4 * 8, size_bytes)]])
     assert peak_of(alone, x) == (2 * size_bytes, [size_bytes])
-    assert peak_of(read_later, x) == (3 * size_bytes, [0])
+    assert peak_of(read_later, x) == (3 * size_bytes, [[]])
 
 
 def test_what_is_between_two_kernels_is_not_in_memory() -> None:
@@ -148,7 +154,7 @@ def test_what_is_between_two_kernels_is_not_in_memory() -> None:
     def chain(x: Tensor) -> list[Tensor]:
         return [x.exp().sin().cos().t().reshape(4, 16).sum(1).sigmoid(), x + 1]
 
-    assert peak_of(chain, x) == (size_bytes + 4 * 4, [0, 0])
+    assert peak_of(chain, x) == (size_bytes + 4 * 4, [[], []])
 
 
 def test_on_a_gpu_the_first_step_tunes() -> None:
