@@ -98,6 +98,15 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert states["optimizer"] == pytest.approx(4 * PARAMETERS, rel=0.01)
 
 
+def test_rank_0_runs_alone_and_writes_a_snapshot(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot.pickle"
+    flags = ("--only-rank", "0", "--snapshot", str(snapshot))
+    code, found = rehearse(tmp_path / "run", "A40", "plain", *flags, ranks=True)
+    assert (code, found["world_size"], len(found["ranks"])) == (0, 2, 1)
+    shown = shardscale("snapshot", str(snapshot))
+    assert "loop.py:" in shown.stdout, shown.stdout + shown.stderr
+
+
 def test_values_are_answered_and_listed(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path / "run", "h100", "values", "--answer", "loop.py:999=3")
     assert code == 0

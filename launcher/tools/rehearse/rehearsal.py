@@ -1,6 +1,7 @@
 """Run a program on the stand-in GPU, and judge what it needed."""
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,11 @@ class Request:
     steps: int
     answers: Sequence[str]
     out: Path | None
+    only_rank: int | None = None
+    """The rank that runs, where the others do not; of `world_size`, or of the command's ranks."""
+    world_size: int | None = None
+    snapshot: Path | None = None
+    """File for torch's memory snapshot of the worst rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +56,12 @@ class Stage:
     def steps(self) -> int:
         """Return the optimizer steps that were seen."""
         return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)
+
+    @property
+    def ended_well(self) -> bool:
+        """Return True if the program did, or was only ended by a signal as its process ended."""
+        at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
+        return self.code == 0 or (self.code < 0 and at_exit)
 
     @property
     def worst(self) -> WatchedRank:
@@ -82,7 +94,7 @@ class Rehearsal:
         """Return whether it fits; None where the program failed before that could be seen."""
         if self.stage.status.state == "oom":
             return "does not fit"
-        if self.stage.code or not self.stage.steps:
+        if not self.stage.ended_well or not self.stage.ranks:
             return None
         found = (card.verdict for card in self.cards if card.gpu == self.gpu.name)
         return next(found, None) or self._by_peaks()
@@ -106,38 +118,62 @@ def rehearse(request: Request) -> Rehearsal:
         UserError: an unknown GPU, no torch with CUDA, no compiler, no such program.
     """
     gpu = gpu_named(request.gpu)
-    gpus = request.gpus or ranks_per_node(request.command) or 1
+    gpus = request.gpus or ranks_per_node(request.command) or min(request.world_size or 1, 8)
+    alone = _alone(request, gpus)
     answers = dict(map(_answer, request.answers))
     interpreter(request.command)  # refused before there is a folder
     folder = folders.new_folder(request.out, request.command, "rehearse")
-    stage = _run(request, gpu, gpus, folder, answers)
+    stage = _run(request, [gpu] * gpus, folder, answers, alone)
     unlimited = None
     if stage.status.state == "oom":
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
         inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
-        unlimited = _run(request, large, gpus, inner, answers)
+        unlimited = _run(request, [large] * gpus, inner, answers, alone)
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
     recordings = [one for one in whole.recordings.values() if not one.out_of_memory]
     # A program that failed on the way would have needed more, so no card gets a verdict.
-    if whole.code == 0 and whole.steps and len(recordings) == len(whole.ranks):
+    if whole.ended_well and whole.ranks and len(recordings) == len(whole.ranks):
         cards = on_every_gpu(recordings, world_size=world_size)
     else:
         cards = []
+    if request.snapshot is not None:
+        _save_snapshot(whole, request.snapshot)
     return Rehearsal(gpu=gpu, gpus=gpus, stage=stage, unlimited=unlimited, cards=cards)
 
 
-def _run(request: Request, gpu: Gpu, gpus: int, folder: Path, answers: Mapping[str, Any]) -> Stage:
+def _save_snapshot(stage: Stage, path: Path) -> None:
+    """Copy the worst rank's memory snapshot; there is none where the program records its own.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if not stage.ranks:
+        return
+    written = stage.folder / f"allocations-rank{stage.worst.number}.pickle"
+    if written.exists():
+        try:
+            shutil.copyfile(written, path)
+        except OSError as error:
+            raise UserError(f"--snapshot {path} cannot be written ({error.strerror})") from None
+
+
+def _run(
+    request: Request,
+    gpus: Sequence[Gpu],
+    folder: Path,
+    answers: Mapping[str, Any],
+    alone: dict[str, str],
+) -> Stage:
     settings = {
         "folder": str(folder.resolve()),
         "mode": "rehearse",
         "steps": request.steps,
         "answers": answers,
+        "snapshot": request.snapshot is not None,
     }
-    environment = folders.observed_environment(settings)
-    environment |= stand_in.environment(
-        interpreter(request.command), [gpu] * gpus, inherited=environment
-    )
+    environment = folders.observed_environment(settings) | alone
+    environment |= stand_in.environment(interpreter(request.command), gpus, inherited=environment)
     folders.write_status(folder, Status(state="running", phase="start"))
     code = run_program(request.command, environment, stdout_to_stderr=True)
     ranks = folders.read_ranks(folder)
@@ -158,6 +194,42 @@ def _run(request: Request, gpu: Gpu, gpus: int, folder: Path, answers: Mapping[s
         recordings=recordings,
         held=contents,
     )
+
+
+def _at_exit(rank: WatchedRank) -> bool:
+    """Return True if a rank had come to its end by itself."""
+    ended = [event.get("reason") for event in rank.events("program_ended")]
+    return ended == ["exit"] and not rank.events("uncaught")
+
+
+def _alone(request: Request, gpus: int) -> dict[str, str]:
+    """Return the variables with which one rank runs without the others.
+
+    Raises:
+        UserError: a rank or a world size that cannot be.
+    """
+    rank, world = request.only_rank, request.world_size
+    launched = ranks_per_node(request.command)
+    if rank is None:
+        if world is not None:
+            raise UserError(f"--world-size {world} goes with --only-rank: say which rank runs")
+        return {}
+    if world is None and launched is None:
+        raise UserError(f"--only-rank {rank} of how many ranks? Give --world-size N")
+    if world is not None and launched is not None:
+        raise UserError(
+            f"--world-size {world} beside a launcher of {launched} ranks: start python itself, "
+            "which gets RANK and WORLD_SIZE, or leave --world-size out"
+        )
+    if rank != 0:
+        raise UserError(f"--only-rank {rank}: rank 0 opens every group, so no other can run alone")
+    variables = {stand_in.ALONE: "1", stand_in.ONLY_RANK: str(rank)}
+    if world is not None:
+        places = {"RANK": rank, "LOCAL_RANK": rank % gpus, "WORLD_SIZE": world}
+        places |= {"LOCAL_WORLD_SIZE": min(world, gpus), "MASTER_PORT": 29500}
+        variables |= {name: str(value) for name, value in places.items()}
+        variables["MASTER_ADDR"] = "localhost"
+    return variables
 
 
 def _answer(text: str) -> tuple[str, Any]:

@@ -12,6 +12,7 @@ from launcher.util.flags import OptionParser, require_range
 USAGE = "shardscale rehearse --gpu H100 [options] -- COMMAND ..."
 MOST_STEPS = 1000
 MOST_GPUS = 64
+MOST_RANKS = 1 << 20
 
 
 @refusing
@@ -30,6 +31,9 @@ def main(argv: Sequence[str]) -> int:
             steps=options.steps,
             answers=options.answer,
             out=options.out,
+            only_rank=options.only_rank,
+            world_size=options.world_size,
+            snapshot=options.snapshot,
         )
     )
     if options.json:
@@ -64,6 +68,24 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
     add(
+        "--only-rank",
+        type=int,
+        metavar="0",
+        help="run rank 0 alone; the others, which do not run, answer as it does",
+    )
+    add(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="ranks beside --only-rank, where the command has no launcher that starts them",
+    )
+    add(
+        "--snapshot",
+        type=Path,
+        metavar="FILE",
+        help="write torch's memory snapshot of the worst rank, for shardscale snapshot",
+    )
+    add(
         "--answer",
         action="append",
         default=[],
@@ -79,4 +101,5 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
     require_range("--steps", options.steps, 1, MOST_STEPS)
     require_range("--gpus", options.gpus, 1, MOST_GPUS)
+    require_range("--world-size", options.world_size, 1, MOST_RANKS)
     return options, command

@@ -6,8 +6,9 @@ sent to the device are kept (64 KiB at most per copy) until the next kernel, all
 single byte that is not known is a check's answer (has a step overflowed?): false, or what
 $SHARDSCALE_STAND_IN_CHECKS says. Messages of at most 64 KiB travel between the processes of a
 communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank, with RANK and WORLD_SIZE set, run without
-the others, which answer as it does. $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for
-another (1800). $SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
+the others, which answer as it does; ranks that a launcher starts besides $SHARDSCALE_STAND_IN_RANK
+end at once. $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for another (1800).
+$SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
 """
 
 import os
@@ -17,10 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from launcher.measure.hardware import CONTEXT_BYTES, Gpu
+from launcher.tools import watch
 from launcher.tools.rehearse.build import built_for
 from launcher.util.errors import UserError
 
 MOST_GPUS = 64
+ALONE = "SHARDSCALE_STAND_IN_ALONE"
+ONLY_RANK = "SHARDSCALE_STAND_IN_RANK"
 PRELOADED = "libcuda.so.1"
 INSIDE = Path(__file__).parent / "inside"
 """Code for the program's own interpreter: needs the standard library and its torch only."""
@@ -76,8 +80,10 @@ def environment(
         "LD_LIBRARY_PATH": _first(folder, before.get("LD_LIBRARY_PATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": folder,
         "PATH": _first(folder, before.get("PATH", os.defpath), ":"),  # for its nvidia-smi
-        # A sitecustomize, which hands over to the next one on the path.
-        "PYTHONPATH": _first(str(INSIDE), before.get("PYTHONPATH", ""), ":"),
+        # The sitecustomize of watch/ starts what is in INSIDE, and hands over to the program's own.
+        "PYTHONPATH": _first(
+            str(INSIDE), _first(str(watch.INSIDE), before.get("PYTHONPATH", ""), ":"), ":"
+        ),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),

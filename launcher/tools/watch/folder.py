@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure.records import RankSummary, Status, Summary
+from launcher.tools.watch import INSIDE
 from launcher.tools.watch.content import held, ledger_record, read_recording
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
 
-INSIDE = Path(__file__).parent / "inside"
 VARIABLE = "SHARDSCALE_OBSERVER"
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 WARMUP_STEPS = 2

@@ -1,17 +1,29 @@
-"""Start the observer in a watched interpreter, then hand over to the program's own sitecustomize.
+"""Start what is asked for in this interpreter, then hand over to the program's own sitecustomize.
 
-Python imports this file at startup because its folder is first on PYTHONPATH.
+Python imports this file at startup because its folder is on PYTHONPATH. The folder of a rehearsal's
+own code stands beside it there.
 """
 
 import contextlib
+import importlib
 import os
 import sys
 
 
-def _hand_over() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
+def _start() -> "set[str]":
+    """Begin what there is; return its folders."""
+    folders = {os.path.dirname(os.path.abspath(__file__))}
+    for name in ("shardscale_rehearsal", "shardscale_observer"):
+        with contextlib.suppress(Exception):
+            package = importlib.import_module(name)
+            folders.add(os.path.dirname(os.path.dirname(os.path.abspath(package.__file__ or ""))))
+            package.begin()
+    return folders
+
+
+def _hand_over(folders: "set[str]") -> None:
     # The program shall see the path that it would have seen. Children get it by PYTHONPATH.
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) not in folders]
     ours = sys.modules.pop(__name__)
     try:
         __import__(__name__)
@@ -23,8 +35,4 @@ def _hand_over() -> None:
 
 
 if __name__ == "sitecustomize":
-    with contextlib.suppress(Exception):
-        import shardscale_observer
-
-        shardscale_observer.begin()
-    _hand_over()
+    _hand_over(_start())

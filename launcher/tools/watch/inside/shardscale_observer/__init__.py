@@ -6,11 +6,11 @@ work with Python 3.9 and torch 2.4, so annotations stay text.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from typing import Any
+
+from shardscale_after import after_import
 
 VARIABLE = "SHARDSCALE_OBSERVER"
 """Environment variable with the settings, a JSON object."""
@@ -19,37 +19,13 @@ VARIABLE = "SHARDSCALE_OBSERVER"
 def begin() -> None:
     """Arrange for the observer to be installed after `import torch`, if there are settings."""
     text = os.environ.get(VARIABLE)
-    if text and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _AfterTorch(json.loads(text)))
+    if text:
+        settings = json.loads(text)
+        after_import("torch", lambda torch: _install(torch, settings))
 
 
-class _AfterTorch:
-    """Finds torch as Python would, and installs the observer when its import is complete."""
+def _install(torch: Any, settings: dict[str, Any]) -> None:
+    from shardscale_observer.guard import guarded
+    from shardscale_observer.hooks import install
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return torch's own spec, whose loader calls back once; None for all other modules."""
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def execute_then_install(module: Any) -> None:
-            del loader.exec_module  # the loader is as it was, whatever comes
-            execute(module)
-            self._install(module)
-
-        loader.exec_module = execute_then_install
-        return spec
-
-    def _install(self, torch: Any) -> None:
-        from shardscale_observer.guard import guarded
-        from shardscale_observer.hooks import install
-
-        guarded(install)(torch, self._settings)
+    guarded(install)(torch, settings)

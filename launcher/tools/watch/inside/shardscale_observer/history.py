@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import pickle
 from typing import Any
 
 from shardscale_observer.memory import Peaks
@@ -20,10 +21,11 @@ class History:
     they mean is worked out later (launcher/tools/watch/content.py), outside the program.
     """
 
-    def __init__(self, torch: Any, peaks: Peaks, device: int) -> None:
+    def __init__(self, torch: Any, peaks: Peaks, device: int, *, snapshot: bool = False) -> None:
         self._torch = torch
         self._peaks = peaks
         self.device = device
+        self._snapshot = snapshot  # torch's own file is wanted besides, with stacks
         self.recording = False
         self._marks: list[list[Any]] = []
 
@@ -31,7 +33,11 @@ class History:
         """Start recording; False where the program records a history of its own."""
         if self.recording or self._torch._C._cuda_isHistoryEnabled():
             return False
-        self._torch.cuda.memory._record_memory_history("all", context=None)
+        record = self._torch.cuda.memory._record_memory_history
+        if self._snapshot:
+            record("all", context="all", stacks="python")
+        else:
+            record("all", context=None)
         self.recording = True
         self._marks = []
         self.mark("begin", "")
@@ -70,6 +76,9 @@ class History:
         }
         with open(path + ".json", "w", encoding="utf-8") as text:
             json.dump(content, text)
+        if self._snapshot:
+            with open(path + ".pickle", "wb") as file:
+                pickle.dump(snapshot, file)
 
 
 def _held(snapshot: Any, device: int) -> Any:

@@ -183,7 +183,8 @@ class Observer:
         """CUDA has just been initialised by the program."""
         device = self.torch.cuda.current_device()
         if self.session.rehearses and self.peaks is not None:
-            self.session.history = History(self.torch, self.peaks, device)
+            wanted = bool(self.settings.get("snapshot"))
+            self.session.history = History(self.torch, self.peaks, device, snapshot=wanted)
             self.session.history.start()
             values = Values(self.torch, self.settings.get("answers", {}), self.session.waits)
             values.install()

@@ -1,0 +1,26 @@
+"""Let a program on the stand-in GPU pass where its libraries would need a real one.
+
+distributed.py: object collectives, whose sums are read on the host, and a world of one rank.
+built.py: operators that a library compiles with nvcc. Must work with Python 3.9 and torch 2.4, so
+annotations stay text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from shardscale_after import after_import
+
+
+def begin() -> None:
+    """Arrange for each library to be prepared after its import, where the stand-in is loaded."""
+    if not hasattr(ctypes.CDLL(None), "shardscale_follow"):
+        return
+    only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
+    if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
+        os._exit(0)  # one rank runs alone, and this is another
+    from shardscale_rehearsal import built, distributed
+
+    after_import(distributed.MODULE, distributed.prepare)
+    after_import(built.MODULE, built.prepare)
