@@ -20,7 +20,7 @@ def run(gpus: Sequence[Gpu], *command: str, **more: str) -> subprocess.Completed
 
 
 def lines(gpus: Sequence[Gpu], program: str, **more: str) -> list[str]:
-    """What a program prints that has imported torch.
+    """Return what a program prints that has imported torch.
 
     It leaves at once: Python 3.11 aborts where autograd's thread still frees its objects while the
     interpreter ends, as it may after a last line that calls backward, on a real GPU, too.

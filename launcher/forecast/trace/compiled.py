@@ -32,7 +32,7 @@ tensor that ends there) for tensors that it would write over if they were as lar
 
 
 @contextlib.contextmanager
-def compiled(blocks: Sequence[nn.Module], tuned: "HearsOfKernel") -> Iterator[None]:
+def compiled(blocks: Sequence[nn.Module], tuned: HearsOfKernel) -> Iterator[None]:
     """In which each block's forward is compiled when it is called, as `nn.Module.compile` would.
 
     `tuned` hears of each fused kernel, when all it reads and writes is there.
@@ -122,8 +122,8 @@ class _Graph:
         return [None if n is None else _seen(held[_owner(n)], n) for n in self.outputs]
 
     def _of_its_type(self, node: Node, ends: list[Node]) -> list[Node]:
-        """What a fused kernel may put its result into, of the graph's own tensors that end there,
-        if it is as large."""
+        """Return the graph's own tensors of a result's type that end there: a fused kernel writes
+        over one that is as large."""
         own = (old for old in ends if old.op == "call_function" and old is not node)
         return [old for old in own if old.meta["val"].dtype == node.meta["val"].dtype]
 

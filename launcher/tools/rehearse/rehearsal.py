@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from launcher.tools.watch.content import Held, Recording, held, ledger_record, r
 from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
+from launcher.util.files import check_new_file
 
 UNLIMITED_GIB = 16384
 WITHOUT_LIMIT = "without-limit"
@@ -122,6 +124,8 @@ def rehearse(request: Request) -> Rehearsal:
     alone = _alone(request, gpus)
     answers = dict(map(_answer, request.answers))
     interpreter(request.command)  # refused before there is a folder
+    if request.snapshot is not None:
+        check_new_file(request.snapshot)
     folder = folders.new_folder(request.out, request.command, "rehearse")
     stage = _run(request, [gpu] * gpus, folder, answers, alone)
     unlimited = None
@@ -143,19 +147,20 @@ def rehearse(request: Request) -> Rehearsal:
 
 
 def _save_snapshot(stage: Stage, path: Path) -> None:
-    """Copy the worst rank's memory snapshot; there is none where the program records its own.
+    """Copy the worst rank's memory snapshot, or say that there is none.
 
     Raises:
         UserError: the file cannot be written.
     """
-    if not stage.ranks:
+    written = stage.folder / f"allocations-rank{stage.worst.number if stage.ranks else 0}.pickle"
+    if not written.exists():
+        why = "the program records its own history, or ended before it used a GPU"
+        print(f"shardscale: --snapshot {path} was not written: {why}", file=sys.stderr)
         return
-    written = stage.folder / f"allocations-rank{stage.worst.number}.pickle"
-    if written.exists():
-        try:
-            shutil.copyfile(written, path)
-        except OSError as error:
-            raise UserError(f"--snapshot {path} cannot be written ({error.strerror})") from None
+    try:
+        shutil.copyfile(written, path)
+    except OSError as error:
+        raise UserError(f"--snapshot {path} cannot be written ({error.strerror})") from None
 
 
 def _run(

@@ -119,8 +119,7 @@ def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[Any]]:
     """Highest bytes that a compiled function allocates, and what its kernels write over: bytes,
     or where they write over nothing, what they would if it were as large."""
     over: list[Any] = []
-    heard = lambda size_bytes, unlike: over.append(size_bytes or unlike)  # noqa: E731
-    graph = _Graph(make_fx(function)(*inputs), heard)
+    graph = _Graph(make_fx(function)(*inputs), lambda wrote, unlike: over.append(wrote or unlike))
     with LiveTrace() as trace:
         held = list(inputs)
         outputs = graph(held)
