@@ -1,10 +1,8 @@
 """Names that others have, too: a folder `model` where the user works, the package index."""
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,38 +47,6 @@ def test_the_old_script_name_still_works_and_says_the_new_one() -> None:
     assert done.returncode == 0
     assert "shardscale VERB" in done.stdout
     assert "memscale is its old name" in done.stderr
-
-
-WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-
-
-def test_a_checkout_without_links_builds_no_wheel(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for name in ("launcher", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, symlinks=True)
-        else:
-            shutil.copy(ROOT / name, tree / name)
-    (tree / "launcher/model").unlink()
-    (tree / "launcher/model").write_text("../model")
-    done = subprocess.run([*WHEEL, "-w", tmp_path, tree], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "launcher/model" in done.stderr
-    assert "git config core.symlinks true" in done.stderr
-    assert not list(tmp_path.glob("*.whl"))
-
-
-def test_the_wheel_has_what_it_needs_under_one_top_level_name(tmp_path: Path) -> None:
-    subprocess.run([*WHEEL, "-w", tmp_path, ROOT], check=True, timeout=120)
-    names = zipfile.ZipFile(next(tmp_path.glob("shardscale-*.whl"))).namelist()
-    for carried in ("model/attention/flex.py", "tools/submit/scripts/train.sbatch", "py.typed"):
-        assert f"launcher/{carried}" in names
-    assert "launcher/strategies/zero/ds_configs/zero2.json" in names
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {
-        "launcher",
-        "shardscale",
-    }
 
 
 def test_a_name_that_is_too_long_for_a_file_is_refused(
