@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from launcher.model.config import ModelConfig
 
@@ -35,16 +37,12 @@ def _llama(
     )
 
 
-def _llama3(*shape: int, rope_factor: float, **options: Any) -> ModelConfig:
-    scaling = (rope_factor, 1.0, 4.0, 8192.0)
-    return _llama(
-        *shape,
-        vocab_size=128_256,
-        context=131_072,
-        rope_theta=500_000.0,
-        rope_scaling=scaling,
-        **options,
-    )
+def _llama3(*shape: int, rope_factor: float | None = None, **options: Any) -> ModelConfig:
+    """Llama 3, or with a factor for longer contexts 3.1 and 3.2."""
+    if rope_factor is not None:
+        options["rope_scaling"] = (rope_factor, 1.0, 4.0, 8192.0)
+    context = 8192 if rope_factor is None else 131_072
+    return _llama(*shape, vocab_size=128_256, context=context, rope_theta=500_000.0, **options)
 
 
 def _smollm2(*shape: int, rope_theta: float = 100_000.0) -> ModelConfig:
@@ -92,6 +90,8 @@ NAMED: dict[str, ModelConfig] = {
     "smollm2-1.7b": _smollm2(24, 32, 32, 2048, 8192, rope_theta=130_000.0),
     "llama-3.2-1b": _llama3(16, 32, 8, 2048, 8192, rope_factor=32.0, tied=True),
     "llama-3.2-3b": _llama3(28, 24, 8, 3072, 8192, rope_factor=32.0, tied=True),
+    "llama-3-8b": _llama3(32, 32, 8, 4096, 14_336),
+    "llama-3-70b": _llama3(80, 64, 8, 8192, 28_672),
     "llama-3.1-8b": _llama3(32, 32, 8, 4096, 14_336, rope_factor=8.0),
     "llama-3.1-70b": _llama3(80, 64, 8, 8192, 28_672, rope_factor=8.0),
     "llama-3.1-405b": _llama3(126, 128, 8, 16_384, 53_248, rope_factor=8.0),
@@ -100,14 +100,40 @@ NAMED: dict[str, ModelConfig] = {
     "llama-2-70b": _llama(80, 64, 8, 8192, 28_672),
     "qwen2.5-0.5b": _qwen2(24, 14, 2, 896, 4864, context=32_768, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 12, 2, 1536, 8960, tied=True),
+    "qwen2.5-3b": _qwen2(36, 16, 2, 2048, 11_008, context=32_768, tied=True),
     "qwen2.5-7b": _qwen2(28, 28, 4, 3584, 18_944, vocab_size=152_064),
+    "qwen2.5-14b": _qwen2(48, 40, 8, 5120, 13_824, vocab_size=152_064, norm_eps=1e-5),
+    "qwen2.5-32b": _qwen2(64, 40, 8, 5120, 27_648, vocab_size=152_064, norm_eps=1e-5),
+    "qwen2.5-72b": _qwen2(80, 64, 8, 8192, 29_568, vocab_size=152_064, norm_eps=1e-5),
     "qwen3-0.6b": _qwen3(28, 16, 8, 1024, 3072),
     "qwen3-1.7b": _qwen3(28, 16, 8, 2048, 6144),
     "qwen3-4b": _qwen3(36, 32, 8, 2560, 9728),
     "qwen3-8b": _qwen3(36, 32, 8, 4096, 12_288, tied=False),
+    "qwen3-14b": _qwen3(40, 40, 8, 5120, 17_408, tied=False),
+    "qwen3-32b": _qwen3(64, 64, 8, 5120, 25_600, tied=False),
     # Its window of 4096 tokens counts the token itself.
     "mistral-7b": _llama(32, 32, 8, 4096, 14_336, context=32_768, window=4095),
+    "mistral-7b-v0.3": _llama(
+        32, 32, 8, 4096, 14_336, vocab_size=32_768, context=32_768, rope_theta=1_000_000.0
+    ),
 }
+_ALIASES: Final = {
+    "gpt2-small": "gpt2",
+    "gpt3": "175b",
+    "gpt3-2.7b": "2.7b",
+    "gpt3-6.7b": "6.7b",
+    "gpt3-13b": "13b",
+    "gpt3-175b": "175b",
+    "mistral-7b-v0.1": "mistral-7b",
+    "tinyllama": "tinyllama-1.1b",
+    "tinyllama-1.1b-v1.0": "tinyllama-1.1b",
+}
+"""Other names of a size, beside those that `_words` makes equal."""
+_SAME_SHAPE: Final = frozenset(
+    {"meta", "instruct", "chat", "base", "it", "hf", "bnb", "4bit", "bf16"}
+)
+"""Words of a hub name that do not change the shape."""
+_NEAREST: Final = 3
 
 
 CUSTOM = "custom"
@@ -115,16 +141,44 @@ CUSTOM = "custom"
 _DIMENSIONS = ("vocab_size", "context", "layers", "heads", "d_model")
 
 
+def known_name(text: str) -> str | None:
+    """Return the named size that `text` means, or None: any capitals, with or without dashes, with
+    an organisation of the hub (`Qwen/Qwen3-8B`, `meta-llama/Meta-Llama-3.1-8B-Instruct`)."""
+    if text in NAMED or text == CUSTOM:
+        return text
+    return _BY_WORDS.get(_words(text))
+
+
+def nearest_names(text: str) -> list[str]:
+    """Return the named sizes whose names are most like `text`, the most similar first."""
+    close = difflib.get_close_matches(_words(text), _BY_WORDS, n=2 * _NEAREST, cutoff=0.0)
+    return list(dict.fromkeys(_BY_WORDS[words] for words in close))[:_NEAREST]
+
+
+def _words(text: str) -> str:
+    """Return the part of a name that identifies a shape: `org/Llama-3.1-8B-Instruct` and `llama3.1
+    8b` are `llama3.18b`."""
+    words = re.split(r"[-_\s]+", text.rpartition("/")[2].lower())
+    return "".join(word for word in words if word not in _SAME_SHAPE)
+
+
+_BY_WORDS: Final = {_words(name): name for name in NAMED}
+_BY_WORDS.update({_words(alias): name for alias, name in _ALIASES.items()})
+
+
 def named(name: str, **overrides: Any) -> ModelConfig:
     """Return a named size with some fields replaced; `custom` takes all from the arguments.
 
-    Raises ValueError for an unknown name, listing the known ones, or for an impossible shape.
+    Raises ValueError for an unknown name, with the nearest ones, or for an impossible shape.
     """
     if name == CUSTOM:
         if missing := [field for field in _DIMENSIONS if field not in overrides]:
             raise ValueError(f"model {CUSTOM} has no sizes of its own; give {', '.join(missing)}.")
         return ModelConfig(**overrides)
-    if name not in NAMED:
-        known = ", ".join([*NAMED, CUSTOM])
-        raise ValueError(f"model {name!r} is unknown; choose one of {known}.")
-    return replace(NAMED[name], **overrides)
+    known = known_name(name)
+    if known is None:
+        *others, last = nearest_names(name)
+        raise ValueError(
+            f"model {name!r:.80} is unknown: the nearest names are {', '.join(others)} and {last}."
+        )
+    return replace(NAMED[known], **overrides)

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.config import old_names
+from launcher.config import foreign_names, old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
+from launcher.config.sharding_labels import expand_label, is_label
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
 from launcher.util.startup import reader_may_leave
@@ -136,6 +137,7 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
             shown = " ".join(text or "''" for text in texts)
             or_auto = ", or auto" if own == MICRO_BATCH else ""
             raise UserError(f"{own} {shown} must be {_expected(kind)}{or_auto}") from None
+    expand_label(values, "--strategy")
     return values
 
 
@@ -144,6 +146,8 @@ def _is_value(token: str) -> bool:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    if (instead := foreign_names.answer(name)) is not None:
+        return f": {instead}"
     by_word = {candidate.lstrip("-"): candidate for candidate in known}
     close = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), by_word, n=1)
     close = close or difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
@@ -169,6 +173,7 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
             )
         if key not in replaced and value is not None:
             values[key] = _value_of_entry(path, key, value)
+    expand_label(values, f"--config {path}: strategy")
     return values
 
 
@@ -203,6 +208,8 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
     kind = _type(name)
     if name == "micro_batch" and texts == ["auto"]:
         return AutoMicroBatch()
+    if name == "strategy" and is_label(texts[0]):
+        return texts[0]
     values = [_typed(text, kind) for text in texts]
     with naming(said):
         if name in ("data", "tokenizer"):

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from launcher.model import config as decoder
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
-from launcher.model.sizes import CUSTOM, named
+from launcher.model.sizes import CUSTOM, known_name, named
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, flag, require_at_most, require_range
 from launcher.util.sizes import even_part
@@ -28,10 +28,10 @@ class ModelChoice:
     """The decoder: a named size, with any dimension changed."""
 
     model: str = "nano"
-    """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b, 6.7b, 13b, 30b, 66b, 175b;
-    tinyllama-1.1b, smollm2-135m to -1.7b, llama-2-7b, -13b, -70b, llama-3.1-8b, -70b, -405b,
-    llama-3.2-1b, -3b; qwen2.5-0.5b to -7b, qwen3-0.6b to -8b; mistral-7b. custom: only the
-    dimensions of the other flags."""
+    """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b to 175b (GPT-3), tinyllama-1.1b,
+    smollm2-135m to -1.7b, llama-2-7b to -70b, llama-3-8b, -70b, llama-3.1-8b to -405b,
+    llama-3.2-1b, -3b, qwen2.5-0.5b to -72b, qwen3-0.6b to -32b, mistral-7b, -v0.3; the hub's names
+    of these work too. custom: only the dimensions of the other flags."""
     init_from: Path | None = None
     """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
     run folder or a checkpoint (without its optimizer)."""
@@ -109,6 +109,7 @@ class ModelChoice:
     masks); --no-masks trains them again."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", known_name(self.model) or self.model)
         try:
             text = parse(self.activation_checkpointing).text
         except ValueError as error:

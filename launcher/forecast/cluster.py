@@ -11,7 +11,7 @@ from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS, Gpu
 from launcher.util.errors import UserError
-from launcher.util.sizes import gib, parse_bytes
+from launcher.util.sizes import gib, parse_gpu_memory
 
 GPUS_PER_NODE = 8
 KNOWN = ", ".join(gpu.name for gpu in GPUS)
@@ -46,7 +46,7 @@ def find_cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
         UserError: no GPU is given, the GPU is not known, or its memory is too small.
     """
     memory = options.gpu_memory
-    memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
+    memory_bytes = None if memory is None else parse_gpu_memory(memory)
     per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
     notes: list[str] = []
     if options.profile is not None:

@@ -35,7 +35,7 @@ from launcher.strategies.base import missing_library
 from launcher.util.errors import ExitCode, Failure, UserError, naming, refusing
 from launcher.util.files import check_new_file
 from launcher.util.flags import OptionParser, as_flags, split_options
-from launcher.util.sizes import duration, parse_bytes
+from launcher.util.sizes import duration, parse_gpu_memory
 from launcher.util.tables import say
 
 MODEL_FOLDER: Final = Path("MODEL_FOLDER")
@@ -72,16 +72,22 @@ def _parser() -> OptionParser:
         prog="shardscale plan",
         description="Predict memory and throughput of every sharding, offload, precision and "
         "checkpointing choice, without a GPU, and print the command for the best.",
-        epilog="All flags of launcher.train apply as well: --model gpt2-xl --global-batch 128. "
-        "Explicit flags stay fixed: --precision bf16 --zero 3. See `shardscale train --help`.",
+        epilog="MODEL is --model MODEL. All flags of launcher.train apply as well: "
+        "--global-batch 128. Explicit flags stay fixed: --precision bf16 --zero 3. See "
+        "`shardscale train --help`.",
     )
     add = parser.add_argument
+    parser.usage = "shardscale plan [MODEL] [options] [flags of launcher.train]"
     shape = "plan for the model of this transformers config.json, without its weights"
     add("--hf-config", type=Path, metavar="FILE", help=shape)
     add("--gpus", type=int, default=1, metavar="N", help="GPUs in total (default: 1)")
     add("--gpus-per-node", type=int, metavar="N", help="GPUs per node (default: up to 8)")
     add("--gpu", metavar="NAME", help=f"one of {KNOWN}")
-    add("--gpu-memory", metavar="SIZE", help="memory per GPU, as 24GiB (default: the GPU's)")
+    add(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="memory per GPU in GiB, or as 24GiB (default: the GPU's)",
+    )
     add("--profile", type=Path, metavar="FILE", help="rates measured by `shardscale profile`")
     add("--goal", choices=GOALS, default=GOALS[0], help="ranking criterion (default: fastest)")
     add("--price-per-gpu-hour", type=float, metavar="PRICE", help="adds the price per M tokens")
@@ -103,6 +109,8 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UserError: an option's value is invalid.
     """
     options, training = split_options(_parser(), argv)
+    if training and not training[0].startswith("-"):
+        training = ["--model", *training]
     for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
         if value is not None and not 1 <= value <= 2**20:
             raise UserError(f"{name} {value} must be at least 1 and at most {2**20}")
@@ -118,7 +126,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.gpu is not None and options.profile is not None:
         raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
     if options.gpu_memory is not None:
-        parse_bytes(options.gpu_memory, "--gpu-memory")
+        parse_gpu_memory(options.gpu_memory)
     options.shape = []
     if options.hf_config is not None:  # before the flags, which may change it
         with naming("--hf-config"):

@@ -4,6 +4,7 @@ The one table of GPUs: MFU's peak rates are read from it, and `launcher.forecast
 an entry a machine that nobody has measured. A `shardscale profile` of the real one beats all of it.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -124,7 +125,7 @@ GPUS = (
     Gpu("A30", "A30", (8, 0), 23.5, 165e12, 10.3e12, 933e9, 4, 56, "A30"),
     Gpu("A10G", "A10G", (8, 6), 22, 70e12, 31.5e12, 600e9, 4, 80, "A10G"),
     Gpu("A10", "A10", (8, 6), 22, 125e12, 31.2e12, 600e9, 4, 72, "A10"),
-    Gpu("RTX-PRO-6000", "RTX.?PRO.?6000", (12, 0), 94.9, 503.8e12, 126e12, 1792e9, 5, 188,
+    Gpu("RTX-PRO-6000", "(?:RTX.?)?PRO.?6000", (12, 0), 94.9, 503.8e12, 126e12, 1792e9, 5, 188,
         "RTX PRO 6000 Blackwell Workstation Edition"),
     Gpu("RTX-6000-Ada", "RTX.?6000.?Ada|6000.?Ada", (8, 9), 47.4, 364.2e12, 91.1e12, 960e9, 4, 142,
         "RTX 6000 Ada"),
@@ -134,11 +135,11 @@ GPUS = (
     Gpu("L40S", "L40S", (8, 9), 44.3, 362.05e12, 91.6e12, 864e9, 4, 142, "L40S"),
     Gpu("L40", "L40", (8, 9), 44.3, 181.05e12, 90.5e12, 864e9, 4, 142, "L40"),
     Gpu("L4", "L4", (8, 9), 21.9, 121e12, 30.3e12, 300e9, 4, 58, "L4"),
-    Gpu("RTX-5090", "RTX.?5090(?! D)", (12, 0), 31.3, 209.5e12, 104.8e12, 1792e9, 5, 170,
+    Gpu("RTX-5090", "(?:RTX.?)?5090(?! D)", (12, 0), 31.3, 209.5e12, 104.8e12, 1792e9, 5, 170,
         "Blackwell architecture"),
-    Gpu("RTX-4090", "RTX.?4090(?! D)", (8, 9), 23.5, 165.2e12, 82.6e12, 1008e9, 4, 128,
+    Gpu("RTX-4090", "(?:RTX.?)?4090(?! D)", (8, 9), 23.5, 165.2e12, 82.6e12, 1008e9, 4, 128,
         "Ada architecture"),
-    Gpu("RTX-3090", "RTX.?3090(?! Ti)", (8, 6), 23.5, 71e12, 35.6e12, 936e9, 4, 82,
+    Gpu("RTX-3090", "(?:RTX.?)?3090(?! Ti)", (8, 6), 23.5, 71e12, 35.6e12, 936e9, 4, 82,
         "GA102 architecture"),
     Gpu("V100-32GB-PCIe",
         "V100.*PCIE.*32|V100.*32.*PCIE", (7, 0), 31.7, 112e12, 14e12, 900e9, 3, 80, "V100"),
@@ -174,7 +175,7 @@ def gpu_named(name: str) -> Gpu:
     """The entry for what a user calls a GPU (`h100`, `A100-80GB`).
 
     Raises:
-        UserError: not in the table, or a list of GPUs; lists what is.
+        UserError: not in the table, or a list of GPUs.
     """
     if len([part for part in re.split(r"[,;+&]|\band\b", name) if part.strip()]) > 1:
         raise UserError(
@@ -182,9 +183,11 @@ def gpu_named(name: str) -> Gpu:
         )
     gpu = find_gpu(name)
     if gpu is None:
-        known = ", ".join(gpu.name for gpu in GPUS)
+        by_name = {gpu.name.lower(): gpu.name for gpu in GPUS}
+        close = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.0)
+        nearest = ", ".join(by_name[known] for known in close)
         raise UserError(
-            f"GPU {name!r} is not known: use one of {known}, or measure yours with "
-            "shardscale profile"
+            f"GPU {name!r:.80} is not known: the nearest names are {nearest}; or plan with "
+            "--gpu-memory SIZE, or measure yours with shardscale profile"
         )
     return gpu

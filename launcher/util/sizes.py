@@ -11,10 +11,12 @@ MIB, GIB = 2**20, 2**30
 MOST_BYTES = 2**60  # more than any machine has
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}  # as Slurm and ulimit read them
+_FEWEST_PLAIN_BYTES = 4096  # a plain number below this is the GiB that a GPU is sold with
 
 
 def parse_bytes(text: str, flag: str) -> int:
-    """`24GiB`, `512 MiB`, `80GB` or plain bytes -> bytes.
+    """`24GiB`, `24G`, `512 MiB`, `80GB` or plain bytes -> bytes.
 
     Raises:
         UserError: not a size, or not more than nothing.
@@ -25,6 +27,17 @@ def parse_bytes(text: str, flag: str) -> int:
     if not 1 <= size < MOST_BYTES:
         raise UserError(f"{flag} {text!r} is not a size: write for example 24GiB or 512MiB")
     return int(size)
+
+
+def parse_gpu_memory(text: str) -> int:
+    """Parse `--gpu-memory`; a small number without a unit is in GiB.
+
+    Raises:
+        UserError: not a size.
+    """
+    plain = re.fullmatch(r" *[0-9]+(\.[0-9]+)? *", text)
+    in_gib = plain is not None and float(text) < _FEWEST_PLAIN_BYTES
+    return parse_bytes(f"{text}GiB" if in_gib else text, "--gpu-memory")
 
 
 def gib(size_bytes: int | None) -> str:

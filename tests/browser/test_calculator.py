@@ -166,7 +166,7 @@ def test_refusals_are_the_planners_sentence(page: Any) -> None:
     alert = page.locator(".refused")
     alert.get_by_text("--gpus 0 must be at least 1").wait_for()
     follow(page, model=HOSTILE)
-    alert.get_by_text("is unknown; choose one of").wait_for()
+    alert.get_by_text("is unknown: the nearest names are").wait_for()
     assert HOSTILE in alert.inner_text()
     assert page.title() != "pwned"
 

@@ -12,6 +12,7 @@ import torch.distributed.run
 import yaml
 
 from launcher.config.arguments import parse_run_config
+from launcher.config.foreign_names import FOREIGN
 from launcher.config.old_names import REMOVED
 from launcher.config.schema import RunConfig, field_types
 from launcher.model.checkpointing import parse
@@ -340,3 +341,42 @@ def test_removed_fields_of_a_file_become_todays(config_file: Path) -> None:
     config = parse_run_config([f"--config={config_file}"])
     assert config.data.data == "hf:NAME@train[:2GB]"
     assert (config.model.build().attention, config.model.build().sdpa_backend) == ("sdpa", "math")
+
+
+def test_a_foreign_flag_is_answered_with_ours(config_file: Path) -> None:
+    ours = {flag(name) for name in field_types()} | {flag(f"no_{name}") for name in field_types()}
+    for name, answer in FOREIGN.items():
+        assert name not in field_types()
+        assert name not in REMOVED
+        elsewhere = {"--gpus", "--nproc"}  # of plan and torchrun
+        assert set(re.findall(r"--[a-z][a-z-]*", answer)) <= ours | elsewhere, name
+        with pytest.raises(UserError) as refused:
+            parse_run_config([flag(name), "1"])
+        assert str(refused.value).startswith(f"unknown flag {flag(name)}: ")
+        assert str(refused.value).endswith(answer)
+    config_file.write_text("num_train_epochs: 3\n")
+    with pytest.raises(UserError, match=r"unknown key 'num_train_epochs': use --epochs$"):
+        parse_run_config(["--config", str(config_file)])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--strategy zero2 --zero 3", "--strategy zero2 means --zero 2, not --zero 3"),
+        ("--strategy fsdp-hybrid", "give their number with --replicate"),
+        ("--strategy ddp-grad-op", "must be one of single, ddp, fsdp, zero"),
+    ],
+)
+def test_a_label_that_is_contradicted_or_unknown(argv: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse_run_config(argv.split())
+
+
+def test_a_file_may_hold_a_label_and_a_flag_replaces_it(config_file: Path) -> None:
+    config_file.write_text("strategy: fsdp-grad-op+each\n")
+    read = parse_run_config(["--config", str(config_file)]).sharding
+    assert (read.strategy, read.reshard_after_forward, read.reduce_each_micro_batch) == (
+        *("fsdp", False, True),
+    )
+    replaced = parse_run_config(["--config", str(config_file), "--zero", "1"]).sharding
+    assert (replaced.strategy, replaced.zero, replaced.reshard_after_forward) == (None, 1, True)

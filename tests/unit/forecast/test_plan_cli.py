@@ -232,10 +232,48 @@ def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]
     assert {total for _, total in told} == {found.choices} == {len(found.best_first)}
 
 
+def test_the_planner_reads_the_labels_that_it_prints() -> None:
+    """Every sharding of several clusters, long sequences and wide models among them."""
+    seen = set()
+    for model, world_size, seq_len in (("nano", 1, 64), ("llama-3.1-8b", 16, 16_384)):
+        flags = ["--model", model, "--seq-len", str(seq_len), "--micro-batch", "1"]
+        flags += ["--global-batch", "64"]
+        config = parse_run_config([*flags, "--precision", "bf16"])
+        for choice in choices(
+            config,
+            {"precision"},
+            world_size=world_size,
+            ranks_per_node=8,
+            device_type="cuda",
+        ):
+            own = choice.runs[0].config.sharding
+            more = [] if own.replicate == 1 else ["--replicate", str(own.replicate)]
+            read = resolve(
+                parse_run_config([*flags, "--strategy", choice.label, *more]),
+                world_size=world_size,
+                device_type="cuda",
+                elsewhere=True,
+            )
+            assert read.config.sharding == own, choice.label
+            seen.add(choice.label)
+    assert {"single", "ddp", "zero3+cpu+param", "fsdp-grad-op+each", "fsdp-hybrid"} <= seen
+    assert any("-context" in label for label in seen)
+    assert any("-tensor" in label for label in seen)
+
+
+def test_a_model_without_its_flag_and_memory_without_a_unit() -> None:
+    options, training = parse_options(["gpt2-xl", "--gpu-memory", "24", "--micro-batch", "8"])
+    assert training == ["--model", "gpt2-xl", "--micro-batch", "8"]
+    assert find_cluster(options)[0].memory_bytes == 24 * 2**30
+    options, training = parse_options(["--gpu-memory=24G", "--gpus", "2", "Qwen/Qwen3-8B"])
+    assert parse_run_config(training).model.model == "qwen3-8b"
+    assert find_cluster(options)[0].memory_bytes == 24 * 2**30
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ("--gpu H9000", "GPU 'H9000' is not known: use one of"),
+        ("--gpu H9000", "GPU 'H9000' is not known: the nearest names are H"),
         ("", "which GPU? give --gpu NAME"),
         ("--gpu-memory 4MB", "beside its tensors: give more"),
         ("--gpu-memory lots", "--gpu-memory"),

@@ -9,7 +9,7 @@ import torch
 from launcher.model.config import ModelConfig
 from launcher.model.cost import flops_per_token
 from launcher.model.gpt import GPT
-from launcher.model.sizes import NAMED, named
+from launcher.model.sizes import NAMED, known_name, named
 
 SMALL: dict[str, Any] = {"vocab_size": 97, "context": 16, "layers": 3, "heads": 4, "d_model": 24}
 
@@ -39,6 +39,8 @@ def test_parameter_count_of_a_named_size_is_that_of_the_built_model(name: str) -
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-3.2-3b", 3_212_749_824),
         ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
         ("llama-2-7b", 6_738_415_616),
         ("llama-3.1-70b", 70_553_706_496),
         ("llama-3.1-405b", 405_853_388_800),
@@ -46,12 +48,19 @@ def test_parameter_count_of_a_named_size_is_that_of_the_built_model(name: str) -
         ("llama-2-70b", 68_976_648_192),
         ("qwen2.5-0.5b", 494_032_768),
         ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
         ("mistral-7b", 7_241_732_096),
+        ("mistral-7b-v0.3", 7_248_023_552),
     ],
 )
 def test_parameter_count_is_the_published_one(name: str, parameters: int) -> None:
@@ -125,9 +134,44 @@ def test_the_documentation_has_every_named_size() -> None:
         assert f"| {name} | {model.parameter_count:,} |" in documented
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'gpt5' is unknown.*nano.*gpt2-xl"):
-        named("gpt5")
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("LLaMA3-8B", "llama-3-8b"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+        ("GPT-2 XL", "gpt2-xl"),
+        ("gpt3-175b", "175b"),
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
+        ("custom", "custom"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", None),  # no window, and another base of frequencies
+        ("google/gemma-2-9b", None),
+    ],
+)
+def test_a_model_is_known_by_what_people_call_it(text: str, name: str | None) -> None:
+    assert known_name(text) == name
+
+
+def test_each_named_size_has_its_own_name_however_it_is_written() -> None:
+    for name in NAMED:
+        assert known_name(name.upper()) == known_name(f"org/{name.replace('-', '_')}") == name
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("qwen3-9b", "qwen3-8b"), ("Llama-3.1-7B", "llama-3.1-8b"), ("gpt2xxl", "gpt2-xl")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(text: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is unknown: the nearest names are .*{nearest}"):
+        named(text)
 
 
 def test_a_custom_model_is_what_is_given_and_nothing_else() -> None:
