@@ -12,6 +12,7 @@ from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
+from launcher.util.hub_cache import model_folder
 from launcher.util.startup import reader_may_leave
 
 # Values that contradict each other when one comes from the file and the other from a flag:
@@ -215,7 +216,8 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
         if name in ("data", "tokenizer"):
             usable_path(texts[0].removeprefix("hf:"))
         elif isinstance(values[0], Path):
-            return usable_path(texts[0])
+            path = usable_path(texts[0])
+            return model_folder(path) if name == "init_from" else path
     return tuple(values) if len(values) > 1 else values[0]
 
 

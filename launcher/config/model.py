@@ -11,6 +11,7 @@ from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, known_name, named
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, flag, require_at_most, require_range
+from launcher.util.hub_cache import name_of_folder
 from launcher.util.sizes import even_part
 
 CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
@@ -34,7 +35,7 @@ class ModelChoice:
     of these work too. custom: only the dimensions of the other flags."""
     init_from: Path | None = None
     """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
-    run folder or a checkpoint (without its optimizer)."""
+    run folder or a checkpoint (without its optimizer), or hf:ORG/NAME from the hub's cache."""
     layers: int | None = None
     """Number of decoder blocks."""
     heads: int | None = None
@@ -120,7 +121,7 @@ class ModelChoice:
     def label(self) -> str:
         """Name for tables and folders: of a custom model, the folder that it starts from."""
         if self.model == CUSTOM and self.init_from is not None:
-            return self.init_from.absolute().name
+            return name_of_folder(self.init_from)
         return self.model
 
     def build(self) -> decoder.ModelConfig:

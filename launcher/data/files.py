@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from launcher.util.errors import UserError
+from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 
-HUB_PREFIX = "hf:"
 TEXT_FIELD = "text"
 SPLITS = ("train", "validation", "test")
 TOKENIZER_FILE = "tokenizer.json"

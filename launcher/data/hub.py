@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from launcher.data.files import HUB_PREFIX, field_key, hub_files, hub_key
 from launcher.data.formats import check_fields
 from launcher.util.errors import UserError
+from launcher.util.hub_cache import go_offline_if_unreachable, is_offline
 from launcher.util.packages import how_to_install
 from launcher.util.sizes import parse_bytes
 
@@ -102,6 +103,8 @@ class HubDataset:
 
 @functools.lru_cache(maxsize=1)  # a build reads the documents twice
 def _load(source: HubDataset) -> Any:
+    if not source.local_files():
+        go_offline_if_unreachable()
     try:
         import datasets
     except ImportError as error:
@@ -176,6 +179,8 @@ def load_from_transformers(tokenizer: str) -> Any:
         UserError: transformers is missing, or cannot load it.
     """
     name = tokenizer.removeprefix(HUB_PREFIX)
+    if not Path(name).expanduser().is_dir():
+        go_offline_if_unreachable()
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -189,6 +194,11 @@ def load_from_transformers(tokenizer: str) -> Any:
         )
     except Exception as error:
         # Many kinds, and the same one for a wrong name and for no network.
+        if is_offline() and not Path(name).expanduser().is_dir():
+            raise UserError(
+                f"tokenizer {tokenizer}: the Hugging Face Hub cannot be reached and {name!r} is "
+                "not in its local cache: connect to the network, or give a local folder"
+            ) from error
         reason = " ".join(str(error).split())
         raise UserError(
             f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "

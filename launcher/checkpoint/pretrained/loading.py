@@ -25,6 +25,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.build_inputs import materialize_whole
 from launcher.util.errors import UserError
+from launcher.util.hub_cache import model_folder
 from launcher.util.json_file import read_json
 
 _OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
@@ -55,11 +56,13 @@ class Vocabulary:
 
 @contextmanager
 def open_source(folder: Path) -> Iterator[Source]:
-    """Open a run, a checkpoint, a model of transformers, or adapters of PEFT; reads no weights yet.
+    """Open a run, a checkpoint, a model of transformers (hf:ORG/NAME: from the Hub's cache), or
+    adapters of PEFT; reads no weights yet.
 
     Raises:
         UserError: the folder holds none of them, or is damaged.
     """
+    folder = model_folder(folder)
     with open_stored(folder) as stored:
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint

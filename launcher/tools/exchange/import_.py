@@ -36,6 +36,7 @@ from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
 from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import one_sentence
+from launcher.util.hub_cache import model_folder
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
 """Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
@@ -49,7 +50,7 @@ class ImportOptions:
     """Import a model of transformers, or an adapter of PEFT, as a run folder to train from."""
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A folder written by save_pretrained of transformers or PEFT."""
+    """A folder written by save_pretrained of transformers or PEFT, or hf:ORG/NAME."""
     out: Path
     """Run folder to write; must not exist yet."""
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Import one model; 0 on success, 2 when refused."""
     with one_sentence():
         options = tyro.cli(ImportOptions, args=list(argv), prog="shardscale import")
-    print(import_model(options.folder, options.out))
+    print(import_model(model_folder(options.folder), options.out))
     return ExitCode.DONE
 
 

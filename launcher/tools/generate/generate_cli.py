@@ -34,8 +34,8 @@ class GenerateOptions:
     """Continue a text. Streams to a terminal, writes JSON lines to a pipe."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """A run folder (its newest checkpoint is used), one checkpoint, an export, or a folder written
-    by transformers' save_pretrained."""
+    """A run folder (its newest checkpoint is used), one checkpoint, an export, a folder written by
+    transformers' save_pretrained, or hf:ORG/NAME from the hub's cache."""
     prompt: str | None = None
     """Text to continue; an empty one starts a new text. Without --prompt and --prompts, all of
     standard input is the prompt, its last newline included."""
