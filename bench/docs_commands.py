@@ -1,4 +1,4 @@
-"""Runs every command of docs/ as it is written there, and writes what it prints below it.
+"""Runs every command of docs/ and the README as it is written, and writes what it prints below it.
 
 A fence of `sh` holds commands, one per line (or more, with a backslash). Those of a page are run in
 order, in one folder of its own that has the repository's bench/, ds_configs/ and slurm/. A command
@@ -26,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 RECORD = ROOT / "bench" / "results" / "docs_commands.json"
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 BEFORE = re.compile(r"^<!-- before: (.*) -->$", re.MULTILINE)
@@ -45,7 +46,7 @@ class Command:
 
     @property
     def is_run(self) -> bool:
-        return "(needs " not in self.text
+        return "(needs " not in self.text and not self.text.startswith("make ")
 
     @property
     def exit_code(self) -> int:
@@ -107,12 +108,17 @@ def commands_of(page: Path) -> list[Command]:
 
 def pages() -> list[Path]:
     """All pages that have commands."""
-    return [page for page in sorted(DOCS.rglob("*.md")) if commands_of(page)]
+    return [page for page in (README, *sorted(DOCS.rglob("*.md"))) if commands_of(page)]
+
+
+def name_of(page: Path) -> str:
+    """The name of a page in the record."""
+    return page.name if page == README else page.relative_to(DOCS).as_posix()
 
 
 def expected() -> dict[str, dict[str, int]]:
     """Page -> command -> exit code, of all that are to be run: what the record must be."""
-    named = {page.relative_to(DOCS).as_posix(): commands_of(page) for page in pages()}
+    named = {name_of(page): commands_of(page) for page in pages()}
     found = {
         name: {each.text: each.exit_code for each in commands if each.is_run}
         for name, commands in named.items()
@@ -229,7 +235,7 @@ def main() -> None:
     record = {name: ended for name, ended in record.items() if name in wanted}
     asked = [page.resolve() for page in options.pages] or pages()
     for page in asked:
-        name = page.relative_to(DOCS).as_posix()
+        name = name_of(page)
         if options.behind and record.get(name, {}) == wanted.get(name, {}):
             continue
         print(name, flush=True)

@@ -1,106 +1,87 @@
-"""Every command of the README is run as it stands, in order, in one folder, and prints what the
-README says. What needs GPUs, Slurm or long says so there, and is checked."""
+"""Every command of the README and of docs/tour.md is run as it stands, in order, in one folder, and
+prints what the page says. What needs GPUs, a network or long says so there, and is checked by
+tests/unit/house/test_docs.py."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from docs_commands import DOCS, README, ROOT, Block, Command, blocks_of
 
-from launcher.config.arguments import parse_run_config
-from launcher.config.resolve import resolve
-from launcher.torchrun import split_command
-
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOUR = DOCS / "tour.md"
 NUMBER = r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?"
 MEASURED = ("memory", "tps", "slow", "elapsed", "left")
 """Of a step's line: another machine has others."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command line, and the lines that it is said to print."""
-
-    text: str
-    printed: tuple[str, ...]
-
-    @property
-    def is_run(self) -> bool:
-        return "(needs " not in self.text and not self.text.startswith("make ")
+def run_blocks() -> Iterator[tuple[Path, str, Block]]:
+    """The blocks of commands that are run, with names; the tour begins as the README does."""
+    before: set[tuple[Command, ...]] = set()
+    for page in (README, TOUR):
+        for number, block in enumerate(blocks_of(page.read_text(encoding="utf-8"))):
+            if any(each.is_run for each in block.commands) and block.commands not in before:
+                yield page, f"{page.stem}-{number}", block
+                before.add(block.commands)
 
 
-def commands() -> Iterator[Command]:
-    for language, block in FENCE.findall(README):
-        if language != "sh":
-            continue
-        lines = block.replace("\\\n", " ").splitlines()
-        shown = any(line.startswith("$ ") for line in lines)
-        starts = [n for n, line in enumerate(lines) if line.startswith("$ ") or not shown]
-        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-            yield Command(lines[start].removeprefix("$ "), tuple(lines[start + 1 : end]))
-
-
-COMMANDS = [command for command in commands() if command.text.strip()]
-RUN = [command for command in COMMANDS if command.is_run]
+BLOCKS = list(run_blocks())
 
 
 @pytest.fixture(scope="module")
-def outputs(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Each command's end; the first that fails is the last."""
-    folder = tmp_path_factory.mktemp("readme")
-    for name in ("bench", "slurm", "ds_configs", "README.md", "Makefile"):
-        (folder / name).symlink_to(ROOT / name)
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each block has printed; the first that fails is the last."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ended: dict[str, subprocess.CompletedProcess[str]] = {}
-    for command in RUN:
-        ended[command.text] = subprocess.run(
-            ["bash", "-c", command.text],
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("bench", "slurm", "ds_configs"):
+        (folder / name).symlink_to(ROOT / name)
+    printed: dict[str, str] = {}
+    for _, name, block in BLOCKS:
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join(each.text for each in block.commands if each.is_run)],
             cwd=folder,
             env=os.environ | {"PATH": path},
             capture_output=True,
             text=True,
             timeout=1200,
         )
-        if ended[command.text].returncode:
+        if done.returncode:
+            printed[name] = f"failed: {done.stdout[-2000:]}{done.stderr[-2000:]}"
             break
-    return ended
+        printed[name] = done.stdout
+    return printed
 
 
-def test_every_block_says_what_it_is() -> None:
-    assert {language for language, _ in FENCE.findall(README)} <= {"sh", "text", "yaml", "python"}
-    assert README.count("```") == 2 * len(FENCE.findall(README))
-    assert len(RUN) >= 10
-    verbs = {
-        shlex.split(command.text, comments=True)[1]
-        for command in RUN
-        if "shardscale" in command.text
-    }
-    assert verbs >= {"plan", "export", "import", "generate", "submit", "sweep", "report"}
+def test_the_tour_shows_every_way_in_and_out() -> None:
+    text = "\n".join(each.text for *_, block in BLOCKS for each in block.commands)
+    for verb in ("plan", "export", "import", "generate", "sweep", "report"):
+        assert f"shardscale {verb} " in text
 
 
-@pytest.mark.parametrize("command", RUN, ids=lambda command: command.text[:60])
-def test_it_runs(command: Command, outputs: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    if command.text not in outputs:
-        pytest.fail("not reached: a command before it has failed")
-    ended = outputs[command.text]
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
-    for line in command.printed:
-        assert any(is_said(line, other) for other in ended.stdout.splitlines()), (
-            f"not printed: {line}\n{ended.stdout}"
+@pytest.mark.parametrize(("page", "name", "block"), BLOCKS, ids=[name for _, name, _ in BLOCKS])
+def test_it_runs(page: Path, name: str, block: Block, outputs: dict[str, str]) -> None:
+    printed = outputs.get(name, "failed: a block before it has failed")
+    assert not printed.startswith("failed: "), printed
+    start, end = block.output or (0, 0)
+    for line in page.read_text(encoding="utf-8")[start:end].splitlines():
+        assert any(is_said(line, other) for other in printed.splitlines()), (
+            f"not printed: {line}\n{printed}"
         )
 
 
+def test_what_is_shown_of_a_rehearsal_is_what_its_page_shows() -> None:
+    """It needs torch's CUDA build, so its output was recorded there."""
+    text = README.read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(does not fit on .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    recorded = (DOCS / "rehearse.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in shown.splitlines() if line not in recorded] == []
+
+
 def is_said(line: str, printed: str) -> bool:
-    """Whether a line of the README is a printed one: numbers nearly, measured ones in any size, and
+    """Whether a line of a page is a printed one: numbers nearly, measured ones in any size, and
     of a table's row any columns in their order."""
     ours, theirs = fields(line), fields(printed)
     if ours and ours.get("step") == theirs.get("step"):
@@ -134,11 +115,12 @@ def is_near(one: str, other: str) -> bool:
 
 
 def test_the_table_of_the_comparison_is_the_reports(
-    outputs: dict[str, subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
+    outputs: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    assert outputs
     written = next(tmp_path_factory.getbasetemp().glob("readme*/sweeps/*/report/report.md"))
     (reported,) = tables(written.read_text(), "tracked live peak")
-    (shown,) = tables(README, "tracked live peak")
+    (shown,) = tables(TOUR.read_text(encoding="utf-8"), "tracked live peak")
     by_run = {row["run"]: row for row in reported}
     for row in shown:
         for title, cell in row.items():
@@ -152,28 +134,3 @@ def tables(text: str, title: str) -> Iterator[list[dict[str, str]]]:
         rows = [[c.strip() for c in line.strip("|").split("|")] for line in block.splitlines()]
         if title in rows[0]:
             yield [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [command for command in COMMANDS if not command.is_run],
-    ids=lambda command: command.text[:60],
-)
-def test_what_is_not_run_would_start(command: Command) -> None:
-    """Its flags are taken, for as many ranks as it is for, on GPUs."""
-    words = shlex.split(command.text, comments=True)
-    if words[0] == "make":
-        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return
-    if words[0] == "sbatch":
-        at = next(n for n, word in enumerate(words) if word.endswith(".sbatch"))
-        asked = dict(word.removeprefix("--").split("=") for word in words[1:at])
-        subprocess.run(["bash", "-n", words[at]], cwd=ROOT, check=True)
-        ranks, flags = int(asked["nodes"]) * int(asked["gpus-per-node"]), words[at + 1 :]
-    else:
-        assert words[0] == "torchrun"
-        own, program, flags = split_command(words[1:])
-        assert program == ["-m", "launcher.train"]
-        ranks = int(own[own.index("--nproc-per-node") + 1])
-    resolve(parse_run_config(flags), world_size=ranks, device_type="cuda")

@@ -1,4 +1,4 @@
-"""docs/: its links, its commands, its tables, the names of other tools, and its site."""
+"""docs/ and the README: links, commands, tables, words, names of other tools, and the site."""
 
 import dataclasses
 import json
@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 import tyro
-from docs_commands import DOCS, RECORD, ROOT, Command, commands_of, expected, in_part, pages
+from docs_commands import (
+    DOCS,
+    README,
+    RECORD,
+    ROOT,
+    Command,
+    commands_of,
+    expected,
+    in_part,
+    name_of,
+    pages,
+)
 from docs_pages import filled
 
 from launcher.__main__ import VERBS
@@ -31,16 +42,12 @@ from launcher.tools.watch import watch_cli
 from launcher.torchrun import split_command
 from launcher.torchrun_options import read_options
 
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 COMMANDS = [(page, command) for page in pages() for command in commands_of(page)]
 MADE = ("--init-from", "--resume", "--deepspeed", "--data", "--hf-config")
 """Flags whose files an earlier command of the page makes, or a download brings."""
 OPTIONS = {"report": ReportOptions, "export": ExportOptions, "generate": GenerateOptions}
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-
-
-def name_of(page: Path) -> str:
-    return page.relative_to(DOCS).as_posix()
 
 
 def parts_of(text: str) -> Iterator[list[str]]:
@@ -83,6 +90,14 @@ def check(words: list[str], *, started: bool) -> None:
         read_options([*own, *program])
         assert program == ["-m", "launcher.train"]
         check_training(flags, int(own[own.index("--nproc-per-node") + 1]), started=started)
+    elif words[:1] == ["make"]:
+        subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+    elif words[:1] == ["sbatch"]:
+        script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+        subprocess.run(["bash", "-n", words[script]], cwd=ROOT, check=True)
+        asked = dict(word.removeprefix("--").split("=") for word in words[1:script])
+        ranks = int(asked["nodes"]) * int(asked["gpus-per-node"])
+        check_training(words[script + 1 :], ranks, started=started)
     elif words[:1] == ["shardscale"]:
         verb, arguments = words[1], words[2:]
         assert verb in VERBS, words
@@ -109,6 +124,34 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of Markdown: of paragraphs, of list items and of cells; code is one word."""
+    text = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->|<[^>]+>", "", text, flags=re.M | re.S)
+    text = re.sub(r"`[^`]+`", "code", re.sub(r"^(#+ .*)$", r"\n\1\n", text, flags=re.M))
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*[-*|#>]|\s*\d+\. )|\|", text):
+        yield from re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
+
+
+def test_sentences_are_told_apart() -> None:
+    page = "# Head\nOne `a. b`, [two](x.md).\nThree? |four| five.|\n- six\n\n```sh\nno\n```\nseven"
+    assert [each for each in sentences(page) if each] == [
+        *("# Head", "One code, two.", "Three?", "four", "five.", "- six", "seven"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", [README, DOCS / "index.md", *sorted((DOCS / "quickstart").glob("*.md"))], ids=name_of
+)
+def test_first_pages_are_short_sentences(page: Path) -> None:
+    long = [s for s in sentences(page.read_text(encoding="utf-8")) if len(s.split()) > 25]
+    assert long == [], f"{name_of(page)}: sentences over 25 words"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 900
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
