@@ -46,7 +46,7 @@ ALL_VERBS = {
     ),
     "infer-bench": (
         "launcher.tools.serve.infer_bench",
-        "memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT",
+        "memory, latency, perplexity in PyTorch, ONNX Runtime, TensorRT",
     ),
     "submit": (
         "launcher.tools.submit.submit_cli",
@@ -54,15 +54,15 @@ ALL_VERBS = {
     ),
     "rehearse": (
         "launcher.tools.rehearse.rehearse_cli",
-        "run any PyTorch program unchanged on GPUs that are not there: will it fit?",
+        "run any PyTorch program on GPUs that are not there: does it fit?",
     ),
     "watch": (
         "launcher.tools.watch.watch_cli",
-        "run any PyTorch program unchanged, and record its memory, phases and steps",
+        "run any PyTorch program; record its memory, phases and steps",
     ),
     "snapshot": (
         "launcher.tools.snapshot.snapshot_cli",
-        "show a memory snapshot of torch: timeline, peak, lifetimes, fragmentation",
+        "show torch's memory snapshot: timeline, peak, lifetimes",
     ),
     "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
     "completion": (
@@ -132,7 +132,7 @@ def usage() -> str:
         "",
         *(f"  {verb:11} {what}" for verb, (_, what) in VERBS.items()),
         "",
-        "shardscale VERB --help says more, shardscale --version what it is. On several GPUs:",
+        "shardscale VERB --help says more; shardscale --version. On several GPUs:",
         "",
         "  torchrun --nproc 4 -m launcher.train --zero 2",
         "  shardscale run --nproc 4 -m launcher.train --zero 2      (the same)",

@@ -1,6 +1,7 @@
 """Read flags and YAML into a RunConfig, both by the types of its fields."""
 
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from launcher.config import foreign_names, old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import ExitCode, UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
 from launcher.util.hub_cache import model_folder
 from launcher.util.startup import reader_may_leave
@@ -55,19 +56,23 @@ def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunC
 
 
 def print_help_if_asked(argv: Sequence[str]) -> None:
-    """Print the flags and exit if `argv` asks for help, before torch is imported."""
-    if not set(argv) & set(HELP):
-        return
-    import tyro  # the help is all that it is needed for
+    """Print help and exit if `argv` asks for it, before torch is imported.
 
+    Raises:
+        SystemExit: afterwards, or with 2 for help on something unknown.
+    """
+    if not any(token.partition("=")[0] in HELP for token in argv):
+        return
+    from launcher.config.help_text import help_text, topic_of
+
+    try:
+        text = help_text(topic_of(argv, HELP))
+    except UserError as error:
+        print(f"shardscale: {error}", file=sys.stderr)
+        sys.exit(ExitCode.REFUSED)
     with reader_may_leave():
-        tyro.cli(
-            RunConfig,
-            args=["--help"],
-            prog="launcher.train",
-            description="Train a decoder. --config FILE.yaml reads the same names from a file.",
-            config=(tyro.conf.OmitArgPrefixes,),
-        )
+        print(text)
+    sys.exit(ExitCode.DONE)
 
 
 def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
@@ -117,7 +122,7 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
         own, has_value, value = left.pop(0).partition("=")
         if not own.startswith("-"):
             raise UserError(
-                f"{own!r} belongs to no flag: write --NAME VALUE; --help lists the flags"
+                f"{own!r} belongs to no flag: write --NAME VALUE; --help all lists the flags"
             )
         if own not in names:
             raise UserError(f"unknown flag {own}{_nearest(own, [*names, *HELP])}")
@@ -152,7 +157,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     by_word = {candidate.lstrip("-"): candidate for candidate in known}
     close = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), by_word, n=1)
     close = close or difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
-    return f": did you mean {by_word[close[0]]}?" if close else "; --help lists them all"
+    return f": did you mean {by_word[close[0]]}?" if close else "; --help all lists them"
 
 
 def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import yaml
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.foreign_names import FOREIGN
+from launcher.config.help_lines import ABOUT, FIRST, LINES
+from launcher.config.help_text import WIDTH, help_text
 from launcher.config.old_names import REMOVED
 from launcher.config.schema import RunConfig, field_types
 from launcher.model.checkpointing import parse
@@ -236,25 +238,59 @@ def test_plain_torchrun_lets_every_flag_through(name: str) -> None:
     assert args.training_script_args == tokens
 
 
-def test_help_explains_every_flag() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.train", "--help"],
-        env={**os.environ, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--config" in done.stdout
-    shown = " ".join(line.strip("│ ") for line in done.stdout.splitlines())
-    for section in dataclasses.fields(RunConfig):
-        for option in dataclasses.fields(getattr(RunConfig(), section.name)):
-            parts = re.split(rf"{flag(option.name)}[ ,]", shown, maxsplit=1)
-            assert len(parts) == 2, f"{flag(option.name)} is not in the help"
-            text, has_default, _ = parts[1].partition("(default: ")
-            assert has_default, f"{flag(option.name)} has no default in the help"
-            # "--steps {None}|INT Optimizer steps; ...": more than the type must be there.
-            assert len(text.split()) >= 3, f"{flag(option.name)} is not explained"
+def test_the_first_screen_of_help_fits_a_terminal() -> None:
+    shown = help_text(None).splitlines()
+    assert len(shown) <= 40
+    assert len(FIRST) == 10
+    assert all(any(f"  {flag(name)} " in line for line in shown) for name in FIRST)
+    assert LINES.keys() == ABOUT.keys()
+
+
+def test_help_has_one_line_for_every_flag() -> None:
+    shown = help_text("all").splitlines()
+    assert max(map(len, [*shown, *help_text(None).splitlines()])) <= WIDTH
+    by_group = [line for group in LINES for line in help_text(group).splitlines()]
+    for name, default in (dict.fromkeys(field_types()) | RunConfig().flat()).items():
+        spelled = flag(f"no_{name}" if default is True else name)
+        (line,) = [line for line in shown if line.startswith(f"  {spelled} ")]
+        assert line in by_group
+        assert len(line[29:].split()) >= 2, f"{spelled} is not explained"
+        if default is not None and not isinstance(default, bool | list):
+            assert f"[{default}]" in line
+
+
+def test_help_on_one_flag_is_all_that_is_known_of_it() -> None:
+    for name in field_types():
+        assert len(help_text(flag(name)).splitlines()) >= 3, name
+    for spelled in ("micro-batch", "micro_batch", "--micro-batch"):
+        assert "with a few real steps" in help_text(spelled)
+    assert "FSDP: free gathered parameters" in help_text("no-reshard-after-forward")
+    assert "values: cosine, linear, constant, wsd" in help_text("schedule")
+    assert help_text("optimizer") != help_text("--optimizer")  # a group, and a flag
+    with pytest.raises(UserError, match=r"^--help 'wat': give one of model, data, memory"):
+        help_text("wat")
+
+
+@pytest.mark.parametrize(
+    ("argv", "shows", "code"),
+    [
+        ("--help", "Flags to start with", 0),
+        ("--zero 2 -h --lr 1", "Flags to start with", 0),
+        ("--help memory", "--offload-optimizer", 0),
+        ("--help=--zero", "ZeRO stage; implies --strategy zero.", 0),
+        ("--help --zero", "ZeRO stage; implies --strategy zero.", 0),
+        ("--help wat", "", 2),
+    ],
+)
+def test_help_is_asked_for_in_tiers(
+    argv: str, shows: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse_run_config(argv.split())
+    assert end.value.code == code
+    shown = capsys.readouterr()
+    assert shows in shown.out
+    assert (shown.err != "") == (code == 2)
 
 
 @pytest.mark.parametrize("module", [("launcher.train",), ("launcher", "train")])

@@ -69,7 +69,7 @@ CASES = {
     # flags
     "unknown flag": case("--stepz 3", "--stepz", "did you mean --steps?"),
     "unknown flag, near one with a dash": case("--microbatch 3", "did you mean --micro-batch?"),
-    "unknown flag, near nothing": case("--wat 3", "--wat", "--help lists them all"),
+    "unknown flag, near nothing": case("--wat 3", "--wat", "--help all lists them"),
     "short flag": case("-z 3", "-z", "--help"),
     "stray word": case("--steps 5 extra", "'extra'", "--NAME VALUE"),
     "value too many": case("--betas 0.9 0.9 0.8", "'0.8'", "--NAME VALUE"),
@@ -228,7 +228,7 @@ CASES = {
     "YAML text": yaml_case("hello", "holds 'hello'", "key: value"),
     "YAML in UTF-16": yaml_case("steps: 3".encode("utf-16"), "0xff", "save it as UTF-8"),
     "unknown YAML key": yaml_case("stepz: 3", "'stepz'", "did you mean steps?"),
-    "YAML number as key": yaml_case("1: 3", "unknown key 1", "--help lists them all"),
+    "YAML number as key": yaml_case("1: 3", "unknown key 1", "--help all lists them"),
     "YAML text for a whole number": yaml_case("steps: ten", "steps is 'ten'", "a whole number"),
     "YAML fraction for a whole number": yaml_case("steps: 2.5", "is 2.5", "a whole number"),
     "YAML bool for a whole number": yaml_case("steps: true", "is True", "a whole number"),

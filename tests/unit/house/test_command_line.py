@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import VERBS
+from launcher.__main__ import VERBS, usage
 from launcher.run.console import LEVELS, RunConsole
 from launcher.tools import completion
 from launcher.torchrun import main as torchrun
@@ -34,6 +34,12 @@ def test_version_says_what_is_installed_and_imports_none_of_it() -> None:
     assert re.fullmatch(rf"shardscale {re.escape(version)} \({others}\)\nloaded:\n", done.stdout)
 
 
+def test_the_verbs_fit_a_terminal() -> None:
+    lines = usage().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
 def test_help_of_run_lists_nproc(capsys: pytest.CaptureFixture[str]) -> None:
     torchrun(["--help"])
     shown = capsys.readouterr().out
@@ -44,7 +50,7 @@ def test_help_of_run_lists_nproc(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def flags() -> dict[str, completion.Flags]:
-    return {verb: completion._flags_of(verb) for verb in VERBS}
+    return completion.all_flags()
 
 
 def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) -> None:
@@ -52,6 +58,7 @@ def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) 
     from launcher.util.flags import flag
 
     assert set(flags["train"]) > {flag(name) for name in field_types()}
+    assert flags["train"]["--help"][:2] == ["model", "data"]
     assert flags["train"]["--schedule"] == ["cosine", "linear", "constant", "wsd"]
     assert flags["train"]["--zero"] == ["0", "1", "2", "3"]
     assert flags["plan"]["--goal"] == ["fastest", "least-memory", "largest-batch", "largest-model"]
@@ -62,7 +69,7 @@ def test_every_verb_completes_its_own_flags(flags: dict[str, completion.Flags]) 
 
 COMPLETE = """
 source {script}
-COMP_WORDS=(shardscale {words})
+COMP_WORDS=({words})
 COMP_CWORD={number}
 _shardscale
 echo "${{COMPREPLY[@]}}"
@@ -79,16 +86,21 @@ echo "${{COMPREPLY[@]}}"
         ("plan --goal least", "least-memory"),
         ("run --npro", "--nproc --nproc-per-node --nproc_per_node"),
         ("completion f", "fish"),
+        ("torchrun --npro", "--nproc --nproc-per-node --nproc_per_node"),
+        ("/venv/bin/torchrun --nproc 2 -m launcher.train --sched", "--schedule"),
+        ("torchrun --nproc 2 -m launcher.train --zero 2 --precision bf16-", "bf16-pure"),
         ("train --data x", ""),
+        ("train --help mem", "memory"),
     ],
 )
 def test_bash_completes(
     words: str, found: str, flags: dict[str, completion.Flags], tmp_path: Path
 ) -> None:
-    everything = {v: flags["train"] | own if own else own for v, own in flags.items()}
     script = tmp_path / "script"
-    script.write_text(completion._bash(everything, zsh=False))
-    code = COMPLETE.format(script=script, words=words, number=len(words.split()))
+    script.write_text(completion._bash(flags, zsh=False))
+    if "torchrun" not in words:
+        words = f"shardscale {words}"
+    code = COMPLETE.format(script=script, words=words, number=len(words.split()) - 1)
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == (found, "")
 
@@ -110,6 +122,7 @@ def test_fish_gets_a_line_for_each_verb_and_flag(flags: dict[str, completion.Fla
         "complete -c shardscale -n '__fish_seen_subcommand_from train' -l schedule "
         "-xa 'cosine linear constant wsd'" in lines
     )
+    assert any(line.startswith("complete -c torchrun -n ") for line in lines)
     if shutil.which("fish"):
         text = "\n".join([*lines, "complete -C 'shardscale train --schedule w'"])
         done = subprocess.run(["fish", "-c", text], capture_output=True, text=True, timeout=60)
