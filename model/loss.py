@@ -54,25 +54,39 @@ def row_chunks(rows: int, chunk_rows: int) -> Iterable[slice]:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int | None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk_rows: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T` over the targets that are not -100.
 
     hidden [N, d], weight [V, d], targets [N] int64 -> fp32 scalar; 0 when every target is ignored.
     With chunk_rows > 0 at most [chunk_rows, V] logits exist at a time, and the gradients are
     computed with them in forward, so nothing is recomputed; chunk_rows = 0 is the plain form, and
-    None chooses by size.
+    None chooses by size. A softcap bounds the logits: softcap * tanh(logits / softcap).
     Under autocast the matmuls run in its dtype, the softmax always in fp32.
     """
     if chunk_rows is None:
         fused = fuses(hidden.device.type)
         chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, fused=fused)
     if chunk_rows == 0:
-        logits = F.linear(hidden, weight).float()
+        logits, _ = _capped(F.linear(hidden, weight).float(), softcap)
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
         return total / _valid_count(targets)
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, chunk_rows, torch.is_grad_enabled())
+    training = torch.is_grad_enabled()
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, chunk_rows, softcap, training)
     return loss
+
+
+def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Return bounded logits and the derivative of what bounds them, None without a bound."""
+    if softcap is None:
+        return logits, None
+    bounded = torch.tanh(logits / softcap)
+    return softcap * bounded, 1 - bounded.square()
 
 
 def _valid_count(targets: Tensor) -> Tensor:
@@ -96,7 +110,13 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int, training: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_rows: int,
+        softcap: float | None,
+        training: bool,
     ) -> Tensor:
         dtype, fused = compute_dtype(weight), fuses(weight.device.type)
         vocab_size = weight.size(0)
@@ -116,6 +136,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     hidden[rows].to(dtype),
                     cast_weight,
                     targets[rows],
+                    softcap=softcap,
                     grad_hidden=None if grad_hidden is None else grad_hidden[rows],
                     grad_weight=grad_weight,
                 )
@@ -128,7 +149,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, grad_output: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         grad_hidden, grad_weight, count = ctx.saved_tensors
         scale = grad_output.float() / count
         if grad_hidden is not None:
@@ -141,7 +162,7 @@ class _ChunkedLoss(torch.autograd.Function):
         if grad_weight is not None:
             # In place, so the largest buffer is not held twice; autograd refuses a second backward.
             grad_weight = grad_weight.mul_(scale)[: ctx.vocab_size].to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _chunk(
@@ -149,17 +170,21 @@ def _chunk(
     weight: Tensor,
     targets: Tensor,
     *,
+    softcap: float | None,
     grad_hidden: Tensor | None,
     grad_weight: Tensor | None,
 ) -> Tensor:
     """Losses [r] of one chunk; fills grad_hidden [r, d] and adds to grad_weight [V, d]."""
-    log_p = torch.log_softmax(F.linear(hidden, weight), dim=-1, dtype=torch.float32)
+    logits, slope = _capped(F.linear(hidden, weight), softcap)
+    log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     ignored = targets == IGNORE_INDEX
     target_index = targets.masked_fill(ignored, 0)[:, None]
     target_log_p = log_p.gather(1, target_index)
     if grad_hidden is not None or grad_weight is not None:
         # d loss / d logits = softmax - one_hot(target), in the memory of log_p.
         grad_logits = log_p.exp_().scatter_(1, target_index, target_log_p.expm1())
+        if slope is not None:
+            grad_logits.mul_(slope)
         grad_logits = grad_logits.to(hidden.dtype)
         # Ignored rows are cleared on the [r, d] side, V/d times less memory than [r, V].
         if grad_hidden is not None:
@@ -178,14 +203,17 @@ def _fused_chunk(
     weight: Tensor,
     targets: Tensor,
     *,
+    softcap: float | None,
     grad_hidden: Tensor | None,
     grad_weight: Tensor | None,
     vocab_size: int,
 ) -> Tensor:
     """Like `_chunk`, with a padded weight; the logits turn into their gradients."""
     training = grad_hidden is not None or grad_weight is not None
-    logits = F.linear(hidden, weight)
+    logits, slope = _capped(F.linear(hidden, weight), softcap)
     losses: Tensor = softmax_gradient_(logits, targets, vocab_size, IGNORE_INDEX, training)
+    if training and slope is not None:
+        logits.mul_(slope)
     if grad_hidden is not None:
         torch.mm(logits, weight, out=grad_hidden)
     if grad_weight is not None:

@@ -12,6 +12,7 @@ from launcher.checkpoint.document import Count
 from launcher.config.model import ModelChoice
 from launcher.config.schema import field_types
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.engine import LossScale
 
 _OPEN = {"extra": "allow", "allow_inf_nan": False}
@@ -44,7 +45,7 @@ class Extra(TypedDict, total=False):
 
     config: SavedConfig
     """RunConfig, flat; missing fields have their defaults."""
-    model: ModelConfig
+    model: ForeignConfig | ModelConfig
     """The model with every choice made; since 0.2."""
     tokenizer: Annotated[str, MinLen(1)]
     """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""

@@ -24,7 +24,8 @@ ABOUT: Final[Mapping[str, str]] = {
 """Group -> its content."""
 LINES: Final[Mapping[str, Mapping[str, str]]] = {
     "model": {
-        "model": "named size or the hub's name; random weights",
+        "model": "named size, hf:ORG/NAME, or config.json",
+        "decoder": "code for a config: own, or transformers",
         "init_from": "weights to start from: FOLDER or hf:ORG/NAME",
         "layers": "decoder blocks",
         "heads": "attention heads",

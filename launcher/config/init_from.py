@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
+from launcher.config.transformers_config import names_config, require_own
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
 from launcher.util.errors import UserError, naming
@@ -74,7 +75,9 @@ def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
         )
     fields = read_config(run / _RUN_CONFIG)
     names = {f.name for f in dataclasses.fields(ModelChoice)} & fields.keys()
-    return ModelChoice(**{name: fields[name] for name in names}).build()
+    model = ModelChoice(**{name: fields[name] for name in names}).build()
+    require_own(model, f"{folder}: what reads a run's weights")
+    return model
 
 
 def in_words(model: ModelConfig) -> dict[str, Any]:
@@ -91,6 +94,11 @@ def in_words(model: ModelConfig) -> dict[str, Any]:
 def _check_shape(choice: ModelChoice, model: ModelConfig, *, named_by_user: bool) -> None:
     """Reject `--model` and dimensions that differ from those of the weights."""
     own, folder = model.computes(), choice.init_from
+    if names_config(choice.model):
+        raise UserError(
+            f"--model {choice.model} with --init-from {folder}: the folder brings its own shape: "
+            "leave --model out"
+        )
     given = {name: getattr(choice, name) for name in WHAT_IT_COMPUTES}
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():

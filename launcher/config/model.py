@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from launcher.model import config as decoder
+from launcher.config.transformers_config import (
+    DecoderChoice,
+    from_config,
+    label_of,
+    names_config,
+)
+from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
 from launcher.model.sizes import CUSTOM, known_name, named
@@ -18,9 +24,7 @@ CHANGES_ADAPTERS = ("lora_rank", "lora_alpha", "lora_targets", "rslora")
 """The fields that change what adapters compute."""
 LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "rslora", "random_base")
 """The fields that choose adapters."""
-Attention = Literal[
-    decoder.AttentionKind, "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"
-]
+Attention = Literal[shapes.AttentionKind, "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math"]
 MOST_ALPHA = 1e6  # usual are 8 to 256; larger than this only overflows
 
 
@@ -32,7 +36,11 @@ class ModelChoice:
     """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b to 175b (GPT-3), tinyllama-1.1b,
     smollm2-135m to -1.7b, llama-2-7b to -70b, llama-3-8b, -70b, llama-3.1-8b to -405b,
     llama-3.2-1b, -3b, qwen2.5-0.5b to -72b, qwen3-0.6b to -32b, mistral-7b, -v0.3; the hub's names
-    of these work too. custom: only the dimensions of the other flags."""
+    of these work too. custom: only the dimensions of the other flags.
+    hf:ORG/NAME, a folder or a config.json: any causal decoder of transformers, by its config."""
+    decoder: DecoderChoice = "auto"
+    """Code that computes a config of transformers: own (shardscale's, for the families it has),
+    transformers, or auto: own where it computes the same."""
     init_from: Path | None = None
     """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
     run folder or a checkpoint (without its optimizer), or hf:ORG/NAME from the hub's cache."""
@@ -52,19 +60,19 @@ class ModelChoice:
     """Longest sequence of the model."""
     vocab_size: int | None = None
     """Rows of the embedding, and size of a trained BPE vocabulary."""
-    position: decoder.Position | None = None
+    position: shapes.Position | None = None
     """Learned position embedding, or rotary embedding of queries and keys."""
     rope_theta: float | None = None
     """Base of the rotary frequencies."""
-    rope_scaling: decoder.RopeScaling | None = None
+    rope_scaling: shapes.RopeScaling | None = None
     """Llama 3's: factor, low and high frequency factor, original context (8 1 4 8192)."""
-    norm: decoder.Norm | None = None
+    norm: shapes.Norm | None = None
     """LayerNorm or RMSNorm."""
     norm_eps: float | None = None
     """Added to the variance in norms."""
     qk_norm: bool | None = None
     """RMSNorm of each query and key head."""
-    activation: decoder.Activation | None = None
+    activation: shapes.Activation | None = None
     """Activation of the MLP; swiglu multiplies it with a second projection."""
     attention_bias: bool | None = None
     """Biases in the QKV and output projections of attention."""
@@ -102,7 +110,7 @@ class ModelChoice:
     """Rank-stabilised LoRA: scale by alpha / sqrt(rank)."""
     random_base: bool = False
     """Allow adapters beside random weights, without --init-from: to measure memory and speed."""
-    quantize_base: decoder.Quantization = "none"
+    quantize_base: shapes.Quantization = "none"
     """Type of the frozen projections that have adapters: nf4 (QLoRA's 4 bits) or int8, both with
     quantised scales."""
     masks: bool | None = None
@@ -110,7 +118,8 @@ class ModelChoice:
     masks); --no-masks trains them again."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", known_name(self.model) or self.model)
+        if not names_config(self.model):
+            object.__setattr__(self, "model", known_name(self.model) or self.model)
         try:
             text = parse(self.activation_checkpointing).text
         except ValueError as error:
@@ -122,16 +131,21 @@ class ModelChoice:
         """Name for tables and folders: of a custom model, the folder that it starts from."""
         if self.model == CUSTOM and self.init_from is not None:
             return name_of_folder(self.init_from)
-        return self.model
+        return label_of(self.model) if names_config(self.model) else self.model
 
-    def build(self) -> decoder.ModelConfig:
+    def build(self) -> shapes.ModelConfig:
         """Return the decoder's config.
 
         Raises:
             UserError: unknown name, or dimensions that do not go together.
         """
+        if self.decoder != "auto" and not names_config(self.model):
+            raise UserError(
+                f"--decoder {self.decoder} chooses who computes a config of transformers, and "
+                f"--model {self.model} is none: leave it out, or give --model hf:ORG/NAME"
+            )
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        name = changes.pop("model")
+        name, by = changes.pop("model"), changes.pop("decoder")
         changes["attention"], _, backend = self.attention.partition("-")
         changes["sdpa_backend"] = backend or None
         del changes["init_from"]  # whose shape has been adopted (launcher/config/init_from.py)
@@ -139,11 +153,12 @@ class ModelChoice:
             del changes[field]
         try:
             changes["lora"] = self.build_lora()
-            model = named(name, **{k: v for k, v in changes.items() if v is not None})
+            changes = {name: value for name, value in changes.items() if value is not None}
+            model = from_config(name, by, changes) if names_config(name) else named(name, **changes)
         except ValueError as error:
             raise UserError(str(error)) from None
         for given in ("rope_theta", "rope_scaling"):
-            if changes[given] is not None and model.position != "rope":
+            if given in changes and model.position != "rope":
                 raise UserError(
                     f"{flag(given)} belongs to --position rope, not {model.position}: leave it out"
                 )
@@ -186,7 +201,7 @@ def adapter_flags(lora: Lora | None) -> dict[str, Any]:
     }
 
 
-def part_of(model: decoder.ModelConfig, ranks: int, index: int = -1) -> decoder.ModelConfig:
+def part_of(model: shapes.ModelConfig, ranks: int, index: int = -1) -> shapes.ModelConfig:
     """Return the model that rank `index` of `ranks` tensor-parallel ranks computes: its heads,
     width and vocabulary. It holds fewer positions too, which a model config cannot express."""
     begin, end = even_part(model.vocab_size, index % ranks, ranks)

@@ -15,13 +15,23 @@ import torch
 
 from launcher.config.model import part_of
 from launcher.config.recipes import fill, recipe_of, task_of
-from launcher.config.rules import Setting, compute, default_seq_len, model, parallel, sharding
+from launcher.config.rules import (
+    Setting,
+    compute,
+    default_seq_len,
+    model,
+    parallel,
+    sharding,
+    transformers,
+)
 from launcher.config.rules.parallel import context_parallel_method
 from launcher.config.schema import RunConfig
+from launcher.config.transformers_config import names_config
 from launcher.model import attention as kernels
 from launcher.model.attention import AttentionChoice
 from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.dtypes import dtypes
 from launcher.util.errors import NotInstalled, UserError, naming
 from launcher.util.files import check_writable
@@ -29,7 +39,7 @@ from launcher.util.packages import how_to_install
 from launcher.util.startup import expands_segments
 
 DEFAULT_STEPS = 300
-RULES: Final = (*model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
+RULES: Final = (*transformers.RULES, *model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +54,12 @@ class Resolved:
     expandable_segments: bool
     """The GPU's allocator grows segments page by page, so that freed memory is not left in
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
+
+    def decoder_lines(self) -> list[str]:
+        """Describe, for the console, whose code computes a config of transformers."""
+        if isinstance(self.model, ForeignConfig):
+            return self.model.lines()
+        return ["decoder: shardscale's own"] if names_config(self.config.model.model) else []
 
     def budget_lines(self) -> list[str]:
         """Describe, for the console, what a budget of recomputation selects."""
@@ -179,6 +195,8 @@ def _attention(
             package is missing.
     """
     choice = _able(config, model, model.attention, device_type, elsewhere)
+    if isinstance(model, ForeignConfig):
+        return dataclasses.replace(choice, reason=f"of transformers' {model.architecture}")
     recomputes = model.checkpointing.keeps_products and not config.loop.compile
     if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
         if model.attention == choice.kind:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from launcher.config.model import part_of
+from launcher.model.build import new_decoder
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.groups import ContextGroup, TensorGroup
@@ -81,8 +82,10 @@ class ModelParallel:
         """(index, number) of this rank among those that hold different shards of parameters."""
         return (0, 1) if self.tensor is None else (self.tensor.rank.index, self.tensor.rank.size)
 
-    def decoder(self, config: ModelConfig) -> GPT:
+    def decoder(self, config: ModelConfig) -> nn.Module:
         """Build this rank's decoder under the device and modes of the caller's context."""
+        if self.tensor is None and self.context is None:
+            return new_decoder(config)
         own = config
         if self.tensor is not None:
             own = part_of(config, self.tensor.rank.size, self.tensor.rank.index)

@@ -22,6 +22,7 @@ from launcher.data import Corpus
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.registry import checkpointed
 from launcher.run.resume import Resume
 from launcher.strategies.flat_shards import MASK, PARAM
@@ -115,6 +116,7 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     saved = saved_model(checkpoint.extra)
     if saved is None:
         return
+    check_document(checkpoint, saved, model)
     before, after = saved.computes(), model.computes()
     changed = [
         name
@@ -139,6 +141,29 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
         raise UserError(
             f"checkpoint {checkpoint.path}: holds a model of {there}, and this run's is of {here}: "
             f"give the same model flags as for the run that saved it, {there}"
+        )
+
+
+def check_document(checkpoint: Checkpoint, saved: ModelConfig, model: ModelConfig) -> None:
+    """Refuse another config.json than that of the checkpoint's decoder of transformers.
+
+    Raises:
+        UserError: naming the first field that differs.
+    """
+    before, after = (one.fields if isinstance(one, ForeignConfig) else {} for one in (saved, model))
+    if bool(before) != bool(after):
+        there, here = ("transformers" if one else "own" for one in (before, after))
+        raise UserError(
+            f"checkpoint {checkpoint.path}: was trained with --decoder {there}, whose weights have "
+            f"other names, and this run has --decoder {here}: give --decoder {there}"
+        )
+    differing = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f"checkpoint {checkpoint.path}: was trained with {name} "
+            f"{_shown(before.get(name))} in its config.json, and this run's has "
+            f"{_shown(after.get(name))}: give the config.json of the run that saved it"
         )
 
 

@@ -55,6 +55,7 @@ def introduction(
         f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}; "
         f"{record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
+        *prepared.resolved.decoder_lines(),
         f"attention: {record.attention}: {reason}",
         *prepared.resolved.budget_lines(),
         *across_nodes(sharding, world.local_size),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.model.gpt import initial_value
+from launcher.model.build import initial_value
 from launcher.model.linears import PACKED
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
@@ -76,6 +76,7 @@ class BuildInputs:
             dtype=self.types.parameters,
             frozen_dtype=self.types.computed,  # no update is too small for it
         )
+        place_buffers(module, self.world.device)
         return module
 
     def initial_value(self, name: str, shape: torch.Size) -> Tensor:
@@ -118,6 +119,13 @@ def materialize_whole(
                 value = initial_value(full_name, parameter.shape).to(device, own_dtype)
                 replaced[parameter] = nn.Parameter(value, requires_grad=trained)
             setattr(owner, name, replaced[parameter])
+
+
+def place_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move a decoder's buffers, which have their values already, to where it computes."""
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            owner._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 def fill_flat_slice(local: Tensor, value: Tensor, offset: int) -> None:

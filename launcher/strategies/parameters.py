@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.linears import PACKED, is_adapter
 from launcher.model.parts import block_of, in_block
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.parallel.tensor.shards import ParameterShard, shard_of
-from launcher.strategies.shapes import shapes_of_one_block
+from launcher.strategies.shapes import foreign_shapes, shapes_of_one_block
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def shards_of(model: ModelConfig, rank: ModelParallelRank) -> dict[str, Paramete
 @cache
 def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Return the parameters of a whole model, of which one block is built at any depth."""
+    if isinstance(model, ForeignConfig):  # whose blocks may differ
+        return tuple(Parameter(name, shape) for name, shape in foreign_shapes(model))
     found: list[Parameter] = []
     named = shapes_of_one_block(model)
     block = [(name, shape) for name, shape in named if block_of(name) is not None]

@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.gpt import GPT
 
 
@@ -34,3 +35,12 @@ def shapes_of_one_block(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]
     with torch.device("meta"), _WithoutValues():
         one = GPT(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
     return [(name, tuple(p.shape)) for name, p in one.named_parameters()]
+
+
+def foreign_shapes(model: ForeignConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every parameter of a decoder of transformers, likewise."""
+    from launcher.model.foreign.decoder import ForeignDecoder
+
+    with torch.device("meta"):
+        whole = ForeignDecoder(model)
+    return [(name, tuple(p.shape)) for name, p in whole.named_parameters()]

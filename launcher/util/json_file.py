@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +19,11 @@ OF_TRANSFORMERS = "a file that save_pretrained of transformers or PEFT has writt
 
 
 def read_json(
-    path: Path, *, what: str = OF_TRANSFORMERS, most_bytes: int = MOST_BYTES
+    path: Path,
+    *,
+    what: str = OF_TRANSFORMERS,
+    most_bytes: int = MOST_BYTES,
+    infinite: bool = False,
 ) -> JsonObject:
     """Read a file that holds one JSON object.
 
@@ -27,6 +32,7 @@ def read_json(
 
     Args:
         what: the file to give instead, for the messages.
+        infinite: take Infinity, which some files of transformers hold.
 
     Raises:
         UserError: missing, unreadable, no regular file, too large, not JSON, or not an object.
@@ -35,7 +41,7 @@ def read_json(
     try:
         content = json.loads(
             text,
-            object_pairs_hook=_object,
+            object_pairs_hook=partial(_object, infinite=infinite),
             parse_int=_whole_number,
         )
         if _levels(content) > MOST_LEVELS:
@@ -65,9 +71,9 @@ def _levels(content: Any) -> int:
     return 1 + max(map(_levels, inner), default=0) if isinstance(content, dict | list) else 0
 
 
-def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
+def _object(pairs: list[tuple[str, Any]], *, infinite: bool) -> JsonObject:
     for key, value in pairs:
-        _check_number(key, value)
+        _check_number(key, value, infinite)
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -80,16 +86,16 @@ class _TooLong(str):
     """Digits of a number that would take seconds to parse."""
 
 
-def _check_number(key: str, value: Any) -> None:
+def _check_number(key: str, value: Any, infinite: bool) -> None:
     """Refuse numbers that Python reads and other programs do not: NaN, Infinity, 1e999."""
     if isinstance(value, list):
         for item in value:
-            _check_number(key, item)
+            _check_number(key, item, infinite)
         return
     name = brief(key)[1:-1]
     if isinstance(value, _TooLong):
         raise ValueError(f"{name} is {value[:10]}..., of {len(value):,} digits: shorten it")
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not (math.isfinite(value) or (infinite and value == value)):
         raise ValueError(f"{name} is {value}, which is no JSON number: write a number")
 
 

@@ -20,6 +20,7 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
+from launcher.config.transformers_config import require_own
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import initial_value
 from launcher.strategies.flat_shards import PARAM, Shard
@@ -184,6 +185,7 @@ def _open_saved(source: Path) -> Iterator[CheckpointWeights]:
             f"checkpoint {checkpoint.path}: does not say which model it holds; "
             "give one that launcher.train has saved"
         )
+    require_own(config, f"{source}: what reads a run's weights")
     checkpoint.check_model(trained_shapes(config), checkpoint.kinds, list(checkpoint.counters))
     with RangeReader(checkpoint) as reader:
         yield CheckpointWeights(checkpoint, config, reader)

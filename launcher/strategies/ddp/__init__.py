@@ -30,6 +30,7 @@ class Ddp(Strategy):
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=inputs.data_parallel.group,
             gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # they are constants
         )
 
         def set_sync(last: bool) -> None:

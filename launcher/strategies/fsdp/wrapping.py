@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from launcher.model.parts import parts_of
-from launcher.strategies.build_inputs import BuildInputs, InitialValue
+from launcher.strategies.build_inputs import BuildInputs, InitialValue, place_buffers
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, reshards
@@ -46,6 +46,7 @@ def build(inputs: BuildInputs) -> Engine:
     offloaded = sharding.offload_param == "cpu"
     home = torch.device("cpu") if offloaded else inputs.world.device
     _materialize_shards(root, inputs.initial_value, device=home)
+    place_buffers(root, inputs.world.device)
 
     def set_sync(last: bool) -> None:
         fsdp.set_requires_gradient_sync(last or sharding.reduce_each_micro_batch)

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from launcher.model.build import prepare
 from launcher.parallel.model_parallel import ModelShards
-from launcher.strategies.build_inputs import BuildInputs, fill_flat_slice
+from launcher.strategies.build_inputs import BuildInputs, fill_flat_slice, place_buffers
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine, LossScale, StepResult, StorageCount
 from launcher.strategies.flat_shards import TrainingState
@@ -208,8 +209,10 @@ def _sharded_module(deepspeed: Any, inputs: BuildInputs, ds_config: dict[str, An
     # zero.Init ignores its dtype argument where fp16 is not supported (it then takes bf16), so the
     # type comes from the config.
     sharded_over = {"data_parallel_group": inputs.data_parallel.group, "mpu": _groups(inputs)}
+    prepare(inputs.resolved.model)
     with inputs.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
         module = inputs.new_module()
+    place_buffers(module, inputs.world.device)
     for name, parameter in module.named_parameters():
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it
         local = sharded.ds_tensor

@@ -62,6 +62,7 @@ NOT_DEFAULT: dict[str, str] = {
     "precision": "bf16",
     "optimizer": "adam",
     "schedule": "wsd",
+    "decoder": "transformers",
     "log_level": "error",
     "moments_dtype": "bf16",
     "momentum": "0.5",

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,11 @@ def parts_of(text: str) -> Iterator[list[str]]:
 def without_files(flags: list[str]) -> list[str]:
     """Flags of a training, less those that name a file which is not here."""
     kept, skip = [], False
-    for word in flags:
-        if not skip and word not in MADE:
+    for word, following in zip_longest(flags, flags[1:]):
+        names = word in MADE or (word == "--model" and following.startswith("hf:"))
+        if not skip and not names:
             kept.append(word)
-        skip = word in MADE
+        skip = names
     return kept
 
 

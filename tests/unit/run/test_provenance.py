@@ -27,7 +27,7 @@ from launcher.util.errors import UserError
 
 # Where, how long, how fast and on what: no number that training computes changes.
 SAYS_NOTHING = (
-    *("model", "init_from", "activation_checkpointing", "loss_chunk", "mlp_tile"),
+    *("model", "decoder", "init_from", "activation_checkpointing", "loss_chunk", "mlp_tile"),
     "tokenizer",
     *("micro_batch", "strategy", "zero", "reshard_after_forward"),
     *("replicate", "reduce_each_micro_batch", "offload_optimizer", "offload_param"),

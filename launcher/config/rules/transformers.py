@@ -1,0 +1,49 @@
+"""Refusals about decoders of transformers: what only our own decoder does."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.config.rules import Rule, Setting
+from launcher.config.schema import AutoMicroBatch
+from launcher.model.foreign.config import ForeignConfig
+from launcher.optim.registry import OPTIMIZERS
+
+
+def own_decoder_only(setting: Setting) -> Iterator[str]:
+    """Reject techniques that reach into the blocks of our own decoder."""
+    model, config = setting.model, setting.config
+    if not isinstance(model, ForeignConfig):
+        return
+    sharding, chosen = config.sharding, model.activation_checkpointing
+    whole = model.checkpointing.budget_bytes is None and {"none", "full"}.issuperset(
+        model.checkpointing.blocks(model.layers)
+    )
+    flags = {
+        f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
+        f"--context-parallel {sharding.context_parallel}": sharding.context_parallel > 1,
+        "--document-attention": config.data.document_attention,
+        "--compile": config.loop.compile,
+        f"--precision {config.optim.precision}": config.optim.arithmetic.fp8_linears,
+        f"--sample-every {config.loop.sample_every}": bool(config.loop.sample_every),
+        "--micro-batch auto": isinstance(config.data.micro_batch, AutoMicroBatch),
+        f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
+        sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
+    }
+    for flag, given in flags.items():
+        if given:
+            yield f"{flag} {_KNOWS_OURS}, and {_computed_by(model)}: leave it out"
+    if not whole:
+        yield (
+            f"--activation-checkpointing {chosen} {_KNOWS_OURS}, and {_computed_by(model)}: use "
+            "full, or every=2 for every second block"
+        )
+
+
+_KNOWS_OURS: Final = "knows shardscale's own decoder only"
+
+
+def _computed_by(model: ForeignConfig) -> str:
+    return f"{model.architecture} of transformers computes this model"
+
+
+RULES: Final[tuple[Rule, ...]] = (own_decoder_only,)

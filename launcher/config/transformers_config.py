@@ -1,0 +1,128 @@
+"""`--model hf:ORG/NAME`, a folder or a config.json: the decoder that a config of transformers
+describes, computed by our own code or by that of transformers."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from launcher.config.families import FAMILIES, read_hf_config
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.sizes import known_name
+from launcher.util.errors import UserError, naming
+from launcher.util.flags import as_flags
+from launcher.util.hub_cache import HUB_PREFIX
+from launcher.util.json_file import JsonObject, read_json
+from launcher.util.packages import how_to_install
+
+DecoderChoice = Literal["auto", "own", "transformers"]
+CONFIG: Final = "config.json"
+_KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk"})
+"""Options that a decoder of transformers takes, too."""
+_DEFAULTS: Final = {"quantize_base": "none"}
+
+
+def names_config(model: str) -> bool:
+    """Return whether a value of `--model` names a config of transformers."""
+    if model.startswith(HUB_PREFIX) or model.endswith(".json"):
+        return True
+    # Qwen/Qwen3-8B is a name of a size, unless there is such a folder.
+    return "/" in model and (Path(model).expanduser().exists() or known_name(model) is None)
+
+
+def label_of(model: str) -> str:
+    """Return its name for tables and folders."""
+    path = Path(model.removeprefix(HUB_PREFIX))
+    return (path.absolute().parent if path.suffix == ".json" else path.absolute()).name
+
+
+def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> ModelConfig:
+    """Return the decoder of a config.
+
+    Args:
+        model: value of `--model`.
+        by: whose code computes it.
+        options: given fields of ModelConfig, which replace its own.
+
+    Raises:
+        UserError: there is no such config, or no decoder for it; ValueError: an impossible option.
+    """
+    with naming(f"--model {model}:"):
+        path = _find(model.removeprefix(HUB_PREFIX))
+        document = read_json(path, infinite=True)
+        if document.get("auto_map") is not None:
+            raise UserError(
+                f"auto_map is {document['auto_map']!r:.80}, code that comes with the model, which "
+                "is never run: give a model that transformers itself computes"
+            )
+        if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
+            try:
+                return dataclasses.replace(read_hf_config(path), **options)
+            except UserError:
+                if by == "own":
+                    raise
+        return _foreign(document, options)
+
+
+def require_own(model: ModelConfig, what: str) -> None:
+    """Refuse a decoder of transformers where only our own is known.
+
+    Args:
+        what: what is asked of it, as the beginning of a sentence.
+
+    Raises:
+        UserError: transformers computes it.
+    """
+    if isinstance(model, ForeignConfig):
+        raise UserError(
+            f"{what} knows shardscale's own decoder only, and {model.architecture} of transformers "
+            "computes this model: it can be trained and resumed"
+        )
+
+
+def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
+    given = {
+        name: value
+        for name, value in options.items()
+        if name not in _KEPT and value != _DEFAULTS.get(name)
+    }
+    if (lora := given.pop("lora", None)) is not None:
+        given = {"lora_rank": lora.rank, **given}
+    if given:
+        raise UserError(
+            f"{as_flags(given)} knows shardscale's own decoder only, and transformers computes "
+            "this model: leave it out, or change its config.json"
+        )
+    try:
+        from launcher.model.foreign.reading import foreign_config
+    except ImportError as error:
+        raise UserError(f"needs the library transformers: {how_to_install('hf')}") from error
+    kept = {name: value for name, value in options.items() if name in _KEPT}
+    return foreign_config(document, **kept)
+
+
+def _find(name: str) -> Path:
+    """Return the config.json of a folder, or of a model in the hub's cache; downloads nothing."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path /= CONFIG
+    if path.exists():
+        return path
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".json":
+        raise UserError(
+            f"there is no file {path}, give a folder with a {CONFIG}, that file, or hf:ORG/NAME"
+        )
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, CONFIG)
+    except HFValidationError:
+        raise UserError("names no model: write hf:ORG/NAME") from None
+    if not isinstance(found, str):
+        raise UserError(
+            f"its {CONFIG} is not in the cache {constants.HF_HUB_CACHE}: run "
+            f"`hf download {name} {CONFIG}` first"
+        )
+    return Path(found)

@@ -1,0 +1,47 @@
+"""The decoder of a config: our own, or one of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from launcher.model import gpt
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
+
+
+def new_decoder(config: ModelConfig) -> nn.Module:
+    """Build a decoder under the device and modes of the caller's context."""
+    if isinstance(config, ForeignConfig):
+        from launcher.model.foreign.decoder import ForeignDecoder
+
+        return ForeignDecoder(config)
+    return gpt.GPT(config)
+
+
+def prepare(config: ModelConfig) -> None:
+    """Make what decoders of a config share, before modes of the caller change how modules are
+    built: zero.Init would shard it."""
+    if isinstance(config, ForeignConfig):
+        from launcher.model.foreign.decoder import skeleton
+
+        skeleton(config.document, config.attention)
+
+
+def initial_value(
+    name: str,
+    shape: Sequence[int],
+    config: ModelConfig,
+    *,
+    seed: int,
+    device: torch.device | str,
+) -> Tensor:
+    """The whole starting value of a parameter, in fp32: a pure function of its arguments on one
+    type of device, so that any rank can take its shard of it."""
+    if isinstance(config, ForeignConfig):
+        from launcher.model.foreign import decoder
+
+        return decoder.initial_value(name, shape, config, seed=seed, device=device)
+    return gpt.initial_value(name, shape, config, seed=seed, device=device)

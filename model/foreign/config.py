@@ -1,0 +1,83 @@
+"""Sizes of a decoder of transformers, in the words of our own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.model.config import ModelConfig
+from launcher.model.config_checks import check_loss_chunk
+
+_UNIMPORTANT = frozenset(
+    {"architectures", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+)
+"""Fields of a config.json that change nothing of what is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForeignConfig(ModelConfig):
+    """A decoder that transformers computes; its config.json says all of it.
+
+    Fields of our own decoder's block (norm, activation, biases) keep their defaults and mean
+    nothing here: strategies ask the module, or the counts below.
+    """
+
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
+
+    document: str
+    """The config.json, as JSON with sorted keys."""
+    architecture: str
+    """Class of transformers."""
+    parameters: int
+    """All of them, a tied head counted once."""
+    block_parameters: int
+    """Those of the largest block."""
+    matmul_parameters: int
+    """Weights that a token is multiplied with: of experts, those that it is sent to."""
+    attending_blocks: int
+    """Blocks with attention; others have a state instead."""
+    router_loss: float = 0.0
+    """Factor of the router's auxiliary loss; 0 where the config asks for none."""
+
+    def __post_init__(self) -> None:
+        check_loss_chunk(self.loss_chunk)
+        if self.checkpointing.budget_bytes is None:
+            self.checkpointing.blocks(self.layers)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of its config.json that change what it computes."""
+        document: dict[str, Any] = json.loads(self.document)
+        return {name: value for name, value in document.items() if name not in _UNIMPORTANT}
+
+    @property
+    def block_parameter_count(self) -> int:
+        """Parameters of the largest block."""
+        return self.block_parameters
+
+    @property
+    def parameter_count(self) -> int:
+        """All parameters, a tied head counted once."""
+        return self.parameters
+
+    @property
+    def attention_dim(self) -> int:
+        """Width of all heads together, on average over blocks."""
+        return self.heads * self.head_size * self.attending_blocks // self.layers
+
+    @property
+    def matmul_parameter_count(self) -> int:
+        """Weights that a token is multiplied with."""
+        return self.matmul_parameters
+
+    def lines(self) -> list[str]:
+        """Describe, for the console, what is trained."""
+        router = ""
+        if "router_aux_loss_coef" in self.fields or self.router_loss:
+            router = (
+                f"; router loss x {self.router_loss:g}"
+                if self.router_loss
+                else "; no router loss, as output_router_logits is false in its config"
+            )
+        return [f"decoder: transformers' {self.architecture}{router}"]

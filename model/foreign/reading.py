@@ -1,0 +1,141 @@
+"""A config.json of transformers, checked and measured on a model without memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch import nn
+
+from launcher.model.config import AttentionKind
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.decoder import ROUTER, skeleton
+from launcher.model.foreign.head import logit_function
+from launcher.model.parts import parts_of
+from launcher.util.errors import UserError
+
+_UNLIMITED: Final = 2**20
+"""Context of a model without positions to run out of."""
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_ATTENTION: Final = ("auto", "eager", "sdpa")
+
+
+def foreign_config(
+    document: Mapping[str, Any],
+    *,
+    attention: AttentionKind = "auto",
+    activation_checkpointing: str = "none",
+    loss_chunk: int | None = None,
+) -> ForeignConfig:
+    """Return the sizes of a config.json's model.
+
+    Raises:
+        UserError: transformers has no such causal decoder, or one that cannot be trained here.
+    """
+    for reason in _obstacles(document):
+        raise UserError(reason)
+    if attention not in _ATTENTION:
+        raise UserError(
+            f"--attention {attention} is a kernel of shardscale's own decoder, and transformers "
+            f"computes this model: use one of {', '.join(_ATTENTION)}"
+        )
+    text = json.dumps(document, sort_keys=True)
+    try:
+        causal = skeleton(text, attention)
+        blocks = parts_of(causal).blocks
+        logit_function(causal)
+    except Exception as error:  # a config that its class does not take raises anything
+        raise UserError(
+            f"transformers cannot build this {document['model_type']}: {error}"
+        ) from error
+    for reason in _obstacles_of(causal):
+        raise UserError(reason)
+    config, head = causal.config, causal.get_output_embeddings()
+    experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
+    attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    d_model = config.hidden_size
+    return ForeignConfig(
+        vocab_size=head.out_features,
+        context=getattr(config, "max_position_embeddings", None) or _UNLIMITED,
+        layers=len(blocks),
+        heads=heads,
+        head_dim=getattr(config, "head_dim", None) or d_model // heads,
+        d_model=d_model,
+        tied=head.weight is causal.get_input_embeddings().weight,
+        attention=config._attn_implementation,
+        activation_checkpointing=activation_checkpointing,
+        loss_chunk=loss_chunk,
+        document=text,
+        architecture=type(causal).__name__,
+        attending_blocks=attending,
+        parameters=sum(p.numel() for p in causal.parameters()),
+        block_parameters=max(sum(p.numel() for p in block.parameters()) for block in blocks),
+        matmul_parameters=_matmul_parameters(causal, experts),
+        router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
+    )
+
+
+def _obstacles(document: Mapping[str, Any]) -> Iterator[str]:
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = document.get("model_type")
+    if document.get("quantization_config") is not None:
+        yield "quantization_config is of a quantised checkpoint: give the config of its base model"
+    if document.get("is_encoder_decoder"):
+        yield f"{kind} is an encoder and a decoder: give a decoder alone, a causal language model"
+    if tower := next((n for n in document if n in ("vision_config", "audio_config")), None):
+        yield (
+            f"{tower} is of a model that also sees or hears: give its text_config as a config.json "
+            "of its own"
+        )
+    if kind not in CONFIG_MAPPING:
+        yield (
+            f"model_type is {kind!r:.40}, which the installed transformers does not have: install "
+            "a version that has it, or give another model"
+        )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        yield f"{kind} is no causal decoder in transformers: give a causal language model"
+
+
+def _obstacles_of(causal: Any) -> Iterator[str]:
+    config, name = causal.config, type(causal).__name__
+    if not isinstance(causal.get_output_embeddings(), nn.Linear):
+        yield f"{name} has a head that is no Linear: give another model"
+    for module in causal.modules():
+        if kept := sorted(module._buffers.keys() - module._non_persistent_buffers_set):
+            yield (
+                f"{name} keeps {kept[0]} beside its parameters, which checkpoints do not hold: "
+                "give another model"
+            )
+    if getattr(config, "layerdrop", 0.0):
+        yield f"layerdrop is {config.layerdrop}, and each rank would drop other blocks: set it to 0"
+    if _routes(config) and not all(hasattr(causal, attribute) for attribute in ROUTER):
+        yield (
+            f"output_router_logits asks for a router loss, and {name} has none that is known: set "
+            "it to false"
+        )
+
+
+def _routes(config: Any) -> bool:
+    return bool(getattr(config, "output_router_logits", False))
+
+
+def _matmul_parameters(causal: Any, experts: int) -> int:
+    """Weights that a token is multiplied with: a head that is tied counts, an embedding does not,
+    and of experts, which are one parameter together, those that a token is sent to."""
+    chosen = getattr(causal.config, "num_experts_per_tok", None) or 1
+    head = causal.get_output_embeddings()
+    found: int = head.weight.numel()
+    for module in causal.modules():
+        if isinstance(module, nn.Embedding) or module is head:
+            continue
+        for parameter in module.parameters(recurse=False):
+            if parameter.ndim == 3 and parameter.size(0) == experts:
+                found += parameter.numel() * chosen // experts
+            elif parameter.ndim >= 2:
+                found += math.prod(parameter.shape)
+    return found

@@ -1,0 +1,79 @@
+"""Which decoders of transformers are trained under which strategies: pairs, so that each
+architecture is sharded once, and each strategy has dense ones, mixtures and state spaces."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+BASE: Mapping[str, Any] = {
+    **{"decoder": "transformers", "seq_len": 24, "tokenizer": "byte", "device": "cpu", "seed": 7},
+    **{"steps": 10, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.1, "warmup_steps": 0},
+    **{"clip": 0.5, "micro_batch": 2, "global_batch": 4, "data": "text.txt"},
+}
+STEPS: Final = 10
+_FULL: Final = {"activation_checkpointing": "full"}
+_BY_TWO: Final = {"global_batch": 8}
+_GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
+_FSDP: Final = {"strategy": "fsdp"}
+_DDP: Final = {"strategy": "ddp"}
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    return {"strategy": "zero", "zero": stage}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One architecture under one strategy on two ranks; `changes` to BASE, by flat name."""
+
+    architecture: str
+    changes: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.architecture, *(f"{n}={v}" for n, v in self.changes.items())])
+
+    @property
+    def accumulation(self) -> int:
+        return int({**BASE, **self.changes}["global_batch"]) // 4
+
+    @property
+    def weak(self) -> bool:
+        """Whether its precision allows only a coarse comparison."""
+        return "precision" in self.changes
+
+
+def _case(architecture: str, *changes: Mapping[str, Any]) -> Case:
+    return Case(
+        architecture=architecture, changes={n: v for each in changes for n, v in each.items()}
+    )
+
+
+CASES: Final = (
+    _case("gemma2", _FSDP),
+    _case("gemma3_text", _zero(3)),
+    _case("phi3", _DDP, _FULL),
+    _case("olmo2", _zero(2), _BY_TWO),
+    _case("granite", _FSDP, _FULL),
+    _case("falcon_h1", _DDP),
+    _case("gpt_neox", _zero(1)),
+    _case("opt", _zero(3), _FULL),
+    _case("stablelm", _GRAD_OP),
+    _case("cohere2", _zero(2), {"loss_chunk": 10}),
+    _case("smollm3", _FSDP, _BY_TWO),
+    _case("bloom", _GRAD_OP, _FULL),
+    _case("mamba2", _zero(3)),
+    _case("llama", _zero(0)),
+    _case("qwen3", _DDP, _BY_TWO),
+    _case("mistral", _zero(3), _BY_TWO),
+    _case("mixtral", _zero(3), _FULL),
+    _case("qwen3_moe", _FSDP),
+    _case("olmoe", _zero(1), _BY_TWO),
+    _case("gpt_oss", _zero(2)),
+    _case("phi", _FSDP, {"loss_chunk": 10}),
+    _case("gemma2", _zero(3), {"precision": "bf16"}),
+    _case("mixtral", _FSDP, {"precision": "bf16"}),
+    _case("falcon_h1", _zero(1), {"precision": "bf16"}),
+)
+SAVED, LOADED = _case("gemma2", _FSDP), _case("gemma2", _zero(3))
+"""A checkpoint of the first continues under the second."""

@@ -1,0 +1,148 @@
+"""One rank of a process group that trains decoders of transformers, one case after the other.
+
+    torchrun --nproc 2 foreign_rank.py FOLDER CASE...
+
+Beside each case goes what it is held against: transformers and torch's AdamW in a plain loop, of
+one process, from the same weights and over the same micro-batches.
+"""
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from foreign_cases import BASE, CASES, LOADED, SAVED, STEPS, Case
+from rank_loop import rank_of_group, release, report, steps
+from tiny_architectures import ARCHITECTURES
+
+from launcher.checkpoint import Checkpointer
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+from launcher.data import Corpus, GlobalBatches, open_corpus
+from launcher.model.build import initial_value
+from launcher.optim.entry import parameter_groups
+from launcher.parallel.world import World
+from launcher.strategies.parameters import parameter_shapes
+from launcher.train import build_engine, to_device
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    os.chdir(folder)
+    cases = [case for case in CASES if case.name in names]
+    with rank_of_group(timeout_s=60) as world:
+        alone = replace(world, rank=0, local_rank=0, size=1, local_size=1)
+        plain = {(case.architecture, case.accumulation): case for case in cases}
+        mine = [*plain.values()][world.rank :: world.size]
+        work = [
+            (
+                {"plain": case.architecture, "accumulation": case.accumulation},
+                partial(plainly, case),
+            )
+            for case in mine
+        ]
+        work += [
+            ({"single": case.architecture}, partial(train, replaced(case), alone))
+            for case in mine
+            if case.accumulation == 1
+        ]
+        report(".", world, work, every_rank=True)
+        report(".", world, [({"name": c.name}, partial(train, c, world)) for c in cases])
+        report(".", world, [({"resumed": True}, partial(resume, world))])
+
+
+def replaced(case: Case) -> Case:
+    """The same batch in one process."""
+    return Case(architecture=case.architecture, changes={"strategy": "single"})
+
+
+def run_of(case: Case, world: World) -> tuple[Resolved, Corpus]:
+    config = Path(f"{case.architecture}-{os.getpid()}.json")
+    config.write_text(json.dumps(ARCHITECTURES[case.architecture]), encoding="utf-8")
+    changes: Mapping[str, Any] = {**BASE, **case.changes, "model": str(config)}
+    resolved = resolve(RunConfig().replace(**changes), world_size=world.size, device_type="cpu")
+    return resolved, open_corpus(resolved.config.data, vocab_size=260, seq_len=resolved.seq_len)
+
+
+def train(case: Case, world: World) -> dict[str, Any]:
+    """Losses of our loop."""
+    resolved, corpus = run_of(case, world)
+    engine = build_engine(resolved, world)
+    losses, norms = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
+    release(engine)
+    return {"losses": losses, "norms": norms}
+
+
+def resume(world: World) -> dict[str, Any]:
+    """Half of the steps under one strategy, and the other half under another."""
+    losses: list[float] = []
+    for case, numbers in ((SAVED, range(1, 6)), (LOADED, range(6, STEPS + 1))):
+        resolved, corpus = run_of(case, world)
+        engine = build_engine(resolved, world)
+        if losses:
+            assert Checkpointer(Path("unused")).load(Path("saved"), engine) is not None
+        losses += steps(resolved, corpus, world, engine, numbers)[0]
+        if case is SAVED:
+            Checkpointer(Path("saved"), asynchronous=False).save(5, engine, {})
+        release(engine)
+    return {"losses": losses}
+
+
+def plainly(case: Case) -> dict[str, Any]:
+    """Losses of a plain loop."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    changes = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
+    two = replace(World(rank=0, local_rank=0, size=2, local_size=2, device=torch.device("cpu")))
+    resolved, corpus = run_of(Case(architecture=case.architecture, changes=changes), two)
+    fields = copy.deepcopy(dict(ARCHITECTURES[case.architecture]))
+    config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    weights = {
+        name.removeprefix("causal."): initial_value(
+            name, shape, resolved.model, seed=BASE["seed"], device="cpu"
+        )
+        for name, shape in parameter_shapes(resolved.model).items()
+    }
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= set(model.all_tied_weights_keys), missing
+    assert not unexpected
+    model.train()
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, BASE["weight_decay"]), lr=BASE["lr"], betas=(0.9, 0.95), eps=1e-8
+    )
+    batches = GlobalBatches(
+        corpus.train,
+        seq_len=resolved.seq_len,
+        global_batch=resolved.global_batch,
+        seed=BASE["seed"],
+    )
+    losses = []
+    for step in range(STEPS):
+        of_ranks = [batches.rank_slice(step, rank=rank, world_size=2) for rank in range(2)]
+        cpu = torch.device("cpu")
+        micro_batches = [pair for mine in of_ranks for pair in to_device(mine, 2, cpu)]
+        total = 0.0
+        for tokens, targets in micro_batches:
+            output = model(input_ids=tokens, use_cache=False)
+            loss = F.cross_entropy(output.logits.float().flatten(0, 1), targets.flatten())
+            if getattr(config, "output_router_logits", False):
+                loss = loss + model.router_aux_loss_coef * output.aux_loss
+            (loss / len(micro_batches)).backward()
+            total += loss.item() / len(micro_batches)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), BASE["clip"])
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return {"losses": losses}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
+
+import pytest
+from foreign_cases import CASES, LOADED, SAVED, Case
+from harness import HERE, Results, selected, torchrun, write_text
+
+ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Runs the selected cases, and what each is held against."""
+    folder = tmp_path_factory.mktemp("foreign")
+    write_text(folder / "text.txt")
+    asked = [params.get("case") for params in selected(request)]
+    names = [case.name for case in CASES if None in asked or case in asked]
+    more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
+    return Results.of(folder, torchrun(2, HERE / "foreign_rank.py", folder, *names, **more))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_sharded_like_a_plain_loop(case: Case, results: Results) -> None:
+    plain = results.get(plain=case.architecture, accumulation=case.accumulation)["losses"]
+    losses = results.get(name=case.name)["losses"]
+    assert losses == pytest.approx(plain, rel=1e-2 if case.weak else 2e-5)
+    assert plain[-1] < plain[0]
+
+
+@pytest.mark.parametrize("architecture", ALONE)
+def test_one_process_like_a_plain_loop(architecture: str, results: Results) -> None:
+    plain = results.get(plain=architecture, accumulation=1)["losses"]
+    assert results.get(single=architecture)["losses"] == pytest.approx(plain, rel=1e-6)
+
+
+def test_it_goes_on_under_another_strategy(results: Results) -> None:
+    plain = results.get(plain=SAVED.architecture, accumulation=1)["losses"]
+    assert results.get(resumed=True)["losses"] == pytest.approx(plain, rel=2e-5)
+    assert SAVED.architecture == LOADED.architecture

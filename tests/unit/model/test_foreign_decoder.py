@@ -1,0 +1,237 @@
+"""Decoders of transformers: their sizes, buffers, initial values, heads, and what is refused."""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_architectures import ARCHITECTURES
+from torch import Tensor
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.model.build import initial_value, new_decoder
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.decoder import ForeignDecoder, skeleton
+from launcher.model.foreign.head import LogitFunction, logit_function
+from launcher.model.foreign.reading import foreign_config
+from launcher.model.loss import linear_cross_entropy
+from launcher.model.parts import parts_of
+from launcher.strategies.build_inputs import materialize_whole
+from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def built(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Any:
+    with torch.device("meta"):
+        module = new_decoder(config)
+    materialize_whole(
+        module,
+        lambda name, shape: initial_value(name, shape, config, seed=3, device="cpu"),
+        device=CPU,
+        dtype=dtype,
+    )
+    return module
+
+
+def written(folder: Path, name: str, **changes: Any) -> Path:
+    path = folder / "config.json"
+    fields = {**ARCHITECTURES[name], **changes}
+    path.write_text(json.dumps({n: v for n, v in fields.items() if v is not None}))
+    return path
+
+
+def resolved(path: Path | str, world_size: int = 2, **changes: Any) -> ModelConfig:
+    config = RunConfig().replace(
+        **{"model": str(path), "seq_len": 16, "strategy": "ddp", **changes}
+    )
+    return resolve(config, world_size=world_size, device_type="cpu").model
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_its_sizes_are_those_of_the_model_that_transformers_builds(name: str) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = foreign_config(ARCHITECTURES[name])
+    fields = copy.deepcopy(dict(ARCHITECTURES[name]))
+    theirs: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(fields))
+    assert config.parameter_count == sum(p.numel() for p in theirs.parameters())
+    assert config.tied == theirs.config.tie_word_embeddings
+    assert config.layers == len(parts_of(theirs).blocks) == 2
+    shapes = {f"causal.{n}": tuple(p.shape) for n, p in theirs.named_parameters()}
+    assert parameter_shapes(config) == shapes
+    assert config.matmul_parameter_count <= config.parameter_count + config.vocab_size * 32
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "falcon_h1", "llama", "bloom"])
+def test_buffers_have_the_values_and_types_of_transformers_own(name: str) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    fields = copy.deepcopy(dict(ARCHITECTURES[name]))
+    theirs: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(fields))
+    with torch.device("meta"):
+        ours: Any = ForeignDecoder(foreign_config(ARCHITECTURES[name]))
+    ours.to_empty(device="cpu").to(torch.bfloat16)
+    found = dict(ours.causal.named_buffers())
+    for key, buffer in theirs.named_buffers():
+        torch.testing.assert_close(found[key], buffer, rtol=0, atol=0)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+
+
+def test_an_initial_value_is_a_function_of_its_name_and_seed() -> None:
+    config = foreign_config(ARCHITECTURES["mamba2"])
+    shapes = parameter_shapes(config)
+
+    def values(names: list[str], seed: int) -> dict[str, Tensor]:
+        return {n: initial_value(n, shapes[n], config, seed=seed, device="cpu") for n in names}
+
+    state = torch.get_rng_state()
+    first, backwards = values([*shapes], 1), values([*reversed(shapes)], 1)
+    assert all(torch.equal(first[name], backwards[name]) for name in shapes)
+    embedding = next(iter(shapes))
+    assert not torch.equal(first[embedding], values([embedding], 2)[embedding])
+    mixers = [name for name in shapes if name.endswith("mixer.in_proj.weight")]
+    assert not torch.equal(*(first[name] for name in mixers))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gemma2", LogitFunction(softcap=30.0)),
+        ("granite", LogitFunction(scale=0.25)),
+        ("cohere2", LogitFunction(scale=0.25)),
+        ("falcon_h1", LogitFunction(scale=0.5)),
+        ("opt", LogitFunction()),
+    ],
+)
+def test_its_head_is_asked_what_it_does(name: str, expected: LogitFunction) -> None:
+    assert logit_function(skeleton(json.dumps(ARCHITECTURES[name]), "auto")) == expected
+
+
+@pytest.mark.parametrize("chunk_rows", [0, 5])
+def test_capped_logits_have_the_gradients_of_the_plain_form(chunk_rows: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(12, 8), 3 * torch.randn(20, 8)
+    targets = torch.randint(20, (12,))
+    targets[3] = -100
+    grads = []
+    for capped in (False, True):
+        x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        if capped:
+            loss = linear_cross_entropy(x, w, targets, chunk_rows=chunk_rows, softcap=5.0)
+        else:
+            loss = torch.nn.functional.cross_entropy(5 * torch.tanh(x @ w.t() / 5), targets)
+        loss.backward()
+        grads.append((loss.detach(), x.grad, w.grad))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi", "granite"])
+def test_logits_and_loss_are_those_of_transformers(name: str) -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    ours = built(foreign_config(ARCHITECTURES[name], loss_chunk=7))
+    fields = copy.deepcopy(dict(ARCHITECTURES[name]))
+    theirs: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(fields))
+    theirs.load_state_dict({n.removeprefix("causal."): p for n, p in ours.state_dict().items()})
+    tokens = torch.randint(260, (2, 17))
+    logits = theirs(input_ids=tokens[:, :-1]).logits
+    torch.testing.assert_close(ours(tokens[:, :-1]), logits)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(ours(tokens[:, :-1], tokens[:, 1:]), loss)
+
+
+def test_a_router_loss_is_added_in_training_only() -> None:
+    ours = built(foreign_config(ARCHITECTURES["mixtral"]))
+    tokens = torch.randint(260, (2, 17))
+    pair = tokens[:, :-1], tokens[:, 1:]
+    added = ours(*pair).item() - ours.eval()(*pair).item()
+    assert 0.02 * 2 * 0.9 < added < 0.02 * 4  # two experts of four: 2 where they are in balance
+
+
+def test_our_own_decoder_computes_the_families_it_has(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama")
+    ours, theirs = resolved(path), resolved(path, decoder="transformers")
+    assert type(ours) is ModelConfig
+    assert isinstance(theirs, ForeignConfig)
+    assert ours.parameter_count == theirs.parameter_count
+    assert ours.matmul_parameter_count == theirs.matmul_parameter_count
+    assert isinstance(resolved(tmp_path), ModelConfig)  # the folder
+    unlike = written(tmp_path, "llama", rope_parameters={"rope_type": "linear", "factor": 2.0})
+    assert isinstance(resolved(unlike), ForeignConfig)  # frequencies that ours does not have
+
+
+REFUSED_CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "remote code": ({"auto_map": {"AutoModel": "x.Y"}}, "code that comes with the model"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantised checkpoint"),
+    "encoder and decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "a decoder alone"),
+    "vision tower": ({"vision_config": {}}, "give its text_config"),
+    "unknown": ({"model_type": "gemma99"}, "model_type is 'gemma99'"),
+    "no type": ({"model_type": None}, "model_type is None"),
+    "no decoder": ({"model_type": "clip"}, "no causal decoder"),
+    "wrong type": ({"hidden_size": "large"}, "cannot build this gemma2"),
+    "layerdrop": ({**ARCHITECTURES["opt"], "layerdrop": 0.1}, "set it to 0"),
+    "state beside parameters": (
+        {"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_routed_experts": 8, "n_group": 1},
+        "keeps e_score_correction_bias beside its parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CONFIGS)
+def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Path) -> None:
+    changes, says = REFUSED_CONFIGS[name]
+    path = written(tmp_path, "gemma2", **changes)
+    with pytest.raises(UserError, match=says) as refused:
+        resolved(path)
+    assert str(refused.value).startswith(f"--model {path}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
+        ({"context_parallel": 2}, "--context-parallel 2 knows"),
+        ({"document_attention": True}, "--document-attention knows"),
+        ({"compile": True}, "--compile knows"),
+        ({"precision": "fp8"}, "--precision fp8 knows"),
+        ({"sample_every": 5}, "--sample-every 5 knows"),
+        ({"optimizer": "muon"}, "--optimizer muon knows"),
+        ({"activation_checkpointing": "selective"}, "use full"),
+        ({"activation_checkpointing": "budget=1GiB"}, "use full"),
+        ({"lora_rank": 4, "random_base": True}, "--lora-rank 4 knows"),
+        ({"layers": 3, "norm": "rms"}, "--layers 3 --norm rms knows"),
+        ({"mlp_tile": 8}, "--mlp-tile 8 knows"),
+        ({"attention": "flash"}, "use one of auto, eager, sdpa"),
+        ({"attention": "sdpa-math"}, "--sdpa-backend math knows"),
+        ({"attention": "sdpa"}, "cannot build this gemma2"),  # which caps attention's scores
+        ({"decoder": "own"}, "only gpt2"),
+    ],
+)
+def test_what_only_our_own_decoder_does_is_refused_by_name(
+    changes: Mapping[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        resolved(written(tmp_path, "gemma2"), **changes)
+
+
+def test_a_config_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        resolved(tmp_path / "nothing" / "config.json")
+    with pytest.raises(UserError, match="run `hf download nobody/nothing"):
+        resolved("hf:nobody/nothing")
+    with pytest.raises(UserError, match="names no model"):
+        resolved("hf:nobody/--")
+    with pytest.raises(UserError, match="--decoder own chooses"):
+        resolved("nano", decoder="own")
+    written(tmp_path, "llama")
+    with pytest.raises(UserError, match="leave --model out"):
+        parse_run_config(["--model", "hf:a/b", "--init-from", str(tmp_path)])
