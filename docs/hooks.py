@@ -12,7 +12,10 @@ RESULTS = ROOT / "bench" / "results"
 CALCULATOR = ROOT / "build" / "calculator"
 """Where `shardscale site` has left it, if it has."""
 WIDE = ("calculator.md", "matrix.md", "will-it-fit.md")
-EMBEDDED = '<iframe class="calculator" src="app/index.html" title="Calculator"></iframe>'
+EMBEDDED = '<iframe class="calculator" loading="lazy" src="{}" title="Calculator"></iframe>'
+CALCULATORS = {"index.md": "calculator/app/index.html", "calculator.md": "app/index.html"}
+"""Page -> where the calculator is from there; it stands where the page says CALCULATOR_HERE."""
+CALCULATOR_HERE = "<!-- calculator -->"
 
 # `../bench/results/x.md`, as it is right in the repository, is `results/x.md` on the site: one
 # folder less up.
@@ -36,9 +39,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["toc"]
     if page.file.src_uri.startswith("results/"):  # long tables would be found first for any word
         page.meta["search"] = {"exclude": True}
-    if page.file.src_uri == "calculator.md" and CALCULATOR.exists():
-        title, _, text = markdown.partition("\n")
-        markdown = f"{title}\n\n{EMBEDDED}\n{text}"
+    if page.file.src_uri in CALCULATORS and CALCULATOR.exists():
+        embedded = EMBEDDED.format(CALCULATORS[page.file.src_uri])
+        markdown = markdown.replace(CALCULATOR_HERE, embedded)
     # In a table's code GitHub wants `a\\|b`, and mkdocs shows the backslash.
     markdown = _CODE.sub(lambda code: code[0].replace("\\|", "|"), markdown)
     return _RESULT.sub(r"](\1results/", markdown)

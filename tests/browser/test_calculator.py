@@ -183,3 +183,20 @@ def test_fits_the_screen(page: Any, width: int, scheme: str) -> None:
         "Number(getComputedStyle(document.body)[name].match(/[0-9]+/)[0]))"
     )
     assert (ink < paper) == (scheme == "light")
+
+
+def test_it_answers_before_its_python_has_started(
+    address: str, page: Any, complaints: list[str]
+) -> None:
+    tab = page.context.new_page()
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.add_init_script("window.Worker = class { postMessage() {} };")
+    tab.goto(address)
+    assert tab.locator("#starting").is_visible()
+    assert "It fits" in tab.locator(".verdict").inner_text()
+    assert "--model gpt2-xl" in tab.locator("#command").inner_text()
+    assert tab.locator("#rows tbody tr").count() >= 10
+    tab.locator("#rows .pick", has_text="zero3").first.click()
+    assert "--zero 3" in tab.locator("#command").inner_text()
+    tab.close()
+    assert not page.locator("#starting").is_visible()

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import gzip
+import json
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.forecast.candidates import CHECKPOINTING, PRECISIONS
 from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
 from launcher.strategies import STRATEGIES
+from launcher.tools.site.inside.answer import assessed, choices_of
 from launcher.tools.site.inside.stored import DATA
 from launcher.tools.site.runtime import Runtime, zipped
 from launcher.util.page import asset, page_html
@@ -30,6 +32,10 @@ _LEFT_OUT: Final = (
     *(f"tools/site/{name}" for name in ("assets", "build", "generate", "runtime", "site_cli")),
 )
 _SCRIPTS: Final = ("site-pythons.js", "site-form.js", "site.js")
+_FIRST: Final = (
+    *("--model", "gpt2-xl", "--gpu", "A100-80GB", "--gpus", "4", "--precision", "bf16"),
+)
+"""The question of the page's default fields (site-form.js), answered before Python has started."""
 _DIMENSIONS: Final = (
     *("layers", "d_model", "heads", "kv_heads", "head_dim", "d_ff", "vocab_size", "context"),
 )
@@ -100,4 +106,18 @@ def _choices() -> dict[str, Any]:
         "gpus": {gpu.name: gpu.memory_bytes for gpu in GPUS},
         "precisions": PRECISIONS,
         "checkpointing": CHECKPOINTING,
+        "first": _first(),
     }
+
+
+def _first() -> dict[str, Any]:
+    """Return the first question, what the planner says of it, and its fastest candidates."""
+    argv = json.dumps(_FIRST)
+    about = json.loads(choices_of(argv))
+    rows = [json.loads(assessed(argv, number)) for number in range(len(about["choices"]))]
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["tokens_per_s"] is not None:
+            other = best.setdefault(row["sharding"], row)
+            best[row["sharding"]] = max(other, row, key=lambda each: each["tokens_per_s"])
+    return {"argv": _FIRST, "about": about, "rows": list(best.values())}

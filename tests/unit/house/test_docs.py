@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -219,33 +217,3 @@ def test_their_side_of_a_migration_is_theirs() -> None:
     assert {name for name, _ in rows("accelerate.md")} <= options.keys()
     for name, _ in rows("deepspeed.md"):
         assert name in KEYS or name in SECTIONS or name in TOP, name
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("material", reason="needs the extra docs: pip install -e '.[docs]'")
-    out = tmp_path_factory.mktemp("site") / "site"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out
-
-
-def test_the_site_is_built_without_a_warning(site: Path) -> None:
-    assert (site / "questions" / "cuda-out-of-memory-zero-3" / "index.html").exists()
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    assert any("ZeRO-3" in entry["title"] for entry in index["docs"])
-
-
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
-    loaded = re.compile(
-        r"<(?:script|img|iframe)[^>]*\ssrc=[\"']?https?:|<link[^>]*stylesheet[^>]*https?:"
-    )
-    for page in site.rglob("*.html"):
-        if "results" not in page.parts:
-            assert not loaded.search(page.read_text(encoding="utf-8")), page

@@ -39,13 +39,18 @@ class Pythons {
   #idle = [];
   #queue = [];
 
-  async start() {
+  // `stage(n)` is told as each part begins, and once more when a first answer can be had.
+  async start(stage) {
+    stage(0);
     const address = URL.createObjectURL(new Blob([await unpacked("worker").text()]));
+    stage(1);
     const wasm = await WebAssembly.compile(await (await unpacked("wasm")).arrayBuffer());
     const parts = { wasm, library: bytes("library"), planner: bytes("planner"), lock: text("lock") };
     const cores = navigator.hardwareConcurrency ?? 2;
     const count = PHONE.matches ? 1 : Math.max(1, Math.min(MOST_PYTHONS, cores - 1));
+    stage(2);
     await this.#add(address, parts);
+    stage(3);
     for (let more = 1; more < count; more++) this.#add(address, parts);
   }
 

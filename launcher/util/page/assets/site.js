@@ -19,6 +19,9 @@ let asked = 0; // the number of the question that is on the page
 let about = null; // what the planner said of it
 let rows = []; // what it has assessed so far
 
+const STAGES = ["unpacking Python", "compiling Python", "starting it with the planner"];
+const progress = html("progress", { max: STAGES.length, value: 0, "aria-label": "Start of the planner" });
+const starting = html("p", { className: "note", id: "starting" }, progress, html("span", {}));
 const status = html("p", { className: "note", role: "status", id: "status" });
 const result = html("div", { id: "result" });
 // On a screen where the fields push the answer away: the answer in a line, and a way there.
@@ -65,11 +68,29 @@ const parts = form((next) => {
   plan();
 });
 
+// What the page answers before its Python is there: the default question, planned beforehand.
+function planned() {
+  asked += 1;
+  about = data.first.about;
+  parts.offer([...new Set(data.first.rows.map((row) => row.sharding))], fields.sharding);
+  rows = bestFirst(data.first.rows);
+  rows.forEach((each, i) => { each.rank = i + 1; });
+  status.textContent = `${counted(rows.length, "choice")} planned beforehand.`;
+  draw();
+}
+
+function staged(stage) {
+  progress.value = stage;
+  starting.lastChild.textContent = ` The planner starts in this page: ${STAGES[stage]} \u2026`;
+  starting.hidden = stage === STAGES.length;
+}
+
 async function plan() {
+  const argv = JSON.stringify(planArguments(fields));
+  if (argv === JSON.stringify(data.first.argv) && !fields.sharding && !fields.pick) return planned();
   const mine = ++asked;
   const current = () => mine === asked;
-  const argv = JSON.stringify(planArguments(fields));
-  status.textContent = rows.length ? "Planning \u2026" : "Starting the planner in this page \u2026";
+  status.textContent = "Planning \u2026";
   try {
     const found = await pythons.ask("choices_of", [argv], current);
     if (!current()) return;
@@ -255,11 +276,16 @@ put(
   html("header", {}, html("p", { className: "kicker", text: "shardscale" }),
     html("h1", { text: "Will it fit, and how fast?" }),
     html("p", { className: "lede", text: "The planner of shardscale, in this page: no server, and nothing leaves your browser." })),
-  html("div", { className: "calculator" }, parts.element, html("div", {}, status, result)), glance,
+  html("div", { className: "calculator" }, parts.element, html("div", {}, starting, status, result)),
+  ...(parent === window ? [glance] : []),
   notes([
     "Predicted is all that a GPU uses at its highest moment: what the caching allocator reserves, the CUDA context and NCCL. 1 GiB is 2\u00b3\u2070 bytes.",
     "Sequences and matrices that are cut over GPUs are not tried here; shardscale plan tries them too.",
   ]));
 parts.show(fields);
-pythons.start().catch((error) => refuse(`The planner does not start in this browser: ${error.message}`));
+// Within another page, as high as its content, so that nothing scrolls in what scrolls.
+if (parent !== window) {
+  new ResizeObserver(() => parent.postMessage({ height: document.body.scrollHeight }, "*")).observe(document.body);
+}
+pythons.start(staged).catch((error) => refuse(`The planner does not start in this browser: ${error.message}`));
 plan();
