@@ -31,20 +31,29 @@ class ChatTemplate:
         Raises:
             UserError: it has none, or cannot be loaded.
         """
-        source = tokenizer
-        if template_files(tokenizer):
-            source = f"{HUB_PREFIX}{Path(tokenizer).expanduser().parent}"
-        elif not tokenizer.startswith(HUB_PREFIX):
+        found = cls.find(tokenizer)
+        if found is None:
             raise UserError(
                 f"--data {data} holds messages, and --tokenizer {tokenizer} has no chat template: "
                 "give --tokenizer hf:NAME, of a chat model on the Hub or in a local folder"
             )
+        return found
+
+    @classmethod
+    def find(cls, tokenizer: str) -> Self | None:
+        """Load the template of a tokenizer, or return None if it has none.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        source = tokenizer
+        if template_files(tokenizer):
+            source = f"{HUB_PREFIX}{Path(tokenizer).expanduser().parent}"
+        elif not tokenizer.startswith(HUB_PREFIX):
+            return None
         loaded = load_from_transformers(source)
         if not loaded.chat_template:
-            raise UserError(
-                f"--data {data} holds messages, and --tokenizer {tokenizer} has no chat template: "
-                "give the tokenizer of a chat model"
-            )
+            return None
         special = {*loaded.all_special_tokens}
         special |= {t.content for t in loaded.added_tokens_decoder.values() if t.special}
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)

@@ -26,6 +26,7 @@ from launcher.data.files import (
     stamps,
     template_files,
 )
+from launcher.data.formats import FIELDS
 from launcher.data.sources import Source, find_source, form_of_source
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.util.errors import UserError
@@ -51,6 +52,8 @@ class Corpus:
     """Hash of the tokens, equal on every machine for the same text and tokenizer."""
     description: str
     """One line for the log."""
+    first_document: Split
+    """The train split's first document, with its own mask."""
     tokenizer_path: Path | None
     """tokenizer.json; None for a transformers tokenizer that has no such form."""
 
@@ -113,7 +116,8 @@ def open_corpus(
         **splits,
         vocab_size=meta.vocab_size,
         fingerprint=meta.fingerprint,
-        description=_describe(data, tokenizer, meta, masked=masked),
+        description=_describe(source, tokenizer, meta, masked=masked),
+        first_document=_first_document(directory, splits["train"]),
         tokenizer_path=path if path.exists() else None,
     )
 
@@ -121,8 +125,8 @@ def open_corpus(
 def _require_prompts(source: Source) -> None:
     if form_of_source(source) == "text":
         raise UserError(
-            f"--mask-prompt: --data {source.label} has no prompts (a .jsonl file with prompt and "
-            "completion, or messages): leave it out"
+            f"--mask-prompt: --data {source.label} has no prompts (JSON lines with prompt and "
+            "completion, instruction and output, messages or conversations): leave it out"
         )
 
 
@@ -133,7 +137,10 @@ def _built(
 
     def key_now() -> str:
         parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
-        if form_of_source(source) == "messages":
+        form = form_of_source(source)
+        if form in ("alpaca", "sharegpt"):
+            parts.append(form)
+        if form not in ("text", "completions"):  # a chat template may render them
             parts.append(hash_files(template_files(tokenizer)))
         parts.append(source.content_key(cache_dir / "hashes"))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -199,7 +206,16 @@ def _require_a_sequence(split: Split, name: str, data: str, seq_len: int) -> Non
         )
 
 
-def _describe(data: str, tokenizer: str, meta: Meta, *, masked: bool) -> str:
+def _first_document(directory: Path, train: Split) -> Split:
+    starts = np.fromfile(split_file(directory, "train", "documents"), np.int64, count=2)
+    end = int(starts[1]) if len(starts) > 1 else len(train.tokens)
+    learned = None if train.learned is None else train.learned[:end]
+    return Split(tokens=train.tokens[:end], learned=learned)
+
+
+def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:
+    form = form_of_source(source)
+    holds = "" if form == "text" else f" ({FIELDS[form]})"
     name = f"BPE {meta.vocab_size}" if tokenizer == "bpe" else tokenizer
     # The train split is 80%: less than half of the text means that the sample was capped.
     if 0 < meta.sample_bytes < meta.text_bytes // 2:
@@ -208,7 +224,7 @@ def _describe(data: str, tokenizer: str, meta: Meta, *, masked: bool) -> str:
     learned = sum(meta.learned.values()) if masked and meta.learned is not None else tokens
     share = "" if learned == tokens else f", {learned / tokens:.0%} of them learned"
     return (
-        f"{data}: {meta.documents:,} documents, {_amount(meta.text_bytes)}B, "
+        f"{source.label}{holds}: {meta.documents:,} documents, {_amount(meta.text_bytes)}B, "
         f"{_amount(tokens)} tokens ({name}){share}"
     )
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from launcher.data.cache import Progress, Report
+from launcher.data.conversations import example_reader
 from launcher.data.files import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
-from launcher.data.formats import Document, documents, with_prompt
+from launcher.data.formats import Document, documents
 from launcher.data.sources import Files, Source, form_of_source
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, train_bpe
 from launcher.util.errors import UserError
@@ -61,14 +62,10 @@ def build_corpus(
     if encoder is not None:
         check_vocabulary(tokenizer, encoder.vocab_size, vocab_size)
     form = form_of_source(source)
-    read_example = with_prompt
-    if form == "messages":
-        from launcher.data.chat import ChatTemplate
-
-        read_example = ChatTemplate.of(tokenizer, source.label).document
+    read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
 
     def read() -> Iterator[Document]:
-        if isinstance(source, Files) and form != "text":
+        if isinstance(source, Files) and read_example is not None:
             return source.examples(form, read_example)
         return map(Document, documents(source.texts()))
 

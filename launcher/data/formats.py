@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from launcher.data.files import TEXT_FIELD
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, one_line
 from launcher.util.packages import how_to_install
 
-Form = Literal["text", "completions", "messages"]
+Form = Literal["text", "completions", "messages", "alpaca", "sharegpt"]
 
 
 class Document(NamedTuple):
@@ -30,13 +30,17 @@ ReadExample = Callable[[dict[str, Any], str], Document]
 """(record, its place for error messages) -> document."""
 
 
-_FIELDS: Final[dict[Form, str]] = {
+FIELDS: Final[dict[Form, str]] = {
     "text": "a text",
     "completions": "prompt and completion",
     "messages": "messages",
+    "alpaca": "instruction and output",
+    "sharegpt": "conversations",
 }
+"""Form -> the fields by which it is recognised."""
 _READ_CHARACTERS = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 28
+_LARGEST_JSON_BYTES = 1 << 30  # ShareGPT's has 670 MB
 _MOST_LISTED = 5
 _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
@@ -79,11 +83,16 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (place for error messages, decoded JSON) of each line that is not blank.
+    """Yield (place for error messages, decoded JSON) of each line that is not blank, or of each
+    element of a .json file.
 
     Raises:
-        UserError: a line is not UTF-8 or not JSON.
+        UserError: a line is not UTF-8 or not JSON, or a .json file holds no list.
     """
+    if path.suffix.lower() == ".json":
+        elements = enumerate(_read_list(path), start=1)
+        yield from ((f"{path} example {number}", element) for number, element in elements)
+        return
     with path.open("rb") as file:
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
         for number, raw in enumerate(lines, start=1):
@@ -112,13 +121,30 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path} line {number}", record
 
 
+def _read_list(path: Path) -> list[Any]:
+    if path.stat().st_size > _LARGEST_JSON_BYTES:
+        raise UserError(f"{path} has more than {_LARGEST_JSON_BYTES:,} bytes: write a .jsonl file")
+    try:
+        elements = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
+        reason = one_line(str(error), most=100)
+        raise UserError(f"{path} is not JSON ({reason}): correct it, or write .jsonl") from error
+    if not isinstance(elements, list):
+        raise UserError(f"{path} holds no list of examples: write one, or a .jsonl file")
+    return elements
+
+
 def form_of(record: Any) -> Form:
     """Return the form of a line; a line without the fields of any form counts as text."""
-    fields = record.keys() if isinstance(record, dict) else ()
+    fields = record.keys() if isinstance(record, dict) else {}.keys()
+    if fields >= {"instruction", "output"}:  # Alpaca's lines have all of it as a text besides
+        return "alpaca"
     if TEXT_FIELD in fields:
         return "text"
     if "messages" in fields:
         return "messages"
+    if "conversations" in fields:
+        return "sharegpt"
     return "completions" if "prompt" in fields or "completion" in fields else "text"
 
 
@@ -136,8 +162,8 @@ def read_examples(path: Path, form: Form, read: ReadExample) -> Iterator[Documen
     for where, record in read_records(path):
         if form_of(record) != form:
             raise UserError(
-                f"{where} holds {_FIELDS[form_of(record)]}, and the data begins with "
-                f"{_FIELDS[form]}: write all lines in one form"
+                f"{where} holds {FIELDS[form_of(record)]}, and the data begins with "
+                f"{FIELDS[form]}: write all lines in one form"
             )
         yield read(record, where)
 

@@ -168,6 +168,10 @@ class PythonEncoder:
         )
         return text
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
+
     def save(self, path: Path) -> None:
         """Do nothing: this tokenizer has no such form."""
 

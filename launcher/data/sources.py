@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 _MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
-_WITH_FIELDS = (".jsonl", ".parquet")
-_EXAMPLES = ".jsonl"
+_WITH_FIELDS = (".jsonl", ".json", ".parquet")
+_EXAMPLES = (".jsonl", ".json")
+_IN_FOLDERS = (*_PLAIN, ".jsonl", ".parquet")
+"""Other .json files of a folder are seldom text."""
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
 _READ = ", ".join(_SUFFIXES)
 _NOT_STDLIB_TEXT = frozenset(
@@ -77,12 +79,12 @@ class Files:
         return key
 
     def form(self) -> Form:
-        """Return the form of the .jsonl lines, by the first one; "text" where the field is named.
+        """Return the form of the JSON lines, by the first one; "text" where the field is named.
 
         Raises:
             UserError: examples beside files of another kind.
         """
-        lines = [path for path in self.files if path.suffix.lower() == _EXAMPLES]
+        lines = [path for path in self.files if path.suffix.lower() in _EXAMPLES]
         if not lines or self.field != TEXT_FIELD:
             return "text"
         from launcher.data.formats import form_of_file
@@ -112,7 +114,7 @@ class Files:
 
         for path in self.files:
             try:
-                if path.suffix.lower() == ".jsonl":
+                if path.suffix.lower() in _EXAMPLES:
                     yield from formats.read_jsonl(path, self.field)
                 elif path.suffix.lower() == ".parquet":
                     yield from formats.read_parquet(path, self.field)
@@ -173,9 +175,10 @@ def _stdlib_files() -> tuple[Path, ...]:
 def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
-        files = tuple(file for file in walk(path) if file.suffix.lower() in _SUFFIXES)
+        files = tuple(file for file in walk(path) if file.suffix.lower() in _IN_FOLDERS)
         if not files:
-            raise UserError(f"--data {data} holds no text: no {_READ} file in that folder")
+            known = ", ".join(_IN_FOLDERS)
+            raise UserError(f"--data {data} holds no text: no {known} file in that folder")
         return files
     if not path.exists():
         raise UserError(

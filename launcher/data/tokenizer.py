@@ -53,6 +53,10 @@ class FastEncoder:
         text: str = self.tokenizer.decode(list(ids))
         return text
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def save(self, path: Path) -> None:
         self.tokenizer.save(str(path))
 
@@ -72,6 +76,10 @@ class ByteEncoder:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(n for n in ids if n < self.end_of_text).decode(errors="replace")
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        known = (bytes([n]) if n < self.end_of_text else END_OF_TEXT.encode() for n in ids)
+        return b"".join(known).decode(errors="replace")
+
     def save(self, path: Path) -> None:
         """Write the same mapping as a BPE without merges."""
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -90,8 +98,8 @@ class ByteEncoder:
 Encoder: TypeAlias = "FastEncoder | ByteEncoder | PythonEncoder"
 """Converts texts to token ids. `encode` adds no special tokens; `encode_prompt` adds those that the
 tokenizer begins a text with. `end_of_text` is the id that ends a document. `decode` leaves special
-tokens out, and gives U+FFFD for an incomplete character. `vocab_size` is the largest id plus one.
-`save` writes a tokenizer.json if the tokenizer has that form."""
+tokens out, which `decode_all` shows, and gives U+FFFD for an incomplete character. `vocab_size` is
+the largest id plus one. `save` writes a tokenizer.json if the tokenizer has that form."""
 
 
 def tokenizer_key(tokenizer: str, vocab_size: int) -> str:

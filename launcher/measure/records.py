@@ -230,6 +230,9 @@ class Summary:
     steps: int | None = None
     """In this attempt, from `resumed_step` on."""
     resumed_step: int | None = None
+    train_tokens: int | None = None
+    """In all attempts, as `epochs`."""
+    epochs: float | None = None
     skipped_steps: int | None = None
     stopped_by: str | None = None
     test_loss: float | None = None

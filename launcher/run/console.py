@@ -14,6 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 LEVELS = ("debug", "info", "warning", "error")
 _LINE_EVERY_S = 10.0
@@ -56,12 +57,12 @@ class RunConsole:
         """Show every line from now on: they are the outcome of the run."""
         self._from = 0
 
-    def lines(self, texts: Iterable[str]) -> None:
+    def lines(self, texts: Iterable[str | Text]) -> None:
         """Print plain lines."""
         for text in texts:
             self.line(text)
 
-    def line(self, text: str, level: str = "info") -> None:
+    def line(self, text: str | Text, level: str = "info") -> None:
         """Print one plain line."""
         if self._enabled and self._shows(level):
             self._progress.console.print(text, markup=False)

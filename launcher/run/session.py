@@ -28,7 +28,15 @@ from launcher.run.record_file import rank_files, rewind
 from launcher.run.resume import Announce, open_folder
 from launcher.run.saves import Saves
 from launcher.run.steps import EndedStep, SkippedSteps
-from launcher.run.summary import closing_lines, introduction, phase_records, run_record, summarize
+from launcher.run.summary import (
+    amount_line,
+    amount_read,
+    closing_lines,
+    introduction,
+    phase_records,
+    run_record,
+    summarize,
+)
 from launcher.strategies.engine import Engine, StepResult
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import ExitCode
@@ -56,9 +64,8 @@ class Session:
         )
         self.clock = PhaseClock(world.device)
         loop, measure = self._config.loop, self._config.measure
-        self.memory = memory_meter(
-            world.device, trace=measure.memory_trace, history=measure.memory_trace
-        )
+        traced = measure.memory_trace
+        self.memory = memory_meter(world.device, trace=traced, history=traced)
         self.record = run_record(prepared, world, self.folder.path.name)
         self.agreement = Agreement(
             world,
@@ -257,6 +264,7 @@ class Session:
             self._world,
             self.journal,
             test,
+            amount=amount_read(self.record, self._prepared.corpus, self.step),
             memory=self.memory,
             samples=self.sampler.stop(),
             training_power_w=mean_power_w(self._energy_before, self._energy_after),
@@ -268,6 +276,7 @@ class Session:
         if failure is not None:
             raise failure
         if self._world.is_main:
+            self.console.line(amount_line(summary))
             self.console.at_the_end()
             self.console.lines(closing_lines(summary, self.folder.path))
         return summary

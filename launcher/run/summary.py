@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rich.text import Text
 
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
+from launcher.data import Corpus
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
 from launcher.measure.phases import PHASES, StepTimes
 from launcher.measure.records import (
@@ -30,10 +32,13 @@ from launcher.strategies import variant_of
 from launcher.util.errors import Failure
 from launcher.util.sizes import gib
 
+FEW_TOKENS = 1000
+"""Below this many tokens, a perplexity is mostly the choice of its text."""
+
 
 def introduction(
     prepared: Prepared, record: TrainingRecord, folder: Path, world: World
-) -> list[str]:
+) -> list[str | Text]:
     """Return the first lines of the console."""
     sharding = prepared.resolved.config.sharding
     ranks = "1 process" if record.world_size == 1 else f"{record.world_size} processes"
@@ -66,7 +71,35 @@ def introduction(
         f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
         f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
         _saves_line(prepared.resolved.config.loop),
+        *_repeats(record, prepared.corpus),
+        *_example_lines(prepared, world),
     ]
+
+
+def _repeats(record: TrainingRecord, corpus: Corpus) -> list[str]:
+    tokens, epochs = amount_read(record, corpus, record.steps)
+    return [] if epochs < 1.05 else [f"every token is read {epochs:.3g} times, {tokens:,} in all"]
+
+
+def _example_lines(prepared: Prepared, world: World) -> list[str | Text]:
+    if not world.is_main or prepared.corpus.first_document.learned is None:
+        return []
+    from launcher.run.first_example import first_example
+
+    return first_example(prepared.corpus, prepared.resolved.config.data.tokenizer)
+
+
+def amount_read(record: TrainingRecord, corpus: Corpus, steps: int) -> tuple[int, float]:
+    """Return the tokens and the epochs of the training split that `steps` optimizer steps read."""
+    sequences = steps * record.global_batch
+    epochs = sequences / corpus.train.sequence_count(record.seq_len)
+    return sequences * record.seq_len, epochs
+
+
+def amount_line(summary: Summary) -> str:
+    """Return how much of the training split a run has read, in all its attempts."""
+    tokens, epochs = summary.train_tokens or 0, summary.epochs or 0
+    return f"trained on {tokens:,} tokens, {epochs:.3g} epochs"
 
 
 def _deepspeed_lines(file: Path | None) -> list[str]:
@@ -150,8 +183,9 @@ def _test_line(summary: Summary) -> str:
         return ""
     read, whole = summary.test_tokens, summary.test_split_tokens
     cut = ", cut short by --max-minutes" if summary.test_cut_short else ""
+    few = f" ({read:,} tokens: too few to compare runs by)" if (read or 0) < FEW_TOKENS else ""
     return f"test loss {summary.test_loss:.4f}, perplexity {summary.perplexity:.2f} over " + (
-        "the whole split, " if read == whole else f"{read:,} of {whole:,} tokens{cut}, "
+        f"the whole split{few}, " if read == whole else f"{read:,} of {whole:,} tokens{cut}, "
     )
 
 
@@ -162,6 +196,7 @@ def summarize(
     journal: Journal,
     test: EvalRecord | None,
     *,
+    amount: tuple[int, float],
     memory: MemoryMeter,
     samples: SamplerSummary,
     training_power_w: float | None,
@@ -191,6 +226,8 @@ def summarize(
         model=run.model,
         world_size=run.world_size,
         steps=journal.times.count,
+        train_tokens=amount[0],
+        epochs=amount[1],
         test_loss=None if test is None else test.loss,
         perplexity=None if test is None else test.perplexity,
         test_tokens=0 if test is None else test.tokens,

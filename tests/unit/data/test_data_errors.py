@@ -52,7 +52,7 @@ def test_unsupported_suffix(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b")
     message = refusal(tmp_path / "table.csv")
     assert "'.csv'" in message
-    assert ".txt, .md, .jsonl, .parquet" in message
+    assert ".txt, .md, .jsonl, .json, .parquet" in message
 
 
 def test_folder_without_text(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Lines with prompts or messages: which tokens they become, and which of those are learned."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -399,7 +400,9 @@ def test_messages_need_a_tokenizer_with_a_template(tmp_path: Path) -> None:
             path, tokenizer
         )
     folder = chat_tokenizer(tmp_path / "tokenizer", None)
-    assert "has no chat template: give the tokenizer of a chat" in refusal(path, f"hf:{folder}")
+    assert "has no chat template: give --tokenizer hf:NAME, of a chat model" in refusal(
+        path, f"hf:{folder}"
+    )
 
 
 def test_the_template_beside_a_tokenizer_json_writes_messages(tmp_path: Path) -> None:
@@ -460,3 +463,80 @@ def test_a_bad_line_ends_a_run_with_one_sentence_and_leaves_nothing(tmp_path: Pa
         "one, or remove the line"
     )
     assert not (tmp_path / "run").exists()
+
+
+SAYS = {"instruction": "Add the numbers.", "input": "2 and 2", "output": "The answer is 4."}
+ALPACA = [{**SAYS, "output": f"The answer is {n}.", "text": "unused"} for n in range(30)]
+SHAREGPT = [
+    {
+        "system": "You add.",
+        "conversations": [
+            {"from": "human", "value": "What is 2 and 2?"},
+            {"from": "gpt", "value": f"The answer is {n}."},
+        ],
+    }
+    for n in range(30)
+]
+
+
+def first_example(corpus: Corpus, tokenizer: str) -> tuple[str, str]:
+    """The first document as the model sees it, and what of it is learned."""
+    shown = corpus.first_document
+    assert shown.learned is not None
+    decode = load_encoder(tokenizer).decode_all
+    return decode(shown.tokens.tolist()), decode(shown.tokens[shown.learned > 0].tolist())
+
+
+def test_alpacas_instructions_become_its_prompt_without_a_template(tmp_path: Path) -> None:
+    for path in (tmp_path / "data.json", tmp_path / "data.jsonl"):
+        whole = path.suffix == ".json"
+        path.write_text(json.dumps(ALPACA) if whole else "\n".join(map(json.dumps, ALPACA)))
+        corpus = opened(path)
+        assert f"{path} (instruction and output): 30 documents" in corpus.description
+        text, learned = first_example(corpus, "byte")
+        assert text.startswith("Below is an instruction that describes a task, paired with an in")
+        assert "### Instruction:\nAdd the numbers.\n\n### Input:\n2 and 2\n\n### Resp" in text
+        assert learned.startswith("The answer is ")
+        assert learned.endswith("<|endoftext|>")
+
+
+@pytest.mark.parametrize("records", [ALPACA, SHAREGPT], ids=["alpaca", "sharegpt"])
+def test_conversations_go_through_the_chat_template(records: list[Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    text, learned = first_example(
+        opened(write(tmp_path / "d.jsonl", records), tokenizer), tokenizer
+    )
+    asked = "Add the numbers.\n\n2 and 2" if records is ALPACA else "What is 2 and 2?"
+    system = "" if records is ALPACA else "<|im_start|>system\nYou add.<|im_end|>"
+    assert text.startswith(f"{system}<|im_start|>user\n{asked}<|im_end|><|im_start|>assistant\n")
+    assert learned.startswith("The answer is ")
+    assert learned.endswith(".<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("d.json", "[1", "is not JSON"),
+        ("d.json", "{}", "holds no list of examples"),
+        (
+            "d.json",
+            json.dumps([SAYS, {"instruction": 1, "output": "x"}]),
+            "example 2: 'instruction'",
+        ),
+        (
+            "d.jsonl",
+            json.dumps({"conversations": [{"from": "gtp", "value": "x"}]}),
+            "'from' is 'gtp'",
+        ),
+        ("d.jsonl", json.dumps({"conversations": "x"}), "must be a list of objects with from"),
+    ],
+)
+def test_bad_examples_of_others_are_refused(
+    name: str, content: str, says: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / name).write_text(content)
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    with pytest.raises(UserError, match=re.escape(says)):
+        opened(tmp_path / name, tokenizer)

@@ -1,0 +1,97 @@
+"""Examples of other programs as ours: Alpaca's instructions and ShareGPT's conversations."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from launcher.data.chat import ChatTemplate
+from launcher.data.formats import Form, ReadExample, string_of, with_prompt
+from launcher.util.errors import UserError
+
+# github.com/tatsu-lab/stanford_alpaca, train.py: PROMPT_DICT.
+_BELOW: Final = "Below is an instruction that describes a task"
+_RESPOND: Final = "Write a response that appropriately completes the request."
+_PROMPT: Final = f"{_BELOW}. {_RESPOND}\n\n### Instruction:\n{{instruction}}\n\n### Response:"
+_PROMPT_WITH_INPUT: Final = (
+    f"{_BELOW}, paired with an input that provides further context. {_RESPOND}\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+)
+_ROLES: Final = {
+    **{"human": "user", "user": "user", "system": "system"},
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
+    **{"observation": "tool", "tool": "tool"},
+}
+"""ShareGPT's name of a speaker -> role."""
+
+
+def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
+    """Return the function that makes a document of a record of `--data`.
+
+    Raises:
+        UserError: conversations, and `--tokenizer` has no chat template.
+    """
+    if form == "completions":
+        return with_prompt
+    if form == "alpaca":
+        found = ChatTemplate.find(tokenizer)
+        if found is None:
+            return lambda record, where: with_prompt(alpaca_prompt(record, where), where)
+        template = found
+        return lambda record, where: template.document(alpaca_messages(record, where), where)
+    template = ChatTemplate.of(tokenizer, data)
+    if form == "messages":
+        return template.document
+    return lambda record, where: template.document(sharegpt_messages(record, where), where)
+
+
+def alpaca_prompt(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a record of instruction, input and output as prompt and completion."""
+    instruction, given, output = _alpaca(record, where)
+    prompt = _PROMPT_WITH_INPUT if given else _PROMPT
+    return {"prompt": prompt.format(instruction=instruction, input=given), "completion": output}
+
+
+def alpaca_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a record of instruction, input and output as messages."""
+    instruction, given, output = _alpaca(record, where)
+    asked = f"{instruction}\n\n{given}" if given else instruction
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    if record.get("system"):
+        system = {"role": "system", "content": string_of(record, "system", where)}
+        messages.insert(0, system)
+    return {"messages": messages}
+
+
+def _alpaca(record: dict[str, Any], where: str) -> tuple[str, str, str]:
+    given = string_of(record, "input", where) if record.get("input") is not None else ""
+    instruction, output = (string_of(record, name, where) for name in ("instruction", "output"))
+    return instruction, given, output
+
+
+def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a record of ShareGPT's conversations as messages.
+
+    Raises:
+        UserError: a turn has an unknown speaker, or no text.
+    """
+    turns = record["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise UserError(
+            f"{where}: 'conversations' is {turns!r:.40}, it must be a list of objects with from "
+            "and value"
+        )
+    messages = []
+    if record.get("system"):
+        messages.append({"role": "system", "content": string_of(record, "system", where)})
+    for number, turn in enumerate(turns, start=1):
+        here = f"{where}, turn {number}"
+        if "role" in turn:  # the hub has both spellings under this field
+            messages.append(turn)
+            continue
+        speaker = string_of(turn, "from", here)
+        if speaker not in _ROLES:
+            raise UserError(
+                f"{here}: 'from' is {speaker!r:.40}, it must be one of {', '.join(_ROLES)}"
+            )
+        messages.append({"role": _ROLES[speaker], "content": string_of(turn, "value", here)})
+    return {"messages": messages, "tools": record.get("tools") or None}
