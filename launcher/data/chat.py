@@ -89,9 +89,32 @@ class ChatTemplate:
                 learned.append((begin, end if following is None else following.end()))
         return Document(text, tuple(learned), ends_itself=True)
 
-    def _render(self, messages: list[dict[str, Any]], tools: Any, where: str) -> str:
+    def prompt(self, messages: list[dict[str, str]]) -> str:
+        """Render messages up to where the assistant's answer begins.
+
+        Raises:
+            UserError: the template rejects them.
+        """
+        return self._render(messages, None, "the chat", add_generation_prompt=True)
+
+    def turn_ends(self) -> set[int]:
+        """Return the tokens that end an assistant's turn: the template's, and the tokenizer's."""
+        mark = chr(0xE000)
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        after = self._render(turns, None, "the chat").partition(mark)[2]
+        found = self.end_of_turn.match(after)
+        ends = {self.tokenizer.eos_token_id}
+        if found is not None:
+            ends.add(self.tokenizer.convert_tokens_to_ids(found[0].strip()))
+        return {int(token) for token in ends if token is not None}
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: Any, where: str, **options: Any
+    ) -> str:
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, **options
+            )
         except Exception as error:  # a template can raise anything, on purpose or not
             reason = " ".join(str(error).split())
             raise UserError(

@@ -13,7 +13,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from launcher.checkpoint import Checkpoint, CheckpointFolder, DamagedCheckpoint
+from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.pretrained.adapters import write_adapter
 from launcher.checkpoint.pretrained.companions import (
     GENERATION_FILE,
@@ -31,6 +31,7 @@ from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.provenance import dtype_of_base, which_step
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import as_flags, fields_of, one_sentence
 from launcher.util.sizes import MOST_BYTES, parse_bytes
@@ -43,7 +44,6 @@ _FORMATS_OF: Mapping[str, tuple[str, ...]] = {
 }
 """Options and the formats that they apply to."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_STEP = b'{"kind": "step", '
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +57,9 @@ class ExportOptions:
     format: Literal["hf", "safetensors", "onnx", "tensorrt"] = "hf"
     """hf: a folder for transformers' from_pretrained. safetensors: weights under shardscale's
     names. onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """dtype of the exported weights; checkpoints are fp32."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """dtype of the exported weights. auto: hf and safetensors take that of the weights that the run
+    was fine-tuned from; otherwise fp32, as checkpoints are."""
     cache: bool = True
     """onnx, tensorrt: with a KV cache as inputs and outputs, for decoding token by token; without,
     the graph computes logits of whole sequences."""
@@ -153,6 +154,9 @@ def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:
 def _export(model: Stored | Merged, options: ExportOptions) -> str:
     checkpoint = model.checkpoint
     assert checkpoint is not None
+    if options.dtype == "auto":
+        of_base = "fp32" if options.format in GRAPH_FORMATS else dtype_of_base(checkpoint)
+        options = dataclasses.replace(options, dtype=of_base)
     with new_folder(options.out) as folder:
         if options.format in GRAPH_FORMATS:
             description = _write_graph(folder, model, checkpoint, options)
@@ -166,7 +170,7 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
     config = model.config
     count = config.trained_parameter_count if options.adapter else config.parameter_count
     return (
-        f"exported {checkpoint.path} to {options.out}: {_which_step(checkpoint)}; "
+        f"exported {checkpoint.path} to {options.out}: {which_step(checkpoint)}; "
         f"{count:,} parameters, {options.dtype}, {description}"
     )
 
@@ -267,33 +271,3 @@ def write_settings(
         written = {**family.write(config), **ends_of(generation), **stored_as}
         write_json(folder / HF_CONFIG, written)
     return f"tokenizer {tokenizer}" if tokenizer else "no tokenizer"
-
-
-def _which_step(checkpoint: Checkpoint) -> str:
-    """Describe a checkpoint's step, and whether it is the last of its run."""
-    step = checkpoint.step
-    of_all = checkpoint.extra.get("steps")
-    if of_all is None:
-        return f"step {step}"
-    description = f"step {step} of {of_all}"
-    newest = CheckpointFolder(checkpoint.path.parent).latest()
-    recorded = _last_recorded(checkpoint.path.absolute().parents[1])
-    if newest is not None and newest.name > checkpoint.path.name:
-        return f"{description}; a newer checkpoint exists, {newest.name}"
-    if recorded > step:
-        return f"{description}; the run went on to step {recorded}, which was not saved"
-    if step < of_all:
-        return f"{description}; the run is not complete"
-    return description
-
-
-def _last_recorded(run: Path) -> int:
-    """Return the last step in the run's records; 0 without records."""
-    last = b""
-    try:
-        with (run / "rank0.jsonl").open("rb") as file:
-            for line in file:
-                last = line if line.startswith(_STEP) and line.endswith(b"\n") else last
-        return int(json.loads(last)["step"]) if last else 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

@@ -12,6 +12,7 @@ import torch
 import tyro
 
 from launcher.checkpoint.pretrained.loading import (
+    Source,
     Vocabulary,
     build,
     chosen_device,
@@ -31,7 +32,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions:
-    """Continue a text. Streams to a terminal, writes JSON lines to a pipe."""
+    """Continue a text, or chat. Streams to a terminal, writes JSON lines to a pipe."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
     """A run folder (its newest checkpoint is used), one checkpoint, an export, a folder written by
@@ -41,6 +42,11 @@ class GenerateOptions:
     standard input is the prompt, its last newline included."""
     prompts: Path | None = None
     """A .jsonl file with a field `prompt` per line."""
+    chat: bool = False
+    """Answer as a chat model: lines of standard input are turns, or --prompt is the only one. The
+    tokenizer's chat template writes the prompt from all turns."""
+    system: str | None = None
+    """--chat: the system message."""
     max_tokens: int | None = None
     """New tokens per prompt at most (default: 256, or the rest of the model's context)."""
     temperature: float = 0.0
@@ -67,6 +73,10 @@ class GenerateOptions:
             raise UserError("--stop '' ends every text before it begins: give some text")
         if self.prompt is not None and self.prompts is not None:
             raise UserError(f"--prompt and --prompts {self.prompts} exclude each other: give one")
+        if self.chat and self.prompts is not None:
+            raise UserError(f"--chat answers turns, not --prompts {self.prompts}: leave one out")
+        if self.system is not None and not self.chat:
+            raise UserError(f"--system {self.system!r:.40} belongs to --chat: give it, too")
         chosen_device(self.device)
 
     @property
@@ -106,6 +116,9 @@ def generate(options: GenerateOptions) -> None:
     sampling = options.sampling
     with open_source(options.source) as source:
         known = vocabulary(source, options.tokenizer)
+        if options.chat:
+            converse(options, source, known)
+            return
         prompts = [
             tokenized(text, known, source.config, options.max_tokens) for text in texts(options)
         ]
@@ -122,6 +135,30 @@ def generate(options: GenerateOptions) -> None:
             show=start_stream(prompt.text, number) if live else lambda _: None,
         )
         print("" if live else as_json(prompt.text, completion), flush=True)
+
+
+def converse(options: GenerateOptions, source: Source, known: Vocabulary) -> None:
+    """Answer turn by turn.
+
+    Raises:
+        UserError: no chat template, or a turn that cannot be answered.
+    """
+    from launcher.tools.generate.chat import Chat, run_chat, template_of
+
+    template = template_of(source, options.tokenizer)
+    model = build(source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype])
+    chat = Chat(
+        model=model,
+        known=known,
+        template=template,
+        sampling=options.sampling,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        stops=options.stop,
+        context=source.config.context,
+        system=options.system,
+    )
+    run_chat(chat, options.prompt, write)
 
 
 def texts(options: GenerateOptions) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_tokenizers import CHATML, chat_tokenizer
 from corpora import open_text
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches
 from launcher.data.chat import ChatTemplate
@@ -22,12 +22,6 @@ from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[3]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>"]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-)
 # Trims, has a space before the end of a turn, and refuses what it does not know.
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content | trim }} [/INST]"
@@ -52,28 +46,6 @@ QUIET = (
 def turns(*contents: str, first: str = "user") -> list[dict[str, str]]:
     roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
     return [{"role": roles[n % 2], "content": text} for n, text in enumerate(contents)]
-
-
-def chat_tokenizer(folder: Path, template: str | None) -> Path:
-    """A small byte-level BPE as transformers saves it."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        ["What is the largest number that is the answer to a question?"] * 20,
-        trainers.BpeTrainer(
-            vocab_size=300,
-            special_tokens=SPECIAL,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return folder
 
 
 def write(path: Path, records: Sequence[Any]) -> Path:

@@ -313,6 +313,23 @@ def test_bare_weights_have_our_names(finished: Path, tmp_path: Path) -> None:
     assert all(torch.equal(rounded[name], stored[name].bfloat16()) for name in stored)
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_fine_tune_goes_out_in_the_dtype_of_its_base(key: str, tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "run"
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({key: "bfloat16"}))
+    engine = new_engine(ModelConfig(**SHAPE))
+    extra = {"config": {**SHAPE, "tokenizer": "byte", "init_from": str(base)}}
+    Checkpointer(folder / "checkpoints").save(0, engine, extra)
+    assert run("export", folder, "--out", tmp_path / "own") == 0
+    assert load_file(tmp_path / "own" / "model.safetensors")["transformer.wte.weight"].dtype == (
+        torch.bfloat16
+    )
+    (base / "config.json").unlink()
+    assert run("export", folder, "--out", tmp_path / "alone", "--format", "safetensors") == 0
+    assert load_file(tmp_path / "alone" / "model.safetensors")["wte.weight"].dtype == torch.float32
+
+
 def test_what_transformers_itself_has_saved_can_be_imported(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

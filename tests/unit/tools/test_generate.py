@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from chat_tokenizers import CHATML, chat_tokenizer
 
 from launcher.checkpoint import Checkpointer
-from launcher.checkpoint.pretrained.loading import Vocabulary
-from launcher.data.tokenizer import ByteEncoder, Encoder, train_bpe
+from launcher.checkpoint.pretrained.loading import Vocabulary, build, open_source, vocabulary
+from launcher.data.chat import ChatTemplate
+from launcher.data.tokenizer import ByteEncoder, Encoder, load_encoder, train_bpe
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
+from launcher.run.sampling import Sampling
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export, import_
 from launcher.tools.generate import generate_cli as cli
+from launcher.tools.generate.chat import Chat, template_of
 from launcher.tools.generate.decoding import Characters, StopStrings, complete
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.startup import interruptible
@@ -39,7 +43,12 @@ SMALL = ModelConfig(vocab_size=257, **SHAPE)
 
 
 def trained(
-    folder: Path, config: ModelConfig, tokenizer: str, encoder: Encoder, steps: int = 1
+    folder: Path,
+    config: ModelConfig,
+    tokenizer: str,
+    encoder: Encoder,
+    steps: int = 1,
+    text: str = TEXT,
 ) -> None:
     """A run with a checkpoint after its last step; after 80 it knows its text by heart."""
     torch.manual_seed(0)
@@ -51,7 +60,7 @@ def trained(
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, fused=True)
     engine = NativeEngine(module, optimizer, accumulation=1, clip=1.0, device=torch.device("cpu"))
     end = encoder.end_of_text
-    whole = torch.tensor([end, *map(int, encoder.encode([TEXT])[0]), end])
+    whole = torch.tensor([end, *map(int, encoder.encode([text])[0]), end])
     # From any place on, as a prompt may begin anywhere.
     starts = range(0, len(whole) - 1, 4)
     rows = torch.full((len(starts), len(whole)), -100)
@@ -220,6 +229,81 @@ def test_an_interrupt_ends_it_without_a_traceback(
     assert capsys.readouterr().out == "\n"
 
 
+ANSWERS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CONVERSATION = [
+    {"role": "user", "content": "is it a question?"},
+    {"role": "assistant", "content": "the answer."},
+    {"role": "user", "content": "what is the number?"},
+    {"role": "assistant", "content": "a larger one."},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Knows a conversation by heart."""
+    pytest.importorskip("transformers")
+    folder = chat_tokenizer(tmp_path_factory.mktemp("chat"), CHATML + ANSWERS)
+    template = ChatTemplate.of(f"hf:{folder}", "chats")
+    text = template.document({"messages": CONVERSATION}, "here").text
+    tokenizer = str(folder / "tokenizer.json")
+    config = ModelConfig(vocab_size=300, **{**SHAPE, "context": 96})
+    trained(folder, config, tokenizer, load_encoder(tokenizer), steps=80, text=text)
+    return folder
+
+
+def test_a_chat_answers_from_all_turns(
+    chat_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [turn["content"] for turn in CONVERSATION[::2]]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{asked[0]}\n\n{asked[1]}\n"))
+    assert cli.main([str(chat_run), "--chat"]) == 0
+    assert capsys.readouterr().out == "the answer.\na larger one.\n"
+    assert cli.main([str(chat_run), "--chat", "--prompt", asked[0]]) == 0
+    assert capsys.readouterr().out == "the answer.\n"
+
+
+def test_a_chat_on_a_terminal_streams_and_ends_by_ctrl_c(chat_run: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "launcher", "generate", str(chat_run), "--chat"]
+    chat = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=subprocess.DEVNULL)
+    shown = b""
+    for wanted, typed in ((b"> ", b"is it a question?\n"), (b"the answer.\r\n> ", b"")):
+        while not shown.endswith(wanted):
+            shown += os.read(leader, 1000)
+        os.write(leader, typed)
+    chat.send_signal(signal.SIGINT)
+    assert chat.wait(timeout=60) == ExitCode.INTERRUPTED
+    os.close(follower)
+    os.close(leader)
+
+
+def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Path) -> None:
+    with open_source(chat_run) as source:
+        known = vocabulary(source, None)
+        model = build(source, device=torch.device("cpu"), dtype=torch.float32)
+        template = template_of(source, None)
+    chat = Chat(
+        model=model,
+        known=known,
+        template=template,
+        sampling=Sampling(),
+        seed=0,
+        max_tokens=4,
+        stops=(),
+        context=SHAPE["context"] * 2,
+        system="is it?",
+    )
+    for number in range(4):
+        chat.answer(f"question {number}?", lambda _: None)
+    text = known.encoder.decode_all(chat._tokens())
+    assert text.startswith("<|im_start|>system\nis it?<|im_end|><|im_start|>user\nquestion ")
+    assert "question 0?" not in text
+    assert "question 3?" in text
+    with pytest.raises(UserError, match=r"this turn has .* tokens, and the model's context is 96"):
+        chat.answer("question " * 100, lambda _: None)
+    assert chat.answer("a?", lambda _: None).tokens <= 4  # goes on afterwards
+
+
 def test_a_terminal_gets_nothing_that_it_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
     cli.write("\x1b[31mé\r\t中\n")
     assert capsys.readouterr().out == "�[31mé�\t中\n"
@@ -310,6 +394,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("--tokenizer bpe", "give the tokenizer.json"),
         ("--dtype int8", "int8"),
         ("--wat", "--wat"),
+        ("--chat", "has no chat template"),
+        ("--chat --prompts p.jsonl", "exclude each other"),
+        ("--system Brief.", "--system 'Brief.' belongs to --chat"),
     ],
 )
 def test_a_bad_option_is_one_sentence(

@@ -1,0 +1,58 @@
+"""What a checkpoint says of the run that wrote it: its step, and the weights it began with."""
+
+import json
+from pathlib import Path
+from typing import Final, Literal
+
+from launcher.checkpoint import Checkpoint, CheckpointFolder
+from launcher.config.init_from import HF_CONFIG
+from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+_DTYPES: Final[dict[str, Dtype]] = {"bfloat16": "bf16", "float16": "fp16"}
+_STEP = b'{"kind": "step", '
+
+
+def dtype_of_base(checkpoint: Checkpoint) -> Dtype:
+    """Return the dtype of the transformers folder that a run was fine-tuned from, or fp32."""
+    folder = checkpoint.extra.get("config", {}).get("init_from")
+    path = None if folder is None else Path(folder) / HF_CONFIG
+    if path is None or not path.is_file():
+        return "fp32"
+    try:
+        config = read_json(path)
+    except UserError:  # no longer the file that the run read
+        return "fp32"
+    # transformers 5 writes dtype, earlier versions torch_dtype.
+    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
+
+
+def which_step(checkpoint: Checkpoint) -> str:
+    """Describe a checkpoint's step, and whether it is the last of its run."""
+    step = checkpoint.step
+    of_all = checkpoint.extra.get("steps")
+    if of_all is None:
+        return f"step {step}"
+    description = f"step {step} of {of_all}"
+    newest = CheckpointFolder(checkpoint.path.parent).latest()
+    recorded = _last_recorded(checkpoint.path.absolute().parents[1])
+    if newest is not None and newest.name > checkpoint.path.name:
+        return f"{description}; a newer checkpoint exists, {newest.name}"
+    if recorded > step:
+        return f"{description}; the run went on to step {recorded}, which was not saved"
+    if step < of_all:
+        return f"{description}; the run is not complete"
+    return description
+
+
+def _last_recorded(run: Path) -> int:
+    """Return the last step in the run's records; 0 without records."""
+    last = b""
+    try:
+        with (run / "rank0.jsonl").open("rb") as file:
+            for line in file:
+                last = line if line.startswith(_STEP) and line.endswith(b"\n") else last
+        return int(json.loads(last)["step"]) if last else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
