@@ -20,7 +20,7 @@ from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
 from launcher.forecast.cluster import GPUS_PER_NODE, KNOWN, Cluster, find_cluster
-from launcher.forecast.evaluation import Search
+from launcher.forecast.evaluation import Progress, Search
 from launcher.forecast.plan_records import as_records, failed_records, write_page
 from launcher.forecast.search import GOALS, SearchResult, plan
 from launcher.forecast.table import (
@@ -47,24 +47,40 @@ _LINE_EVERY_S: Final = 15.0
 def main(argv: Sequence[str]) -> int:
     """Plan, print and write what was asked for; returns an exit code of `ExitCode`."""
     options, training = parse_options(argv)
-    cluster, notes = find_cluster(options)
-    config = with_weights(parse_run_config(training, cluster.world_size), options)
-    fixed, silent = given_fields(training, config), options.quiet or str(options.json) == "-"
-    if not fixed & {"strategy", "zero"}:
-        missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
-        notes += [f"left out: {reason}" for reason in missing if reason]
     with contextlib.closing(ProgressLine()) as line:
-        progress = _silence if silent else line
-        evaluate_all = options.all or options.json is not None or options.page is not None
-        search = Search(cluster=cluster, goal=options.goal, evaluate_all=evaluate_all)
+        silent = options.quiet or str(options.json) == "-"
         try:
-            found = plan(config, fixed, search, progress=progress)
+            found, cluster, notes = answer(options, training, _silence if silent else line)
         except Failure as error:
             print(f"shardscale: {error}", file=sys.stderr)
             return ExitCode.FAILED
     show(found, options, training, cluster, notes)
     fits = found.best_first[0].verdict != "does not fit"
     return ExitCode.DONE if fits else ExitCode.NOTHING_FITS
+
+
+def _silence(done: int, total: int) -> None:
+    pass
+
+
+def answer(
+    options: argparse.Namespace, training: Sequence[str], progress: Progress = _silence
+) -> tuple[SearchResult, Cluster, list[str]]:
+    """Return the ranked candidates, the machines, and notes on what was assumed.
+
+    Raises:
+        UserError: a value is invalid, or no candidate is.
+        Failure: none could be evaluated.
+    """
+    cluster, notes = find_cluster(options)
+    config = with_weights(parse_run_config(training, cluster.world_size), options)
+    fixed = given_fields(training, config)
+    if not fixed & {"strategy", "zero"}:
+        missing = [missing_library(strategy) for strategy in STRATEGIES.values()]
+        notes += [f"left out: {reason}" for reason in missing if reason]
+    evaluate_all = options.all or options.json is not None or options.page is not None
+    search = Search(cluster=cluster, goal=options.goal, evaluate_all=evaluate_all)
+    return plan(config, fixed, search, progress=progress), cluster, notes
 
 
 def _parser() -> OptionParser:
@@ -161,10 +177,6 @@ def _computes(shape: Sequence[str]) -> Mapping[str, Any]:
     return parse_run_config(shape).model.build().computes()
 
 
-def _silence(done: int, total: int) -> None:
-    pass
-
-
 class ProgressLine:
     """Candidates done and estimated time left: one line rewritten on a terminal, few lines in a
     log. On stderr, so that the plan itself can be piped."""
@@ -202,9 +214,7 @@ def show(
 ) -> None:
     """Print the table and the command, and write what was asked for."""
     found, best = result.best_first, result.best_first[0]
-    weights = best.run.config.model.init_from
-    typed = training if weights is None else training[len(options.shape) :]
-    command = command_of(best, typed, cluster)
+    command = best_command(result, options, training, cluster)
     records = [*as_records(found, cluster), *failed_records(result.failed)]
     text = json.dumps(records, indent=2) + "\n"
     to_screen = str(options.json) == "-"
@@ -229,11 +239,20 @@ def show(
             say(line)
         if best.verdict != "does not fit":
             print(f"\n  {command}")
-            if weights == MODEL_FOLDER:
+            if best.run.config.model.init_from == MODEL_FOLDER:
                 label = best.run.config.model.label
                 say(f"\n{MODEL_FOLDER}: the folder with the weights of {label}")
     if options.apply is not None and not applied:
         print(f"shardscale: --apply {options.apply}: nothing fits: not written", file=sys.stderr)
+
+
+def best_command(
+    result: SearchResult, options: argparse.Namespace, training: Sequence[str], cluster: Cluster
+) -> str:
+    """Compose the command of the best candidate; a folder of weights says the model's shape."""
+    best = result.best_first[0]
+    shaped = best.run.config.model.init_from is not None
+    return command_of(best, training[len(options.shape) :] if shaped else training, cluster)
 
 
 def command_of(best: Assessment, training: Sequence[str], cluster: Cluster) -> str:

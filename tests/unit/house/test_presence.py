@@ -25,7 +25,7 @@ WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-is
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """What a wheel is made of, at times that are not the checkout's."""
-    for name in ("launcher", "model", "ds_configs", "slurm"):
+    for name in ("launcher", "shardscale", "model", "ds_configs", "slurm"):
         shutil.copytree(
             ROOT / name,
             tmp_path / "tree" / name,
@@ -60,6 +60,7 @@ def test_a_wheel_is_complete_and_the_same_bytes_each_time(tree: Path, tmp_path: 
     names = wheel.namelist()
     for carried in ("model/attention/flex.py", "tools/submit/scripts/train.sbatch", "py.typed"):
         assert f"launcher/{carried}" in names
+    assert {"shardscale/planning.py", "shardscale/py.typed"} <= set(names)
     assert "launcher/strategies/zero/ds_configs/zero2.json" in names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {
         "launcher",

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from shardscale_observer.errors import place_in_program
@@ -22,16 +23,22 @@ from shardscale_observer.values import Values
 
 def install(torch: Any, settings: dict[str, Any]) -> None:
     """Install all hooks for this process, and for those that it forks."""
+    guarded(attach(torch, settings).hook_end)()
+
+
+def attach(torch: Any, settings: dict[str, Any]) -> Observer:
+    """Install the hooks that can be removed again, and return what removes them."""
     peaks = Peaks(torch) if hasattr(torch._C, "_cuda_memoryStats") else None
     observer = Observer(torch, settings, peaks)
     for hook in (
         *(observer.hook_modules, observer.hook_backward, observer.hook_optimizers),
-        *(observer.hook_saves_and_data, observer.hook_end),
+        observer.hook_saves_and_data,
     ):
         guarded(hook)()
     if peaks is not None:
         torch.cuda._lazy_call(guarded(observer.cuda_begins))
     os.register_at_fork(after_in_child=observer.forked)
+    return observer
 
 
 class Observer:
@@ -42,6 +49,19 @@ class Observer:
         self.settings = settings
         self.peaks = peaks
         self.session = Session(torch, settings, peaks)
+        self._removals: list[Callable[[], object]] = []
+
+    def remove(self) -> None:
+        """Take the hooks away; CUDA's, which are for good, do nothing once the session is over."""
+        while self._removals:
+            self._removals.pop()()
+        if self.session.file is not None:
+            self.session.file.close()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        self._removals.append(lambda: setattr(owner, name, before))
 
     def forked(self) -> None:
         """Begin anew in a forked process: it may become a rank, or load data."""
@@ -96,8 +116,8 @@ class Observer:
         # torch.compile(module) warns of global hooks; ours do nothing where it traces.
         warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are")
         hooks = self.torch.nn.modules.module
-        hooks.register_module_forward_pre_hook(before)
-        hooks.register_module_forward_hook(after, always_call=True)
+        self._removals.append(hooks.register_module_forward_pre_hook(before).remove)
+        self._removals.append(hooks.register_module_forward_hook(after, always_call=True).remove)
 
     def hook_backward(self) -> None:
         """Follow every way into autograd's engine."""
@@ -124,7 +144,7 @@ class Observer:
                 if began:
                     ends()
 
-        autograd._engine_run_backward = run_backward
+        self._replace(autograd, "_engine_run_backward", run_backward)
 
     def hook_optimizers(self) -> None:
         """Follow the step of every optimizer."""
@@ -147,16 +167,18 @@ class Observer:
                 ends()
 
         optimizers = importlib.import_module("torch.optim.optimizer")
-        optimizers.register_optimizer_step_pre_hook(before)
-        optimizers.register_optimizer_step_post_hook(after)
+        self._removals.append(optimizers.register_optimizer_step_pre_hook(before).remove)
+        self._removals.append(optimizers.register_optimizer_step_post_hook(after).remove)
 
     def hook_saves_and_data(self) -> None:
         """Follow torch.save, and the waits for batches of torch's own loader."""
         torch = self.torch
-        torch.save = torch.serialization.save = self._within("checkpoint", torch.save)
+        save = self._within("checkpoint", torch.save)
+        self._replace(torch, "save", save)
+        self._replace(torch.serialization, "save", save)
         loader: Any = importlib.import_module("torch.utils.data.dataloader")
         iterator = loader._BaseDataLoaderIter
-        iterator.__next__ = self._within("data", iterator.__next__)
+        self._replace(iterator, "__next__", self._within("data", iterator.__next__))
 
     def _within(self, phase: str, function: Any) -> Any:
         @guarded
@@ -181,6 +203,8 @@ class Observer:
 
     def cuda_begins(self) -> None:
         """CUDA has just been initialised by the program."""
+        if self.session.closed:
+            return
         device = self.torch.cuda.current_device()
         if self.session.rehearses and self.peaks is not None:
             wanted = bool(self.settings.get("snapshot"))

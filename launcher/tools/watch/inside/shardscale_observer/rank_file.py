@@ -36,6 +36,10 @@ class RankFile:
         values = {"kind": kind, **{name: _finite(value) for name, value in fields.items()}}
         os.write(self._file, (json.dumps(values) + "\n").encode())
 
+    def close(self) -> None:
+        """Close the file; nothing may be added afterwards."""
+        os.close(self._file)
+
     def begin(self, *, folder: str, world_size: int, **described: Any) -> None:
         """Write the record that describes the run; fields that cannot be observed are null."""
         unknown = ("matmul_parameters", "flops_per_token", "accumulation", "global_batch", "steps")

@@ -97,6 +97,8 @@ class Session(Recorder):
 
     def out_of_memory(self, **detail: Any) -> None:
         """The device has no memory for a request; the program may yet go on."""
+        if self.closed:
+            return
         self.open(None, (), {})
         owners = self.owners()
         if self.recording:
