@@ -14,6 +14,10 @@ ALL_VERBS = {
         "predict what fits, how close and how fast, without a GPU",
     ),
     "train": ("launcher.train", "train in this process: one GPU, or the CPU"),
+    "recipe": (
+        "launcher.tools.recipe.recipe_cli",
+        "list or print files of --config to begin with",
+    ),
     "run": ("launcher.torchrun", "start ranks: takes torchrun's own arguments"),
     "sweep": (
         "launcher.compare.sweep.sweep_cli",

@@ -57,7 +57,8 @@ def _first_screen() -> Iterator[str]:
     yield "  --help FLAG              one flag in full, as in --help micro-batch"
     yield ""
     yield "--config FILE.yaml reads the same names from a file; flags win over it."
-    yield "shardscale plan, with the same flags, predicts what fits."
+    yield "shardscale plan, with the same flags, predicts what fits; shardscale recipe"
+    yield "lists files to begin with."
 
 
 def _group(group: str) -> Iterator[str]:

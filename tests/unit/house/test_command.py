@@ -26,7 +26,7 @@ COMMANDS = {
     "torchrun": [sys.executable, "-m", "launcher.torchrun", "-m", "launcher.train", *TRAIN],
 }
 """What each does is of no importance: it imports for seconds."""
-QUICK = {"rehearse", "snapshot", "watch", "completion", "run", "site", "submit"}
+QUICK = {"rehearse", "snapshot", "watch", "completion", "recipe", "run", "site", "submit"}
 
 
 @pytest.fixture(autouse=True)

@@ -95,7 +95,7 @@ OUTPUTS = {
 }
 ELSEWHERE = {
     *("train", "run", "submit"),  # test_bad_input and test_submit hold their --out
-    *("generate", "doctor", "completion"),  # write to the screen alone
+    *("generate", "doctor", "completion", "recipe"),  # write to the screen alone
     *("watch", "rehearse"),  # test_watch holds their --out
 }
 
