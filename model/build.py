@@ -23,11 +23,11 @@ def new_decoder(config: ModelConfig) -> nn.Module:
 
 def prepare(config: ModelConfig) -> None:
     """Make what decoders of a config share, before modes of the caller change how modules are
-    built: zero.Init would shard it."""
+    built: zero.Init would shard it, fake tensors would have no values."""
     if isinstance(config, ForeignConfig):
-        from launcher.model.foreign.decoder import skeleton
+        from launcher.model.foreign.decoder import head_function
 
-        skeleton(config.document, config.attention)
+        head_function(config.document, config.attention)
 
 
 def initial_value(

@@ -10,7 +10,6 @@ from launcher.config.deepspeed_file import adopted_fields
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.config.transformers_config import require_own
 from launcher.forecast.budget import within_budget
 from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
@@ -240,5 +239,4 @@ def run_of(
         device_type=device_type,
         elsewhere=elsewhere,
     )
-    require_own(run.model, "the plan")
     return within_budget(run, world_size=world_size)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.config.resolve import Resolved
-from launcher.config.transformers_config import require_own
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
@@ -94,7 +93,6 @@ def predict(
     Raises:
         UserError: the strategy's library is another version than the one that is followed.
     """
-    require_own(resolved.model, "the plan")
     strategy = strategy_of(resolved.config)
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)

@@ -157,13 +157,16 @@ def _ledger(record: dict[str, Any]) -> Ledger:
     return Ledger(**others, device=device, host=host, disk=disk)
 
 
+_LIBRARIES = ("torch", "deepspeed", "torchao", "transformers")
+
+
 @cache
 def _code_version() -> str:
     """Hash of the package's sources and the versions it runs on."""
     package = Path(__file__).resolve().parents[1]
     folders = {package, (package / "model").resolve()}  # the latter may be a link
     files = {path.resolve() for folder in folders for path in folder.rglob("*.py")}
-    libraries = [f"{name} {version_of(name)}" for name in ("torch", "deepspeed", "torchao")]
+    libraries = [f"{name} {version_of(name)}" for name in _LIBRARIES]
     texts = (path.read_text(encoding="utf-8") for path in sorted(files))
     return _digest([*libraries, torch.__version__, platform.python_version(), *texts])
 

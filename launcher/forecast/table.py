@@ -13,6 +13,7 @@ from launcher.forecast.evaluation import Failed
 from launcher.forecast.order import ties
 from launcher.forecast.search import SearchResult
 from launcher.forecast.timing import StepTime
+from launcher.model.foreign.config import ForeignConfig
 from launcher.parallel.mesh import across_nodes
 from launcher.util.flags import flag
 from launcher.util.sizes import gib
@@ -31,6 +32,12 @@ def opening_lines(shown: Sequence[Assessment], cluster: Cluster, notes: Sequence
         f"{run.seq_len} tokens, on {cluster.world_size} x "
         f"{gib(cluster.memory_bytes)} ({machine.source})",
     ]
+    lines += run.decoder_lines()
+    if isinstance(run.model, ForeignConfig):
+        lines.append(
+            "its bytes are traced with the operators of a CPU, where they are those of a run; they "
+            "have not been compared with a GPU"
+        )
     lines += notes
     lines += across_nodes(run.config.sharding, cluster.ranks_per_node)
     if cluster.fixed_bytes:

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from launcher.model.build import new_decoder
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.gpt import GPT
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -32,15 +34,29 @@ class _WithoutValues(TorchFunctionMode):
 def shapes_of_one_block(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every parameter of the model with a single block, tied ones once, in the
     order of `named_parameters`."""
-    with torch.device("meta"), _WithoutValues():
-        one = GPT(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
+    one = _on_meta(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
     return [(name, tuple(p.shape)) for name, p in one.named_parameters()]
 
 
 def foreign_shapes(model: ForeignConfig) -> list[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every parameter of a decoder of transformers, likewise."""
-    from launcher.model.foreign.decoder import ForeignDecoder
+    return [(name, tuple(p.shape)) for name, p in _on_meta(model).named_parameters()]
 
-    with torch.device("meta"):
-        whole = ForeignDecoder(model)
-    return [(name, tuple(p.shape)) for name, p in whole.named_parameters()]
+
+@cache
+def tied_modules(model: ModelConfig) -> dict[str, str]:
+    """Module that computes with a parameter of another one -> that one: the head, if it is tied."""
+    if not isinstance(model, ForeignConfig):
+        model = dataclasses.replace(model, layers=1, activation_checkpointing="none")
+    first: dict[nn.Parameter, str] = {}
+    found = {}
+    for name, parameter in _on_meta(model).named_parameters(remove_duplicate=False):
+        module = name.rpartition(".")[0]
+        if (owner := first.setdefault(parameter, module)) != module:
+            found[module] = owner
+    return found
+
+
+def _on_meta(model: ModelConfig) -> nn.Module:
+    with torch.device("meta"), _WithoutValues():
+        return new_decoder(model)

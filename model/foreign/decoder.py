@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.foreign.head import ForeignHead, logit_function
+from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.parts import parts_of
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
@@ -36,8 +36,11 @@ class ForeignDecoder(nn.Module):
         whole = skeleton(config.document, config.attention)
         for name, buffer in whole.named_buffers():
             owner, _, own_name = name.rpartition(".")
-            self.causal.get_submodule(owner)._buffers[own_name] = buffer.clone()
-        linear, function = self.causal.get_output_embeddings(), logit_function(whole)
+            self.causal.get_submodule(owner)._buffers[own_name] = buffer  # a constant
+        linear, function = (
+            self.causal.get_output_embeddings(),
+            head_function(config.document, config.attention),
+        )
         head = ForeignHead(linear, function, chunk_rows=config.loss_chunk)
         self.causal.set_output_embeddings(head)
         words = config.checkpointing.blocks(config.layers)
@@ -127,6 +130,12 @@ def skeleton(document: str, attention: str) -> Any:
             return new_causal(document, attention)
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+@lru_cache(maxsize=4)
+def head_function(document: str, attention: str) -> LogitFunction:
+    """What the model does to the products of its head."""
+    return logit_function(skeleton(document, attention))
 
 
 _drawn: dict[tuple[str, int, str, str], dict[str, Tensor]] = {}

@@ -11,8 +11,7 @@ from torch import nn
 
 from launcher.model.config import AttentionKind
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.foreign.decoder import ROUTER, skeleton
-from launcher.model.foreign.head import logit_function
+from launcher.model.foreign.decoder import ROUTER, head_function, skeleton
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
@@ -45,7 +44,7 @@ def foreign_config(
     try:
         causal = skeleton(text, attention)
         blocks = parts_of(causal).blocks
-        logit_function(causal)
+        head_function(text, attention)
     except Exception as error:  # a config that its class does not take raises anything
         raise UserError(
             f"transformers cannot build this {document['model_type']}: {error}"

@@ -75,5 +75,11 @@ CASES: Final = (
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
 )
+MEASURED: Final = tuple(
+    case
+    for case in CASES
+    if case.architecture in ("falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
+)
+"""Whose bytes are measured, too."""
 SAVED, LOADED = _case("gemma2", _FSDP), _case("gemma2", _zero(3))
 """A checkpoint of the first continues under the second."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from foreign_cases import BASE, CASES, LOADED, SAVED, STEPS, Case
+from foreign_cases import BASE, CASES, LOADED, MEASURED, SAVED, STEPS, Case
 from rank_loop import rank_of_group, release, report, steps
 from tiny_architectures import ARCHITECTURES
 
@@ -26,9 +26,12 @@ from launcher.checkpoint import Checkpointer
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, GlobalBatches, open_corpus
+from launcher.forecast.predict import predict
+from launcher.measure.memory import TracedMemory
 from launcher.model.build import initial_value
 from launcher.optim.entry import parameter_groups
 from launcher.parallel.world import World
+from launcher.strategies.engine import train_step
 from launcher.strategies.parameters import parameter_shapes
 from launcher.train import build_engine, to_device
 
@@ -55,6 +58,8 @@ def main() -> None:
         ]
         report(".", world, work, every_rank=True)
         report(".", world, [({"name": c.name}, partial(train, c, world)) for c in cases])
+        counted = [case for case in MEASURED if case.name in names]
+        report(".", world, [({"counted": c.name}, partial(count, c, world)) for c in counted])
         report(".", world, [({"resumed": True}, partial(resume, world))])
 
 
@@ -78,6 +83,26 @@ def train(case: Case, world: World) -> dict[str, Any]:
     losses, norms = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
     release(engine)
     return {"losses": losses, "norms": norms}
+
+
+def count(case: Case, world: World) -> dict[str, Any]:
+    """The highest live bytes of two steps, predicted and measured."""
+    resolved, _ = run_of(case, world)
+    memory = TracedMemory(world.device)
+    with memory.trace:
+        engine = build_engine(resolved, world)
+        memory.watch(engine)
+        for step, period in ((1, "first_step"), (2, "steady")):
+            memory.period(period)
+            memory.begin_step(step)
+            tokens = [torch.zeros(2, resolved.seq_len, dtype=torch.int64) for _ in range(2)]
+            batch = [(tokens[0], tokens[1]) for _ in range(resolved.accumulation)]
+            train_step(engine, batch, 1e-3, phase=memory.phase)
+            memory.end_step(step)
+    release(engine)
+    prediction = predict(resolved, world_size=world.size, device_type="cpu", rank=world.rank)
+    trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
+    return {"measured": max(memory.peaks().values()), "predicted": max(trained)}
 
 
 def resume(world: World) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
 
 import pytest
-from foreign_cases import CASES, LOADED, SAVED, Case
+from foreign_cases import CASES, LOADED, MEASURED, SAVED, Case
 from harness import HERE, Results, selected, torchrun, write_text
 
 ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
@@ -30,6 +30,12 @@ def test_sharded_like_a_plain_loop(case: Case, results: Results) -> None:
 def test_one_process_like_a_plain_loop(architecture: str, results: Results) -> None:
     plain = results.get(plain=architecture, accumulation=1)["losses"]
     assert results.get(single=architecture)["losses"] == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_its_bytes_are_predicted(case: Case, results: Results) -> None:
+    counted = results.get(counted=case.name)
+    assert counted["predicted"] == pytest.approx(counted["measured"], rel=0.01)
 
 
 def test_it_goes_on_under_another_strategy(results: Results) -> None:

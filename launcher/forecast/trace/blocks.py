@@ -34,6 +34,7 @@ from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import block_of, in_block
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.util.sizes import page_locked_bytes
@@ -102,6 +103,8 @@ def pass_work(
 
 def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int]]:
     """A model of representative blocks, and for each block the one that represents it."""
+    if isinstance(model, ForeignConfig):  # its blocks may differ
+        return model, [*range(model.layers)]
     words = model.checkpointing.blocks(model.layers)
     traced, representatives = _representative_blocks(_kinds(words, model))
     spelling = spelled([words[n] for n in traced])

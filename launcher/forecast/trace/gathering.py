@@ -19,22 +19,28 @@ Mark = Callable[[str, bool, bool], None]
 
 
 class _Linear(torch.autograd.Function):
-    """LinearFunctionForZeroStage3, for the two-dimensional inputs and biases that GPT has."""
+    """LinearFunctionForZeroStage3, for inputs of at least two dimensions."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        if bias is not None:
+        if bias is not None and x.dim() == 2:
             return torch.addmm(bias, x, weight.t())
-        return x.matmul(weight.t())
+        out = x.matmul(weight.t())
+        if bias is not None:
+            out += bias
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
         of_x, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]
         grad_x = grad.matmul(weight) if of_x else None
+        grad_bias = grad.sum([*range(grad.dim() - 1)]) if of_bias else None
+        if grad.dim() > 2:
+            grad, x = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         grad_weight = grad.t().matmul(x) if of_weight else None
-        return grad_x, grad_weight, grad.sum(0) if of_bias else None
+        return grad_x, grad_weight, grad_bias
 
 
 class _Passing(torch.autograd.Function):
@@ -60,9 +66,17 @@ def mark_modules(root: nn.Module, mark: Mark) -> None:
 def _mark_module(name: str, module: nn.Module, mark: Mark) -> None:
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         mark(name, True, True)
-        return tuple(_follow(value, lambda: mark(name, False, False)) for value in inputs)
+        missing = sum(isinstance(each, Tensor) and each.requires_grad for each in inputs)
 
-    def after(module: nn.Module, inputs: Any, output: Tensor) -> Any:
+        def passing() -> None:  # with the last of its inputs' gradients it is left
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                mark(name, False, False)
+
+        return tuple(_follow(each, passing) for each in inputs)
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> Any:
         mark(name, False, True)
         return _follow(output, lambda: mark(name, True, False))
 
@@ -71,9 +85,13 @@ def _mark_module(name: str, module: nn.Module, mark: Mark) -> None:
 
 
 def _follow(value: Any, passing: Callable[[], None]) -> Any:
-    if not isinstance(value, Tensor):
+    if isinstance(value, tuple | list):
+        return type(value)(_follow(each, passing) for each in value)
+    if isinstance(value, dict):  # an output of transformers, among others
+        for name in value:
+            value[name] = _follow(value[name], passing)
         return value
-    return _Passing.apply(value, passing)
+    return _Passing.apply(value, passing) if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from launcher.forecast.trace.template import (
 from launcher.forecast.trace.work import Work
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import ModelParallelRank
 
@@ -52,6 +53,7 @@ def trace_of(
     copies = rank.context is not None or not fuses_scores(model)
     in_proportion = (
         compute.device_type == "cuda"
+        and not isinstance(model, ForeignConfig)  # whose dimensions have no names
         and not (micro_batch == 1 and copies)
         and _grows_in_proportion(model, seq_len, rank)
     )
@@ -89,7 +91,7 @@ def work_of(
     """
     casts_compiled = compute.fp8 and compute.compiled
     compute = replace(compute, resident_threads=0, compiled=False, casts_compiled=casts_compiled)
-    if not _grows_in_proportion(model, seq_len, rank):
+    if isinstance(model, ForeignConfig) or not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
     record = partial(_template, model, compute, seq_len, rank, chunked=chunked)

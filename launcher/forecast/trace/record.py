@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from launcher.forecast.trace.compiled import compiled
 from launcher.forecast.trace.counting import WorkCounter, counting
@@ -23,11 +23,14 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
+from launcher.forecast.trace.foreign import as_with_values
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
 from launcher.measure.live_trace import LiveStorage, LiveTrace
+from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
@@ -185,8 +188,8 @@ def record_trace(
     on_cpu = compute.device_type == "cpu"
     model_parallel = ModelParallel.predicted(rank, device_type=compute.device_type)
     kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
-    with FakeTensorMode(), kernels as traced:
-        module = _fake_decoder(model_parallel, traced, compute)
+    with FakeTensorMode() as fake, kernels as traced:
+        module = _fake_decoder(model_parallel, traced, compute, fake)
         _follow(module, recorder)  # a segment begins behind what a module says of its end
         if compute.stage3:
             mark_modules(module, recorder.module)
@@ -195,6 +198,7 @@ def record_trace(
         count = 3 if masks else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
         with contextlib.ExitStack() as around:
+            around.enter_context(as_with_values(model, compute.params_dtype))
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts
@@ -207,7 +211,7 @@ def record_trace(
             around.enter_context(few_repeats(recorder.work, passed_rows))
             around.enter_context(counting(recorder.work))
             around.enter_context(recorder)
-            recorder.know([*module.parameters(), *inputs])
+            recorder.know([*module.parameters(), *module.buffers(), *inputs])
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
                 loss = module(*inputs)
             recorder.enter(Place("head_backward"))
@@ -220,8 +224,14 @@ def record_trace(
     )
 
 
-def _fake_decoder(model_parallel: ModelParallel, model: ModelConfig, compute: Compute) -> nn.Module:
-    with torch.device("meta"):
+def _fake_decoder(
+    model_parallel: ModelParallel, model: ModelConfig, compute: Compute, fake: FakeTensorMode
+) -> nn.Module:
+    # Constructors of transformers make tensors of numbers, which fake ones cannot be moved from.
+    foreign = isinstance(model, ForeignConfig)
+    modes = unset_fake_temporarily() if foreign else contextlib.nullcontext()
+    with modes, torch.device("meta"):
+        prepare(model)
         module = model_parallel.decoder(model)
     materialize_whole(
         module,
@@ -230,6 +240,9 @@ def _fake_decoder(model_parallel: ModelParallel, model: ModelConfig, compute: Co
         dtype=compute.params_dtype,
         frozen_dtype=compute.frozen_dtype,
     )
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            owner._buffers[name] = None if buffer is None else fake.from_tensor(buffer)
     return module
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.plan_cli import main as plan
 from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
@@ -155,6 +156,16 @@ def test_a_router_loss_is_added_in_training_only() -> None:
     pair = tokens[:, :-1], tokens[:, 1:]
     added = ours(*pair).item() - ours.eval()(*pair).item()
     assert 0.02 * 2 * 0.9 < added < 0.02 * 4  # two experts of four: 2 where they are in balance
+
+
+def test_a_plan_needs_the_config_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "mixtral")
+    flags = "--gpus 2 --gpu-memory 24GiB --strategy fsdp --micro-batch 2 --global-batch 4"
+    more = "--precision bf16 --activation-checkpointing full --seq-len 32"
+    assert plan([*f"--model {path} {flags} {more}".split()]) == 0
+    printed = capsys.readouterr().out
+    assert "decoder: transformers' MixtralForCausalLM; router loss x 0.02" in printed
+    assert f"-m launcher.train --model {path}" in printed
 
 
 def test_our_own_decoder_computes_the_families_it_has(tmp_path: Path) -> None:

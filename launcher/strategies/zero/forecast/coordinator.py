@@ -14,6 +14,7 @@ from typing import Any
 from launcher.forecast.timeline import Timeline
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import Rank
+from launcher.strategies.shapes import tied_modules
 
 
 @dataclass(slots=True)
@@ -46,8 +47,8 @@ class Coordinator:
         self._of_module: defaultdict[str, list[Parameter]] = defaultdict(list)
         for p in parameters:
             self._of_module[p.name.rpartition(".")[0]].append(p)
-        if rank.resolved.model.tied:
-            self._of_module["head"] = self._of_module["wte"]
+        for module, owner in tied_modules(rank.resolved.model).items():
+            self._of_module[module] = self._of_module[owner]
         self._order: list[str] = []  # of entered modules
         self._recorded = False
         self._available: set[str] = set()
