@@ -110,6 +110,8 @@ class MicroBatches:
     def best(self, *, largest: bool) -> Assessment:
         """Evaluate the fastest micro-batch that fits, the `largest` one, or else the smallest."""
         runs = self._choice.runs
+        if self._expected in (0, 1) and _exceeds_at_any_size(self.at(0)):
+            return self.at(0)
         running = self.with_verdict(("fits", "tight"))
         if not running:
             return self._with_allocator(self.at(0))
@@ -260,6 +262,14 @@ class MicroBatches:
             used_bytes=used,
             with_room_bytes=use.peak_reserved_bytes + self._cluster.fixed_bytes,
         )
+
+
+def _exceeds_at_any_size(smallest: Assessment) -> bool:
+    """Return whether larger micro-batches, too, exceed the memory: they have no less of this,
+    though an unaccumulated one may have no buffer of whole gradients."""
+    lines = by_category(smallest.prediction.peak)
+    kept_bytes = sum(lines[name] for name in ("params", "optimizer", "activations"))
+    return kept_bytes > smallest.memory_bytes
 
 
 def tokens_per_s(run: Resolved, cluster: Cluster) -> float:

@@ -3,8 +3,8 @@
 import dataclasses
 import gc
 import importlib
-import math
 import multiprocessing
+import operator
 import os
 import traceback
 from collections import defaultdict
@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from launcher.forecast.assess import Assessment, assess, tokens_per_s
-from launcher.forecast.candidates import CHECKPOINTING, Choice
+from launcher.forecast.assess import Assessment, assess
+from launcher.forecast.bounds import (
+    activations_key,
+    may_fit,
+    most_recomputed,
+    most_tokens_per_s,
+    traced_tokens_per_s,
+)
+from launcher.forecast.candidates import Choice
 from launcher.forecast.cluster import Cluster
-from launcher.forecast.efficiency import FP8_GAIN
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
-from launcher.forecast.predict import states_bytes
+from launcher.forecast.predict import by_category
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
@@ -36,6 +42,9 @@ LARGEST_MODEL: Final = "largest-model"
 _BY_SPEED: Final = ("fastest", LARGEST_MODEL)
 """Goals under which a candidate that is slower than another one that fits cannot be the best."""
 _LONGEST_REASON: Final = 120
+HOST_MEMORY_BYTES: Final = 2 * 2**40
+"""Host memory of a DGX H100, taken as the upper bound per node: with unlimited offload every model
+would "fit"."""
 _PACKAGE: Final = str(Path(__file__).parents[1])
 Progress = Callable[[int, int], None]
 """Called with the number of evaluated candidates and the number of all."""
@@ -53,6 +62,8 @@ class Search:
     """Evaluate all candidates instead of the best per strategy."""
     best_only: bool = False
     """Prune whatever cannot be the best of all, instead of the best per strategy."""
+    any_fit: bool = False
+    """With `best_only`: end with the first that fits."""
 
     @property
     def prunes(self) -> bool:
@@ -92,6 +103,8 @@ def evaluate(
     if any(PredictionCache(group[0].runs[0], search.cluster).is_empty for group in groups):
         # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
         importlib.import_module("torch._dynamo")
+        if any(choice.runs[0].config.loop.compile for choice in candidates):
+            importlib.import_module("torch._inductor.compile_fx")
     # The longest first, so that no core is left with it at the end.
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
     workers = min(len(groups), usable_cores())
@@ -111,8 +124,11 @@ def evaluate(
 def _groups(candidates: Sequence[Choice], search: Search) -> list[list[Choice]]:
     """Candidates that share recorded traces, to be evaluated by one worker.
 
-    When pruning, all candidates of one label are compared, and so belong to one group.
+    When pruning, all candidates that are compared belong to one group: those of one label, or all
+    where only the best is asked for.
     """
+    if search.best_only:
+        return [list(candidates)]
     traces = [_trace_kind(choice) for choice in candidates]
     keys: list[Hashable] = [*traces]
     if search.prunes:
@@ -150,13 +166,33 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
     gc.disable()  # short-lived worker with millions of live events: GC passes would dominate
     evaluation = _GroupEvaluation(group, search)
     for bound, choice in _fastest_first(group, search):
-        if not search.prunes or (
+        if search.best_only and (
+            evaluation.is_too_large(choice) or not may_fit(choice, search.cluster)
+        ):
+            pass
+        elif not search.prunes or (
             evaluation.is_wanted(choice, bound) and evaluation.is_wanted_as_traced(choice)
         ):
             evaluation.add(choice)
+            if search.any_fit and fits_in_node(evaluation.results[-1], search.cluster):
+                break
         with _evaluated.get_lock():
             _evaluated.value += 1
     return evaluation.results
+
+
+def fits_in_node(result: Assessment | Failed, cluster: Cluster) -> bool:
+    """Return whether a candidate fits, in the host memory of a node, too."""
+    return (
+        isinstance(result, Assessment)
+        and result.verdict == "fits"
+        and not exceeds_host_memory(result, cluster)
+    )
+
+
+def exceeds_host_memory(a: Assessment, cluster: Cluster) -> bool:
+    """Return whether the ranks of a node need more host memory than a node has."""
+    return cluster.ranks_per_node * a.prediction.host_bytes > HOST_MEMORY_BYTES
 
 
 class _GroupEvaluation:
@@ -179,6 +215,8 @@ class _GroupEvaluation:
         """(precision, checkpointing) -> largest micro-batch of the latest candidate with it."""
         self._nothing_fits: set[tuple[str, str]] = set()
         self._doubtful = False
+        self._too_large: list[Choice] = []
+        """Candidates whose activations alone are more than the memory."""
 
     def is_wanted(self, choice: Choice, most_tokens_per_s: float) -> bool:
         """Return whether a candidate may still be the best; evaluate the leanest one to know."""
@@ -186,7 +224,7 @@ class _GroupEvaluation:
         fitting = self._fitting[self._rivals(choice)]
         if outdone(most_tokens_per_s, simplicity(choice.runs[0].config), fitting):
             return False
-        if not fitting and (self._doubtful or not states_fit(choice, cluster)):
+        if not fitting and (self._doubtful or not may_fit(choice, cluster)):
             # Where others did not fit, most recomputation comes first: if even that does not fit,
             # milder ones need not be recorded.
             leanest = self._leanest[key]
@@ -198,7 +236,7 @@ class _GroupEvaluation:
         """Return the same by the bound that needs a trace, which none is recorded for in vain."""
         if not self._fitting[self._rivals(choice)]:
             return True
-        return self.is_wanted(choice, _best_tokens_per_s(choice, self._search.cluster))
+        return self.is_wanted(choice, traced_tokens_per_s(choice, self._search.cluster))
 
     def add(self, choice: Choice) -> None:
         """Evaluate a candidate and keep its result."""
@@ -221,6 +259,8 @@ class _GroupEvaluation:
             self._fitting[self._rivals(choice)].append((merit.tokens_per_s, merit.simplicity))
         elif a.verdict == VERDICTS[-1]:
             self._doubtful = True
+            if by_category(a.prediction.peak)["activations"] > a.memory_bytes:
+                self._too_large.append(choice)
             key = (choice.label, choice.precision)
             if choice is self._leanest[key]:
                 self._nothing_fits.add(key)
@@ -228,53 +268,33 @@ class _GroupEvaluation:
         prediction = dataclasses.replace(a.prediction, events=(), streams={})
         self.results.append(dataclasses.replace(a, prediction=prediction))
 
-    def _expected(self, choice: Choice) -> int | None:
-        """Return the largest micro-batch that a similar candidate had; 0 after failures."""
+    def _expected(self, choice: Choice) -> int:
+        """Return the largest micro-batch that a similar candidate had; 0 after failures, and the
+        smallest before anything is known, since one that does not fit may end the search."""
         known = self._largest.get((choice.precision, choice.checkpointing))
-        return 0 if known is None and self._doubtful else known
+        return known or (0 if self._doubtful else 1)
+
+    def is_too_large(self, choice: Choice) -> bool:
+        """Return whether one that has no more activations has too many."""
+        own = activations_key(choice)
+        return any(
+            known.checkpointing == choice.checkpointing
+            and all(map(operator.le, activations_key(known), own))
+            for known in self._too_large
+        )
 
     def _rivals(self, choice: Choice) -> str:
         return "" if self._search.best_only else choice.label
 
 
-def states_fit(choice: Choice, cluster: Cluster) -> bool:
-    """Return whether parameters and optimizer states leave any memory."""
-    run, device_type = choice.runs[0], cluster.machine.device
-    try:
-        size_bytes = states_bytes(run, world_size=cluster.world_size, device_type=device_type)
-    except Exception:  # as `assess` will, which keeps the reason
-        return True
-    return cluster.fixed_bytes + size_bytes <= cluster.memory_bytes
-
-
 def _fastest_first(group: Sequence[Choice], search: Search) -> list[tuple[float, Choice]]:
     """Pairs of (upper bound of tokens per second, candidate)."""
-    if not search.prunes:
+    if not search.prunes and not search.best_only:
         return [(0.0, choice) for choice in group]
-    bounds = [_most_tokens_per_s(choice, search.cluster) for choice in group]
-    return sorted(zip(bounds, group, strict=True), key=lambda pair: -pair[0])
+    bounds = [most_tokens_per_s(choice, search.cluster) for choice in group]
 
+    def first(pair: tuple[float, Choice]) -> tuple[float, ...]:
+        # Where nothing may fit, what has the fewest activations says so first.
+        return (*(activations_key(pair[1]) if search.best_only else ()), -pair[0])
 
-def _most_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
-    """Bound by products alone, for which nothing is recorded; the micro-batch cancels out."""
-    run = choice.runs[0]
-    model, machine = run.own_model, cluster.machine.shared_by(cluster.ranks_per_node)
-    rate = machine.matmul_flops_per_s[rated_type(run, machine)]
-    if run.config.optim.arithmetic.fp8_linears:
-        rate *= FP8_GAIN
-    flops_per_token = (6 if model.lora is None else 4) * model.matmul_parameter_count
-    local_tokens = run.accumulation * run.config.data.micro_batch * run.local_seq_len
-    return run.global_batch * run.seq_len * rate / (local_tokens * flops_per_token)
-
-
-def _best_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
-    try:
-        return max(tokens_per_s(run, cluster) for run in choice.runs)
-    except Exception:  # as `assess` will, which keeps the reason
-        return math.inf
-
-
-def most_recomputed(candidates: Sequence[Choice]) -> str:
-    """Return the checkpointing mode of these that needs least memory."""
-    modes = {choice.checkpointing for choice in candidates}
-    return max(modes, key=(*CHECKPOINTING, *modes).index)
+    return sorted(zip(bounds, group, strict=True), key=first)

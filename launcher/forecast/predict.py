@@ -127,12 +127,23 @@ def predict(
     )
 
 
-def states_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:
-    """What the rank of `predict` has on its device at the end of a first step at least: parameters
-    and the optimizer's states. Quick, since nothing is traced for it."""
+def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:
+    """Return what the rank of `predict` has on its device in a later backward at least: parameters,
+    the optimizer's states and the inputs of blocks. Quick, since nothing is traced for it."""
     buffers = _built(_seen(resolved, world_size, device_type, None)[0])
     buffers.build_states()
-    return buffers.timeline.current_bytes
+    return buffers.timeline.current_bytes + _least_kept_bytes(resolved)
+
+
+def _least_kept_bytes(resolved: Resolved) -> int:
+    """Return the bytes of a micro-batch that are kept whatever is recomputed: each block's input or
+    as much, but for the first one's, which may need no gradient."""
+    config, model = resolved.config, resolved.own_model
+    if config.model.activation_checkpointing == "offload":
+        return 0
+    rows = config.data.micro_batch * resolved.local_seq_len // config.sharding.tensor_parallel
+    element_bytes = strategy_of(config).dtypes(config).computed.itemsize
+    return (model.layers - 1) * rows * model.d_model * element_bytes
 
 
 def _built(rank: Rank) -> Buffers:

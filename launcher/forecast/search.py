@@ -8,8 +8,9 @@ from typing import Final
 
 from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment
+from launcher.forecast.bounds import most_recomputed
 from launcher.forecast.candidates import Choice
-from launcher.forecast.cluster import Cluster, choices_on
+from launcher.forecast.cluster import choices_on
 from launcher.forecast.evaluation import (
     LARGEST_BATCH,
     LARGEST_MODEL,
@@ -17,8 +18,8 @@ from launcher.forecast.evaluation import (
     Progress,
     Search,
     evaluate,
-    most_recomputed,
-    states_fit,
+    exceeds_host_memory,
+    fits_in_node,
 )
 from launcher.forecast.order import VERDICTS, best_first
 from launcher.forecast.predict import by_category
@@ -26,9 +27,6 @@ from launcher.model.sizes import NAMED
 from launcher.util.errors import Failure, UserError
 
 GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
-HOST_MEMORY_BYTES: Final = 2 * 2**40
-"""Host memory of a DGX H100, taken as the upper bound per node: with unlimited offload every model
-would "fit"."""
 ADAPTER_RANK: Final = 8
 
 
@@ -61,7 +59,8 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
     for model in models:
         candidates = choices_on(search.cluster, model, fixed | {"model"})
         last = model is models[-1]
-        if not last and not _any_fits(_evaluate_leanest(candidates, search, progress), search):
+        any_fit = dataclasses.replace(search, any_fit=True)
+        if not last and not _any_fits(_evaluate_leanest(candidates, any_fit, progress), search):
             continue
         results = evaluate(candidates, search, progress)
         if last or _any_fits(results, search):
@@ -115,8 +114,8 @@ def _evaluate_leanest(
     candidates: Sequence[Choice], search: Search, progress: Progress
 ) -> list[Assessment | Failed]:
     """Evaluate what may show that anything fits at all."""
-    least = [choice for choice in _lowest_memory(candidates) if states_fit(choice, search.cluster)]
-    return evaluate(least, dataclasses.replace(search, best_only=True), progress) if least else []
+    least, best_only = _lowest_memory(candidates), dataclasses.replace(search, best_only=True)
+    return evaluate(least, best_only, progress)
 
 
 def _lowest_memory(candidates: Sequence[Choice]) -> list[Choice]:
@@ -130,15 +129,7 @@ def _lowest_memory(candidates: Sequence[Choice]) -> list[Choice]:
 
 
 def _any_fits(results: Iterable[Assessment | Failed], search: Search) -> bool:
-    return any(
-        result.verdict == "fits" and not _exceeds_host_memory(result, search.cluster)
-        for result in results
-        if isinstance(result, Assessment)
-    )
-
-
-def _exceeds_host_memory(a: Assessment, cluster: Cluster) -> bool:
-    return cluster.ranks_per_node * a.prediction.host_bytes > HOST_MEMORY_BYTES
+    return any(fits_in_node(result, search.cluster) for result in results)
 
 
 def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment]:
@@ -152,7 +143,7 @@ def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment
     def key(a: Assessment) -> tuple[int, ...]:
         if a.verdict == VERDICTS[-1]:
             return (True, VERDICTS.index(a.verdict))
-        crowded = search.goal == LARGEST_MODEL and _exceeds_host_memory(a, search.cluster)
+        crowded = search.goal == LARGEST_MODEL and exceeds_host_memory(a, search.cluster)
         return (crowded, VERDICTS.index(a.verdict), wanted(a))
 
     numbers = best_first([a.merit for a in assessments])

@@ -16,7 +16,7 @@ from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import verdict
 from launcher.forecast.plan_cli import main, parse_options
-from launcher.forecast.predict import predict, states_bytes
+from launcher.forecast.predict import least_bytes, predict
 from launcher.forecast.search import SearchResult, plan
 from launcher.forecast.table import best_of_each
 from launcher.forecast.timeline import Events
@@ -202,7 +202,7 @@ def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
     ways = {choice.label: choice for choice in tried(*flags.split(), gpus=4)}
     for choice in ways.values():
         run = choice.runs[0]
-        least = states_bytes(run, world_size=4, device_type="cuda")
+        least = least_bytes(run, world_size=4, device_type="cuda")
         highest = predict(run, world_size=4, device_type="cuda").peak_bytes
         assert least <= highest, choice.label
         assert least > 0 or "+cpu" in choice.label
