@@ -10,7 +10,7 @@ from launcher.model.linears import PACKED, is_adapter
 from launcher.model.parts import block_of, in_block
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.parallel.tensor.shards import ParameterShard, shard_of
-from launcher.strategies.shapes import foreign_shapes, shapes_of_one_block
+from launcher.strategies.shapes import shapes_of_one_block
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ def shards_of(model: ModelConfig, rank: ModelParallelRank) -> dict[str, Paramete
 def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
     """Return the parameters of a whole model, of which one block is built at any depth."""
     if isinstance(model, ForeignConfig):  # whose blocks may differ
+        from launcher.strategies.shapes import foreign_shapes  # not in a browser's planner
+
         return tuple(Parameter(name, shape) for name, shape in foreign_shapes(model))
     found: list[Parameter] = []
     named = shapes_of_one_block(model)
