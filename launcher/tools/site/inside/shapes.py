@@ -8,4 +8,5 @@ __all__ = ["shapes_of_one_block", "tied_modules"]
 
 def tied_modules(model: ModelConfig) -> dict[str, str]:
     """Return the head of our own decoder, the only one here, if it is tied."""
-    return {"head": "wte"} if model.tied else {}
+    embedding = shapes_of_one_block(model)[0][0].rpartition(".")[0]
+    return {"head": embedding} if model.tied else {}
