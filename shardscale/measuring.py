@@ -1,4 +1,4 @@
-"""`measure()`: phases, steps and memory of anybody's training loop, in this process."""
+"""`measure()`: phases, steps and memory of any training loop, in this process."""
 
 import contextlib
 import sys

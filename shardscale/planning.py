@@ -14,7 +14,7 @@ COLUMNS = (
     *("sharding", "micro_batch", "precision", "activation_checkpointing", "used_bytes", "verdict"),
     "tokens_per_s",
 )
-"""What a plan shows of its records, which have much more."""
+"""Fields that a plan shows of its records, which have more."""
 
 
 class Plan(Table):
@@ -28,7 +28,7 @@ class Plan(Table):
         self.command = command
         """The torchrun line of the best configuration."""
         self.notes = list(notes)
-        """What was assumed or left out."""
+        """Notes on what was assumed or left out."""
 
     @property
     def best(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Plan(Table):
 
     @property
     def fits(self) -> bool:
-        """Whether any configuration fits, if tightly."""
+        """True where any configuration fits, if tightly."""
         return bool(self.best["verdict"] != "does not fit")
 
 

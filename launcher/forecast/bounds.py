@@ -1,4 +1,4 @@
-"""What is known of a candidate without a trace: bounds of its speed and its memory."""
+"""Bound the speed and the memory of a candidate without a trace."""
 
 import math
 from collections.abc import Sequence

@@ -134,7 +134,7 @@ def skeleton(document: str, attention: str) -> Any:
 
 @lru_cache(maxsize=4)
 def head_function(document: str, attention: str) -> LogitFunction:
-    """What the model does to the products of its head."""
+    """Return what the model does to the products of its head."""
     return logit_function(skeleton(document, attention))
 
 

@@ -1,4 +1,4 @@
-"""What a decoder of transformers does between its last block's norm and its logits.
+"""The head of a decoder of transformers: from its last block's norm to its logits.
 
 Some scale their logits, some cap them, each under a name of its own. So the model is asked: its
 forward runs with a known hidden state and known products of the head, and the logits that come out

@@ -1,5 +1,5 @@
-"""Which decoders of transformers are trained under which strategies: pairs, so that each
-architecture is sharded once, and each strategy has dense ones, mixtures and state spaces."""
+"""Pairs of decoders of transformers and strategies that train them, so that each
+architecture is sharded once, and each strategy trains dense ones, mixtures and state spaces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def weak(self) -> bool:
-        """Whether its precision allows only a coarse comparison."""
+        """Return whether its precision allows only a coarse comparison."""
         return "precision" in self.changes
 
 

@@ -81,8 +81,8 @@ def test_what_is_shown_of_a_rehearsal_is_what_its_page_shows() -> None:
 
 
 def is_said(line: str, printed: str) -> bool:
-    """Whether a line of a page is a printed one: numbers nearly, measured ones in any size, and
-    of a table's row any columns in their order."""
+    """Return whether a line of a page is a printed one: numbers nearly, measured ones in any size,
+    and of a table's row any columns in their order."""
     ours, theirs = fields(line), fields(printed)
     if ours and ours.get("step") == theirs.get("step"):
         return all(is_near(ours[k], theirs.get(k, "")) for k in ours if k not in MEASURED)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that wrote it: its step, and the weights it began with."""
+"""Read from a checkpoint its run's step, and the weights that it began with."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a stranger looks for: packages, their description, the citation, the forms of issues."""
+"""Packages, their description, the citation and the forms of issues."""
 
 import os
 import re
@@ -24,7 +24,7 @@ WHEEL = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-is
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a wheel is made of, at times that are not the checkout's."""
+    """Return what a wheel is made of, at times that are not the checkout's."""
     for name in ("launcher", "shardscale", "model", "ds_configs", "slurm"):
         shutil.copytree(
             ROOT / name,
