@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from launcher.model import gpt
@@ -30,18 +30,15 @@ def prepare(config: ModelConfig) -> None:
         head_function(config.document, config.attention)
 
 
-def initial_value(
-    name: str,
-    shape: Sequence[int],
-    config: ModelConfig,
-    *,
-    seed: int,
-    device: torch.device | str,
-) -> Tensor:
-    """The whole starting value of a parameter, in fp32: a pure function of its arguments on one
-    type of device, so that any rank can take its shard of it."""
+def initial_value(name: str, shape: Sequence[int], config: ModelConfig, **how: Any) -> Tensor:
+    """Return the whole starting value of a parameter, in fp32.
+
+    Args:
+        how: seed and device, on one type of which the value is a pure function of the arguments,
+            so that any rank can take its shard of it.
+    """
     if isinstance(config, ForeignConfig):
         from launcher.model.foreign import decoder
 
-        return decoder.initial_value(name, shape, config, seed=seed, device=device)
-    return gpt.initial_value(name, shape, config, seed=seed, device=device)
+        return decoder.initial_value(name, shape, config, **how)
+    return gpt.initial_value(name, shape, config, **how)

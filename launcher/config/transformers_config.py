@@ -12,7 +12,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import known_name
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags
-from launcher.util.hub_cache import HUB_PREFIX
+from launcher.util.hub_cache import HUB_PREFIX, cached_folder
 from launcher.util.json_file import JsonObject, read_json
 from launcher.util.packages import how_to_install
 
@@ -113,16 +113,9 @@ def _find(name: str) -> Path:
         raise UserError(
             f"there is no file {path}, give a folder with a {CONFIG}, that file, or hf:ORG/NAME"
         )
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, CONFIG)
-    except HFValidationError:
-        raise UserError("names no model: write hf:ORG/NAME") from None
-    if not isinstance(found, str):
+    path = cached_folder(name) / CONFIG
+    if not path.exists():
         raise UserError(
-            f"its {CONFIG} is not in the cache {constants.HF_HUB_CACHE}: run "
-            f"`hf download {name} {CONFIG}` first"
+            f"its {CONFIG} is not in the cache: run `hf download {name} {CONFIG}` first"
         )
-    return Path(found)
+    return path

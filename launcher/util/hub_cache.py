@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, naming
 
 HUB_PREFIX: Final = "hf:"
 _ENDPOINT: Final = "https://huggingface.co"
@@ -31,16 +31,26 @@ def model_folder(path: Path) -> Path:
     local = Path(name).expanduser()
     if local.is_dir():
         return local
+    with naming(f"{path}:"):
+        return cached_folder(name)
+
+
+def cached_folder(name: str) -> Path:
+    """Return the folder of the model ORG/NAME in the Hub's cache.
+
+    Raises:
+        UserError: the cache does not hold the model.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except HFValidationError:
-        raise UserError(f"{path}: names no model: write hf:ORG/NAME") from None
+        raise UserError("names no model: write hf:ORG/NAME") from None
     except LocalEntryNotFoundError:
         raise UserError(
-            f"{path}: is not in the cache {constants.HF_HUB_CACHE}: run `hf download {name}` first"
+            f"is not in the cache {constants.HF_HUB_CACHE}: run `hf download {name}` first"
         ) from None
 
 
