@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -33,6 +34,9 @@ def foreign_config(
     Raises:
         UserError: transformers has no such causal decoder, or one that cannot be trained here.
     """
+    # Both warn, at their import by transformers, of what has nothing to do with a training.
+    for logger in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
     for reason in _obstacles(document):
         raise UserError(reason)
     if attention not in _ATTENTION:
