@@ -25,12 +25,15 @@ class Ddp(Strategy):
         device, module = inputs.world.device, inputs.whole_module()
         if inputs.config.loop.compile:
             compile_blocks(module)
+        # They are constants, and nothing to broadcast before each forward.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            module, [name for name, _ in module.named_buffers()]
+        )
         wrapped = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=inputs.data_parallel.group,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # they are constants
         )
 
         def set_sync(last: bool) -> None:
