@@ -22,7 +22,9 @@ from launcher.optim.entry import COUNTER_BYTES, MOMENTS, OptimizerCosts
 SMALLEST_QUANTIZED: Final = 4096
 """Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""
 _CHUNK_ELEMENTS: Final = 2**22
-assert _CHUNK_ELEMENTS % BLOCK_ELEMENTS == 0
+_PIECE_ELEMENTS: Final = 2**20
+"""What a checkpoint reads at a time: 11 MiB in fp32 with what is compared."""
+assert _PIECE_ELEMENTS % BLOCK_ELEMENTS == 0
 
 
 class LowPrecisionAdamW(torch.optim.Optimizer):
@@ -92,30 +94,37 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
             else:
                 _update(weight, gradient, state, group)
 
-    def read(self, parameter: Tensor, kind: str) -> Tensor:
-        """Return `param`, `exp_avg` or `exp_avg_sq` of this rank's range, flat, in fp32; a view
-        where it is stored in fp32, else a copy."""
+    def pieces(self, parameter: Tensor, kind: str, *, filled: bool) -> Iterator[tuple[int, Tensor]]:
+        """Yield `param`, `exp_avg` or `exp_avg_sq` of this rank's range as (number of the first
+        element, flat values in fp32), about a million at a time: views where it is stored in fp32,
+        else copies, which are stored when the next piece is asked for, if they are `filled`."""
+        for part in _chunks(local_part(parameter).numel(), _PIECE_ELEMENTS):
+            values = self._read(parameter, kind, part)
+            yield part.start, values
+            if filled:
+                self._write(parameter, kind, part, values)
+
+    def _read(self, parameter: Tensor, kind: str, part: slice) -> Tensor:
         state = self.state[parameter]
         if kind in MOMENTS:
-            return _load(state, kind, slice(None))
+            return _load(state, kind, part)
         weight = _flat(parameter)
-        value = _load_weight(weight, state, slice(None))
+        value = _load_weight(weight, state, part)
         if "compensation" in state:
             # A value half-way between two bf16 numbers may be rounded to the other one when written
             # back: moved by one fp32 bit towards the weight, both parts are restored exactly.
-            for part in _chunks(value.numel()):
-                kept = value[part].to(weight.dtype) == weight[part]
-                nearer = value[part].nextafter(weight[part].float())
-                value[part] = torch.where(kept, value[part], nearer)
+            nearer = weight[part].float()
+            torch.nextafter(value, nearer, out=nearer)
+            kept = value.to(weight.dtype) == weight[part]
+            torch.where(kept, value, nearer, out=value)
         return value
 
-    def write(self, parameter: Tensor, kind: str, values: Tensor) -> None:
-        """Store values that `read` returned, or others in their place."""
+    def _write(self, parameter: Tensor, kind: str, part: slice, values: Tensor) -> None:
         state = self.state[parameter]
         if kind in MOMENTS:
-            _store(state, kind, slice(None), values)
+            _store(state, kind, part, values)
         else:
-            _store_weight(_flat(parameter), state, slice(None), values)
+            _store_weight(_flat(parameter), state, part, values)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -203,9 +212,9 @@ def _flat(tensor: Tensor) -> Tensor:
     return local_part(tensor).detach().reshape(-1)
 
 
-def _chunks(elements: int) -> Iterator[slice]:
-    for begin in range(0, elements, _CHUNK_ELEMENTS):
-        yield slice(begin, min(elements, begin + _CHUNK_ELEMENTS))
+def _chunks(elements: int, most: int = _CHUNK_ELEMENTS) -> Iterator[slice]:
+    for begin in range(0, elements, most):
+        yield slice(begin, min(elements, begin + most))
 
 
 def _scale(kind: str) -> str:
@@ -213,8 +222,6 @@ def _scale(kind: str) -> str:
 
 
 def _blocks(part: slice) -> slice:
-    if part.start is None:
-        return part
     return slice(part.start // BLOCK_ELEMENTS, scale_count(part.stop))
 
 

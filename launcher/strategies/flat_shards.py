@@ -169,20 +169,10 @@ def counters(optimizer: torch.optim.Optimizer, tensor: Tensor) -> dict[str, floa
     }
 
 
-def read_state(optimizer: torch.optim.Optimizer, tensor: Tensor, kind: str) -> Tensor:
-    """A kind of state of `tensor` (or `PARAM`), in fp32; in low precision a decoded copy, flat."""
-    if isinstance(optimizer, LowPrecisionAdamW):
-        return optimizer.read(tensor, kind)
+def state_of(optimizer: torch.optim.Optimizer, tensor: Tensor, kind: str) -> Tensor:
+    """Return a kind of state of `tensor`, or `tensor` itself for `PARAM`."""
     state: Tensor = tensor if kind == PARAM else optimizer.state[tensor][kind]
     return state
-
-
-def write_state(
-    optimizer: torch.optim.Optimizer, tensor: Tensor, kind: str, values: Tensor
-) -> None:
-    """Encode what was filled after `read_state`; elsewhere that was live memory already."""
-    if isinstance(optimizer, LowPrecisionAdamW):
-        optimizer.write(tensor, kind, values)
 
 
 def set_counters(state: dict[str, Any], values: Mapping[str, float]) -> None:

@@ -22,10 +22,9 @@ from launcher.strategies.flat_shards import (
     UpdatedRange,
     counters,
     create_states,
-    read_state,
     set_counters,
     state_kinds,
-    write_state,
+    state_of,
 )
 from launcher.util.sizes import even_part
 
@@ -78,16 +77,14 @@ class NativeState:
 
     def saved(self) -> Iterator[Shard]:
         """An even part of each range per rank that holds a copy of it."""
-        for shard, copy, copies in self._held():
+        for shard, copy, copies in self._held(filled=False):
             begin, end = even_part(shard.data.numel(), copy, copies)
             yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
 
     def loaded(self) -> Iterator[Shard]:
         """Yield all ranges that this rank holds."""
-        for shard, _, _ in self._held():
-            yield shard  # and have it filled, before going on
-            parameter = self._parameters[shard.name]
-            write_state(self._optimizer, parameter, shard.kind, shard.data)
+        for shard, _, _ in self._held(filled=True):
+            yield shard
 
     def frozen(self) -> Iterator[Shard]:
         """The local ranges of frozen parameters."""
@@ -114,16 +111,20 @@ class NativeState:
         for parameter in self._parameters.values():
             set_counters(self._optimizer.state[parameter], counters)
 
-    def _held(self) -> Iterator[tuple[Shard, int, int]]:
-        """(range, which copy of it this rank holds, how many copies there are)."""
+    def _held(self, *, filled: bool) -> Iterator[tuple[Shard, int, int]]:
+        """Yield (range, which copy of it this rank holds, how many copies there are); `filled`: the
+        ranges are filled with other values before the next one is asked for."""
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
-                tensor = read_state(self._optimizer, parameter, kind)
-                encoded = is_dtensor(parameter) and not is_dtensor(tensor)
-                tensor_here = parameter if encoded else tensor
-                data, start, copy, copies = _local_range(tensor_here, self._copies)
-                data = tensor if encoded else data
-                yield Shard(name=name, kind=kind, start=start, data=data), copy, copies
+                tensor, pieces = parameter, None
+                if isinstance(self._optimizer, LowPrecisionAdamW):
+                    pieces = self._optimizer.pieces(parameter, kind, filled=filled)
+                else:
+                    tensor = state_of(self._optimizer, parameter, kind)
+                whole, start, copy, copies = _local_range(tensor, self._copies)
+                for begin, data in pieces or [(0, whole)]:
+                    shard = Shard(name=name, kind=kind, start=start + begin, data=data)
+                    yield shard, copy, copies
 
     def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         return {

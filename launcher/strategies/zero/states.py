@@ -6,12 +6,12 @@ partition. States that DeepSpeed has swapped out are read and written in their f
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.engine import StorageCount
 from launcher.strategies.flat_shards import (
@@ -23,10 +23,9 @@ from launcher.strategies.flat_shards import (
     UpdatedRange,
     counters,
     create_states,
-    read_state,
     set_counters,
     state_kinds,
-    write_state,
+    state_of,
 )
 from launcher.strategies.native_state import ModelShardState, native_state
 from launcher.strategies.zero.swap import Swapped, count_swapped
@@ -151,38 +150,39 @@ class _FragmentedState:
 
     def saved(self) -> Iterator[Shard]:
         """The fp32 master weights and optimizer states of this rank's partition."""
-        for _, shards in self._flat_states():
-            yield from shards
+        return self._partitions(filled=False)
 
-    def _flat_states(self) -> Iterator[tuple[Callable[[], None], Iterator[Shard]]]:
-        """(what to call when they are filled, the shards) of every flat tensor of the state."""
+    def _partitions(self, *, filled: bool) -> Iterator[Shard]:
+        """Yield the fragments of every flat tensor of the state; `filled`: with other values before
+        the next one is asked for."""
         fragments = list(self._find_fragments(self._engine))
         for (number, master), kind in product(enumerate(self._masters), self.kinds):
-            if master in self._swapped:
-                flat = self._swapped.read(master, kind)
-                write = partial(self._swapped.write_through, master, kind)
-            else:
-                flat = read_state(self._inner, master, kind).detach()
-                write = partial(write_state, self._inner, master, kind, flat)
-            yield (
-                write,
-                (
-                    Shard(
-                        name=fragment.name,
-                        kind=kind,
-                        start=fragment.start,
-                        data=flat[fragment.offset : fragment.offset + fragment.numel],
-                    )
-                    for fragment in fragments
-                    if fragment.number == number
-                ),
-            )
+            here = [fragment for fragment in fragments if fragment.number == number]
+            for begin, flat in self._pieces(master, kind, filled=filled):
+                for fragment in here:
+                    low = max(fragment.offset, begin)
+                    high = min(fragment.offset + fragment.numel, begin + flat.numel())
+                    if low < high:
+                        yield Shard(
+                            name=fragment.name,
+                            kind=kind,
+                            start=fragment.start + low - fragment.offset,
+                            data=flat[low - begin : high - begin],
+                        )
+
+    def _pieces(self, master: Tensor, kind: str, *, filled: bool) -> Iterator[tuple[int, Tensor]]:
+        if master in self._swapped:
+            yield 0, self._swapped.read(master, kind)
+            if filled:
+                self._swapped.write_through(master, kind)
+        elif isinstance(self._inner, LowPrecisionAdamW):
+            yield from self._inner.pieces(master, kind, filled=filled)
+        else:
+            yield 0, state_of(self._inner, master, kind).detach()
 
     def loaded(self) -> Iterator[Shard]:
         """The ranges of `saved` and, at stages 1 and 2, the full parameters that compute."""
-        for write, shards in self._flat_states():
-            yield from shards
-            write()
+        yield from self._partitions(filled=True)
         if self._engine.zero_optimization_stage() < 3:
             for name in self.shapes:
                 data = self._parameters[name].detach().view(-1)

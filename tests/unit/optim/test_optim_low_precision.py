@@ -15,8 +15,9 @@ from launcher.optim.blockwise import BLOCK_ELEMENTS, dequantize, levels, quantiz
 from launcher.optim.choice import OptimizerName
 from launcher.optim.low_precision import SMALLEST_QUANTIZED, LowPrecisionAdamW
 from launcher.optim.registry import OPTIMIZERS, build_optimizer, states_of
-from launcher.strategies.flat_shards import counters, create_states, read_state, state_kinds
+from launcher.strategies.flat_shards import counters, create_states, state_kinds, state_of
 from launcher.strategies.native import optimizer_tensors
+from launcher.strategies.native_state import NativeState
 
 CHOICES = {
     "adamw": OptimChoice(),
@@ -84,7 +85,7 @@ def test_states_begin_at_zero_whatever_the_weights_are(name: str, skipped: bool)
         kinds = state_kinds(optimizer, parameter)
         assert set(kinds) == set(states_of(choice, named, tuple(parameter.shape)))
         for kind in kinds:
-            assert not read_state(optimizer, parameter, kind).any(), (named, kind)
+            assert not values_of(optimizer, parameter, kind).any(), (named, kind)
     assert all(map(torch.equal, module.parameters(), weights))
     assert [dict(group) for group in optimizer.param_groups] == options
     assert not skipped or optimizer.found_inf == 1
@@ -160,13 +161,45 @@ def test_compensation_adds_up_what_rounding_cuts_off() -> None:
         optimizer.step()
     assert isinstance(optimizer, LowPrecisionAdamW)
     expected = torch.full((8,), 0.97)
-    torch.testing.assert_close(optimizer.read(weight, "param"), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(values_of(optimizer, weight, "param"), expected, rtol=1e-3, atol=0)
     naive = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     plain = build_optimizer(nn.ParameterList([naive]), replace(choice, compensation=False))
     for _ in range(300):
         naive.grad = torch.ones_like(naive)
         plain.step()
     assert (naive == 1.0).all()
+
+
+def values_of(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
+    """Return a state in fp32, or what it is where it is not stored in low precision."""
+    if not isinstance(optimizer, LowPrecisionAdamW):
+        return state_of(optimizer, parameter, kind)
+    return torch.cat([each for _, each in optimizer.pieces(parameter, kind, filled=False)])
+
+
+def fill(optimizer: LowPrecisionAdamW, parameter: Tensor, kind: str, values: Tensor) -> None:
+    """Store values in place of a state."""
+    for begin, piece in optimizer.pieces(parameter, kind, filled=True):
+        piece.copy_(values[begin : begin + len(piece)])
+
+
+@pytest.mark.parametrize("name", ["bf16-pure", "adamw8bit"])
+def test_a_save_decodes_a_million_elements_at_a_time(name: str) -> None:
+    """A rank's whole partition may be gigabytes in fp32, for which a full GPU has no room."""
+    choice = CHOICES[name]
+    dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
+    module, other = (nn.ParameterList([torch.ones(2**20 + 4097, dtype=dtype)]) for _ in range(2))
+    optimizer, copy = build_optimizer(module, choice), build_optimizer(other, choice)
+    module[0].grad = torch.randn(module[0].shape, dtype=dtype)
+    optimizer.step()
+    saved, filled = NativeState(module, optimizer), NativeState(other, copy)
+    for source, target in zip(saved.saved(), filled.loaded(), strict=True):
+        assert (source.name, source.kind, source.start) == (target.name, target.kind, target.start)
+        assert source.data.numel() <= 2**20
+        target.data.copy_(source.data)
+    assert torch.equal(module[0], other[0])
+    for kind, state in optimizer.state[module[0]].items():
+        assert kind == "step" or torch.equal(state, copy.state[other[0]][kind]), kind
 
 
 @pytest.mark.parametrize("name", [n for n in CHOICES if n.startswith(("bf16", "adamw8"))])
@@ -183,10 +216,10 @@ def test_what_is_read_and_written_back_trains_on_to_the_same_bits(name: str) -> 
     create_states(copy, [(group, group["params"]) for group in copy.param_groups])
     for source, target in zip(module.parameters(), other.parameters(), strict=True):
         for kind in ("param", "exp_avg", "exp_avg_sq"):
-            values = optimizer.read(source, kind).clone()
+            values = values_of(optimizer, source, kind)
             assert values.dtype == torch.float32
-            copy.write(target, kind, values)
-            assert torch.equal(copy.read(target, kind), values)
+            fill(copy, target, kind, values)
+            assert torch.equal(values_of(copy, target, kind), values)
         assert torch.equal(source, target)
         copy.state[target]["step"] = optimizer.state[source]["step"]
         before, after = optimizer.state[source], copy.state[target]
@@ -206,8 +239,8 @@ def test_a_weight_half_way_between_two_keeps_its_side() -> None:
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         optimizer.state[held]["compensation"].copy_(rest)
         if held is weight:
-            values = optimizer.read(held, "param")
-    optimizer.write(other, "param", values)
+            values = values_of(optimizer, held, "param")
+    fill(optimizer, other, "param", values)
     assert torch.equal(weight, other)
     assert torch.equal(optimizer.state[other]["compensation"], half)
 
