@@ -24,6 +24,7 @@ from launcher.config.schema import RunConfig
 from launcher.forecast.predict import by_category, predict
 from launcher.measure import records
 from launcher.measure.hardware import gpu_named
+from launcher.model.foreign.shapes import known_shapes
 from launcher.model.sizes import NAMED
 from launcher.util.errors import ExitCode
 from launcher.util.sizes import GIB, MIB
@@ -223,6 +224,16 @@ def exit_codes(_: Sequence[str]) -> str:
     return markdown(("code", "means"), rows).replace("---:", "---")
 
 
+def shapes(_: Sequence[str]) -> str:
+    """A row per architecture of the known shapes."""
+    kinds: dict[str, list[str]] = {}
+    for shape in known_shapes().values():
+        names = kinds.setdefault(shape.config["model_type"], [])
+        names.append(f"{shape.name} ({shape.parameters})")
+    rows = [(f"`{kind}`", ", ".join(names)) for kind, names in kinds.items()]
+    return markdown(("architecture", "`--model` (parameters)"), rows).replace("---:", "---")
+
+
 def schema(types: Sequence[type]) -> str:
     """A section per type, a row per field, with the text below the field."""
     sections = []
@@ -269,6 +280,7 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "memory-of": memory_of,
     "held": held,
     "exit-codes": exit_codes,
+    "shapes": shapes,
     "records": lambda _: schema(RECORDS),
     "files": lambda _: schema(FILES),
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.shapes import known_shapes
 
 
 def _gpt2(layers: int, heads: int, d_model: int) -> ModelConfig:
@@ -127,10 +130,11 @@ _ALIASES: Final = {
     "mistral-7b-v0.1": "mistral-7b",
     "tinyllama": "tinyllama-1.1b",
     "tinyllama-1.1b-v1.0": "tinyllama-1.1b",
+    "llama-3.3-70b": "llama-3.1-70b",
 }
 """Other names of a size, beside those that `_words` makes equal."""
 _SAME_SHAPE: Final = frozenset(
-    {"meta", "instruct", "chat", "base", "it", "hf", "bnb", "4bit", "bf16"}
+    {"meta", "instruct", "chat", "base", "it", "pt", "hf", "bnb", "4bit", "bf16"}
 )
 """Words of a hub name that do not change the shape."""
 _NEAREST: Final = 3
@@ -146,13 +150,15 @@ def known_name(text: str) -> str | None:
     an organisation of the hub (`Qwen/Qwen3-8B`, `meta-llama/Meta-Llama-3.1-8B-Instruct`)."""
     if text in NAMED or text == CUSTOM:
         return text
-    return _BY_WORDS.get(_words(text))
+    return _by_words().get(_words(text))
 
 
-def nearest_names(text: str) -> list[str]:
+def nearest_names(text: str) -> str:
     """Return the named sizes whose names are most like `text`, the most similar first."""
-    close = difflib.get_close_matches(_words(text), _BY_WORDS, n=2 * _NEAREST, cutoff=0.0)
-    return list(dict.fromkeys(_BY_WORDS[words] for words in close))[:_NEAREST]
+    known = _by_words()
+    close = difflib.get_close_matches(_words(text), known, n=2 * _NEAREST, cutoff=0.0)
+    *others, last = list(dict.fromkeys(known[words] for words in close))[:_NEAREST]
+    return f"{', '.join(others)} and {last}"
 
 
 def _words(text: str) -> str:
@@ -162,8 +168,13 @@ def _words(text: str) -> str:
     return "".join(word for word in words if word not in _SAME_SHAPE)
 
 
-_BY_WORDS: Final = {_words(name): name for name in NAMED}
-_BY_WORDS.update({_words(alias): name for alias, name in _ALIASES.items()})
+@cache
+def _by_words() -> Mapping[str, str]:
+    found = {_words(name): name for name in NAMED}
+    found.update({_words(alias): name for alias, name in _ALIASES.items()})
+    for shape in known_shapes().values():
+        found.update({_words(text): shape.name for text in (shape.name, shape.hub, *shape.also)})
+    return found
 
 
 def named(name: str, **overrides: Any) -> ModelConfig:
@@ -177,8 +188,10 @@ def named(name: str, **overrides: Any) -> ModelConfig:
         return ModelConfig(**overrides)
     known = known_name(name)
     if known is None:
-        *others, last = nearest_names(name)
         raise ValueError(
-            f"model {name!r:.80} is unknown: the nearest names are {', '.join(others)} and {last}."
+            f"model {name!r:.80} is unknown: the nearest names are {nearest_names(name)}; for any "
+            "other give its config, as hf:ORG/NAME, a folder or a config.json."
         )
+    if known not in NAMED:
+        raise ValueError(f"model {known} is a config of transformers, which is not taken here.")
     return replace(NAMED[known], **overrides)

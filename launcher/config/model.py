@@ -35,8 +35,9 @@ class ModelChoice:
     model: str = "nano"
     """Named size: nano, seed-134m, gpt2 to gpt2-xl, 2.7b to 175b (GPT-3), tinyllama-1.1b,
     smollm2-135m to -1.7b, llama-2-7b to -70b, llama-3-8b, -70b, llama-3.1-8b to -405b,
-    llama-3.2-1b, -3b, qwen2.5-0.5b to -72b, qwen3-0.6b to -32b, mistral-7b, -v0.3; the hub's names
-    of these work too. custom: only the dimensions of the other flags.
+    llama-3.2-1b, -3b, qwen2.5-0.5b to -72b, qwen3-0.6b to -32b, mistral-7b, -v0.3, gemma-2-9b,
+    phi-4, mixtral-8x7b, gpt-oss-20b and 90 more (docs/models.md); the hub's names of these work
+    too. custom: only the dimensions of the other flags.
     hf:ORG/NAME, a folder or a config.json: any causal decoder of transformers, by its config."""
     decoder: DecoderChoice = "auto"
     """Code that computes a config of transformers: own (shardscale's, for the families it has),

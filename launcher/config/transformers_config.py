@@ -1,15 +1,16 @@
-"""`--model hf:ORG/NAME`, a folder or a config.json: the decoder that a config of transformers
-describes, computed by our own code or by that of transformers."""
+"""`--model hf:ORG/NAME`, a folder, a config.json or the name of a known shape: the decoder that a
+config of transformers describes, computed by our own code or by that of transformers."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from launcher.config.families import FAMILIES, read_hf_config
+from launcher.config.families import FAMILIES, family_of
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.sizes import known_name
+from launcher.model.foreign.shapes import known_shapes
+from launcher.model.sizes import known_name, nearest_names
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags
 from launcher.util.hub_cache import HUB_PREFIX, cached_folder
@@ -25,7 +26,7 @@ _DEFAULTS: Final = {"quantize_base": "none"}
 
 def names_config(model: str) -> bool:
     """Return whether a value of `--model` names a config of transformers."""
-    if model.startswith(HUB_PREFIX) or model.endswith(".json"):
+    if model.startswith(HUB_PREFIX) or model.endswith(".json") or model in known_shapes():
         return True
     # Qwen/Qwen3-8B is a name of a size, unless there is such a folder.
     return "/" in model and (Path(model).expanduser().exists() or known_name(model) is None)
@@ -33,6 +34,8 @@ def names_config(model: str) -> bool:
 
 def label_of(model: str) -> str:
     """Return its name for tables and folders."""
+    if model in known_shapes():
+        return model
     path = Path(model.removeprefix(HUB_PREFIX))
     return (path.absolute().parent if path.suffix == ".json" else path.absolute()).name
 
@@ -49,8 +52,7 @@ def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> Mo
         UserError: there is no such config, or no decoder for it; ValueError: an impossible option.
     """
     with naming(f"--model {model}:"):
-        path = _find(model.removeprefix(HUB_PREFIX))
-        document = read_json(path, infinite=True)
+        path, document = _read(model.removeprefix(HUB_PREFIX))
         if document.get("auto_map") is not None:
             raise UserError(
                 f"auto_map is {document['auto_map']!r:.80}, code that comes with the model, which "
@@ -58,7 +60,8 @@ def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> Mo
             )
         if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
             try:
-                return dataclasses.replace(read_hf_config(path), **options)
+                family = family_of(document, path)
+                return dataclasses.replace(family.read(document, path), **options)
             except UserError:
                 if by == "own":
                     raise
@@ -102,6 +105,14 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
     return foreign_config(document, **kept)
 
 
+def _read(name: str) -> tuple[Path, JsonObject]:
+    """Return a config and where it is from: a known shape, a folder, a file, the hub's cache."""
+    if (shape := known_shapes().get(name)) is not None:
+        return Path(name), dict(shape.config)
+    path = _find(name)
+    return path, read_json(path, infinite=True)
+
+
 def _find(name: str) -> Path:
     """Return the config.json of a folder, or of a model in the hub's cache; downloads nothing."""
     path = Path(name).expanduser()
@@ -113,9 +124,12 @@ def _find(name: str) -> Path:
         raise UserError(
             f"there is no file {path}, give a folder with a {CONFIG}, that file, or hf:ORG/NAME"
         )
-    path = cached_folder(name) / CONFIG
-    if not path.exists():
-        raise UserError(
-            f"its {CONFIG} is not in the cache: run `hf download {name} {CONFIG}` first"
-        )
+    try:
+        path = cached_folder(name) / CONFIG
+        if not path.exists():
+            raise UserError(
+                f"its {CONFIG} is not in the cache: run `hf download {name} {CONFIG}` first"
+            )
+    except UserError as error:
+        raise UserError(f"{error}, or give a known shape, such as {nearest_names(name)}") from None
     return path

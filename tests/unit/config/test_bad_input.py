@@ -97,7 +97,7 @@ CASES = {
     ),
     "steps and epochs": case("--steps 5 --epochs 2", "--steps 5", "--epochs 2.0", "give one"),
     # model
-    "unknown model": case("--model gpt5", "'gpt5'", "gpt2-xl"),
+    "unknown model": case("--model gpt5", "'gpt5'", "gpt-j-6b"),
     "heads not dividing d": case("--heads 5", "5 heads", "d_model 192", "4 or 6 heads"),
     "window larger than context": case("--window 500", "window 500", "context of 128"),
     "dropout of 1": case("--dropout 1", "dropout 1.0", "use 0"),

@@ -153,7 +153,7 @@ def test_the_documentation_has_every_named_size() -> None:
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"),
         ("custom", "custom"),
         ("mistralai/Mistral-7B-Instruct-v0.2", None),  # no window, and another base of frequencies
-        ("google/gemma-2-9b", None),
+        ("google/gemma-9-9b", None),
     ],
 )
 def test_a_model_is_known_by_what_people_call_it(text: str, name: str | None) -> None:

@@ -1,0 +1,78 @@
+"""Known shapes: each builds, with the parameters that are published, and answers to its names."""
+
+import json
+
+import pytest
+import torch
+
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.decoder import new_causal
+from launcher.model.foreign.shapes import known_shapes
+from launcher.model.sizes import NAMED, known_name
+from launcher.util.errors import UserError
+
+UNITS = {"M": 1e6, "B": 1e9}
+
+
+def test_all_have_the_published_number_of_parameters() -> None:
+    differing = []
+    for shape in known_shapes().values():
+        with torch.device("meta"):
+            causal = new_causal(json.dumps(dict(shape.config)), "auto")
+        figure, unit = float(shape.parameters[:-1]), UNITS[shape.parameters[-1]]
+        digits = len(shape.parameters[:-1].partition(".")[2])
+        found = sum(p.numel() for p in causal.parameters())
+        if abs(found / unit - figure) > 0.5001 * 10**-digits:
+            differing.append((shape.name, shape.parameters, found))
+    assert not differing
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("google/gemma-3-4b-pt", "gemma-3-4b"),
+        ("microsoft/phi-4", "phi-4"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("allenai/OLMo-2-1124-7B-Instruct", "olmo-2-7b"),
+        ("ibm-granite/granite-3.3-8b-instruct", "granite-3.3-8b"),
+        ("HuggingFaceTB/SmolLM3-3B", "smollm3-3b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+    ],
+)
+def test_a_shape_is_known_by_what_people_call_it(text: str, name: str) -> None:
+    assert known_name(text) == name
+
+
+def test_each_name_is_of_one_shape_and_has_a_source() -> None:
+    shapes = known_shapes()
+    assert not shapes.keys() & NAMED.keys()
+    for name, shape in shapes.items():
+        known = {known_name(text) for text in (name.upper(), shape.hub, *shape.also)}
+        assert known == {name}
+        assert shape.source
+
+
+def test_a_shape_is_computed_by_our_own_decoder_where_it_can_be() -> None:
+    def resolved(name: str, **changes: str) -> ModelConfig:
+        config = RunConfig().replace(model=name, strategy="ddp", **changes)
+        return resolve(config, world_size=2, device_type="cpu").model
+
+    assert type(resolved("falcon3-1b")) is ModelConfig
+    theirs = resolved("EleutherAI/pythia-70m")
+    assert isinstance(theirs, ForeignConfig)
+    assert theirs.architecture == "GPTNeoXForCausalLM"
+    assert isinstance(resolved("falcon3-1b", decoder="transformers"), ForeignConfig)
+    assert RunConfig().replace(model="EleutherAI/pythia-70m").model.label == "pythia-70m"
+
+
+@pytest.mark.parametrize("name", ["gemma-2-10b", "google/gemma-2-10b"])
+def test_an_unknown_name_says_its_nearest_and_how_to_give_a_config(name: str) -> None:
+    with pytest.raises(UserError, match="gemma-2-9b") as refused:
+        RunConfig().replace(model=name).model.build()
+    assert "hf" in str(refused.value)
