@@ -7,11 +7,13 @@ from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
-from launcher.config.transformers_config import names_config, require_own
+from launcher.config.transformers_config import DecoderChoice, decoder_of, names_config
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags, flag
+from launcher.util.hub_cache import HUB_PREFIX
 
 HF_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -37,30 +39,37 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     if folder is None:
         return config
     with naming("--init-from"):
-        model = model_in(folder, read_config)
+        model, words = _model_in(folder, read_config, config.model.decoder)
     _check_adapters(config, model)
-    _check_shape(config.model, model, named_by_user="model" in given)
+    _check_shape(config.model, model, words, named_by_user="model" in given)
     kept = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(config.model)}
-    fields = {name: value for name, value in kept.items() if value is not None and name != "model"}
+    fields = {name: value for name, value in kept.items() if value is not None}
+    fields = {name: fields[name] for name in fields if name not in ("model", "decoder")}
     if model.lora is not None and config.model.lora_rank is None:
         for name in LORA:
             fields.pop(name, None)
-    changes: dict[str, Any] = in_words(model) | fields
+    changes: dict[str, Any] = words | fields
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
     return config.replace(**changes)
 
 
-def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
-    """Return the model of a folder of transformers, a run folder or one of its checkpoints.
+def _model_in(
+    folder: Path, read_config: ReadConfig, by: DecoderChoice
+) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the model of a folder of transformers, a run folder or one of its checkpoints, and the
+    fields of RunConfig that say it.
+
+    Args:
+        by: whose code computes a folder of transformers.
 
     Raises:
-        UserError: there is none, or one that our decoder cannot compute.
+        UserError: there is none, or one that no decoder computes.
     """
     if (folder / HF_CONFIG).is_file():
-        from launcher.config.families import read_hf_config
-
-        return read_hf_config(folder / HF_CONFIG)
+        with naming(f"{folder}:"):
+            model = decoder_of(folder / HF_CONFIG, by, {})
+        return model, _words(model, f"{HUB_PREFIX}{folder}")
     if (folder / ADAPTER_CONFIG).is_file():
         raise UserError(
             f"{folder}: is an adapter of PEFT: make a run folder of it with shardscale import, and "
@@ -75,9 +84,22 @@ def model_in(folder: Path, read_config: ReadConfig) -> ModelConfig:
         )
     fields = read_config(run / _RUN_CONFIG)
     names = {f.name for f in dataclasses.fields(ModelChoice)} & fields.keys()
-    model = ModelChoice(**{name: fields[name] for name in names}).build()
-    require_own(model, f"{folder}: what reads a run's weights")
-    return model
+    choice = ModelChoice(**{name: fields[name] for name in names})
+    model = choice.build()
+    words = _words(model, choice.model)
+    if by not in ("auto", decoder := words["decoder"] if words["decoder"] != "auto" else "own"):
+        raise UserError(
+            f"{folder}: was trained with --decoder {decoder}, whose weights have other names than "
+            f"those of --decoder {by}: leave that out"
+        )
+    return model, words
+
+
+def _words(model: ModelConfig, name: str) -> dict[str, Any]:
+    """Return a model as fields of RunConfig; `name` is that of its config, for `--model`."""
+    if isinstance(model, ForeignConfig):
+        return {"model": name, "decoder": "transformers"}
+    return {**in_words(model), "decoder": "auto"}
 
 
 def in_words(model: ModelConfig) -> dict[str, Any]:
@@ -91,14 +113,21 @@ def in_words(model: ModelConfig) -> dict[str, Any]:
     return {"model": next(alike, CUSTOM), **spelled, **adapter_flags(model.lora), **masks}
 
 
-def _check_shape(choice: ModelChoice, model: ModelConfig, *, named_by_user: bool) -> None:
+def _check_shape(
+    choice: ModelChoice, model: ModelConfig, words: Mapping[str, Any], *, named_by_user: bool
+) -> None:
     """Reject `--model` and dimensions that differ from those of the weights."""
     own, folder = model.computes(), choice.init_from
-    if names_config(choice.model):
+    foreign = isinstance(model, ForeignConfig)
+    if choice.model != words["model"] and (
+        names_config(choice.model) or (foreign and named_by_user)
+    ):
         raise UserError(
             f"--model {choice.model} with --init-from {folder}: the folder brings its own shape: "
             "leave --model out"
         )
+    if foreign:
+        return  # whose dimensions are no flags
     given = {name: getattr(choice, name) for name in WHAT_IT_COMPUTES}
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():

@@ -13,7 +13,7 @@ from launcher.model.foreign.shapes import known_shapes
 from launcher.model.sizes import known_name, nearest_names
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags
-from launcher.util.hub_cache import HUB_PREFIX, cached_folder
+from launcher.util.hub_cache import HUB_PREFIX, cached_folder, name_of_folder
 from launcher.util.json_file import JsonObject, read_json
 from launcher.util.packages import how_to_install
 
@@ -37,7 +37,7 @@ def label_of(model: str) -> str:
     if model in known_shapes():
         return model
     path = Path(model.removeprefix(HUB_PREFIX))
-    return (path.absolute().parent if path.suffix == ".json" else path.absolute()).name
+    return name_of_folder(path.absolute().parent if path.suffix == ".json" else path)
 
 
 def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> ModelConfig:
@@ -52,20 +52,27 @@ def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> Mo
         UserError: there is no such config, or no decoder for it; ValueError: an impossible option.
     """
     with naming(f"--model {model}:"):
-        path, document = _read(model.removeprefix(HUB_PREFIX))
-        if document.get("auto_map") is not None:
-            raise UserError(
-                f"auto_map is {document['auto_map']!r:.80}, code that comes with the model, which "
-                "is never run: give a model that transformers itself computes"
-            )
-        if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
-            try:
-                family = family_of(document, path)
-                return dataclasses.replace(family.read(document, path), **options)
-            except UserError:
-                if by == "own":
-                    raise
-        return _foreign(document, options)
+        if (shape := known_shapes().get(model.removeprefix(HUB_PREFIX))) is not None:
+            return _decoder(Path(model), dict(shape.config), by, options)
+        return decoder_of(_find(model.removeprefix(HUB_PREFIX)), by, options)
+
+
+def decoder_of(path: Path, by: DecoderChoice, options: Mapping[str, Any]) -> ModelConfig:
+    """Return the decoder of a config.json; arguments and errors as of `from_config`."""
+    return _decoder(path, read_json(path, infinite=True), by, options)
+
+
+def _decoder(
+    path: Path, document: JsonObject, by: DecoderChoice, options: Mapping[str, Any]
+) -> ModelConfig:
+    if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
+        try:
+            family = family_of(document, path)
+            return dataclasses.replace(family.read(document, path), **options)
+        except UserError:
+            if by == "own":
+                raise
+    return _foreign(document, options)
 
 
 def require_own(model: ModelConfig, what: str) -> None:
@@ -103,14 +110,6 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
         raise UserError(f"needs the library transformers: {how_to_install('hf')}") from error
     kept = {name: value for name, value in options.items() if name in _KEPT}
     return foreign_config(document, **kept)
-
-
-def _read(name: str) -> tuple[Path, JsonObject]:
-    """Return a config and where it is from: a known shape, a folder, a file, the hub's cache."""
-    if (shape := known_shapes().get(name)) is not None:
-        return Path(name), dict(shape.config)
-    path = _find(name)
-    return path, read_json(path, infinite=True)
 
 
 def _find(name: str) -> Path:

@@ -209,7 +209,8 @@ def check_init_from(resolved: Resolved) -> None:
         return
     from launcher.checkpoint.pretrained.stored import open_stored
 
-    with naming("--init-from"), open_stored(folder) as weights:
+    by = resolved.config.model.decoder
+    with naming("--init-from"), open_stored(folder, by) as weights:
         if masks and not weights.config.masks:
             raise UserError(
                 f"{folder}: has no masks that --masks could hold: make them with shardscale prune, "

@@ -180,7 +180,8 @@ def base_of(resolved: Resolved) -> Base | None:
     if folder is not None:
         from launcher.checkpoint.pretrained.stored import open_stored
 
-        with naming("--init-from"), open_stored(folder) as weights:
+        by = resolved.config.model.decoder
+        with naming("--init-from"), open_stored(folder, by) as weights:
             return weights.base()
     # A seed gives the same values on one type of device.
     seed, device = resolved.config.loop.seed, resolved.config.loop.device

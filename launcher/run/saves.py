@@ -133,8 +133,8 @@ class Saves:
         from launcher.checkpoint.pretrained.stored import open_stored
         from launcher.checkpoint.pretrained.transformed import Quantized
 
-        model = self._resolved.model
-        with open_stored(folder) as stored:
+        model, by = self._resolved.model, self._resolved.config.model.decoder
+        with open_stored(folder, by) as stored:
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
 
     def after_step(self, step: int, engine: Engine) -> bool:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.model.build import initial_value
-from launcher.model.linears import PACKED
+from launcher.model.linears import PACKED, is_adapter
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
 from launcher.parallel.model_parallel import DataParallelGroup, ModelParallel, ModelShards
 from launcher.parallel.world import World
-from launcher.strategies.parameters import is_trained, shards_of
+from launcher.strategies.parameters import shards_of
 from launcher.util.errors import UserError
 
 InitialValue = Callable[[str, torch.Size], Tensor]
@@ -81,9 +81,9 @@ class BuildInputs:
 
     def initial_value(self, name: str, shape: torch.Size) -> Tensor:
         """The fp32 initial value of this rank's shard of a parameter, on the device; zeros for
-        frozen parameters that `--init-from` fills."""
+        parameters that `--init-from` fills."""
         model, seed, device = self.resolved.model, self.config.loop.seed, self.world.device
-        if self.config.model.init_from is not None and not is_trained(name, model):
+        if self.config.model.init_from is not None and not is_adapter(name):
             packed = name.endswith(PACKED)
             return torch.zeros(shape, dtype=torch.uint8 if packed else None, device=device)
         shard = shards_of(model, self.model_parallel.rank)[name]

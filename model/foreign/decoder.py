@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -97,9 +98,17 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return recomputing
 
 
+def silence_imports() -> None:
+    """Silence libraries that warn, at their import by transformers, of what has nothing to do with
+    a training."""
+    for logger in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+
+
 def new_causal(document: str, attention: str) -> Any:
     """Build the model of a config.json under the device and modes of the caller's context, without
     drawing values."""
+    silence_imports()
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.initialization import no_init_weights
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -12,7 +11,7 @@ from torch import nn
 
 from launcher.model.config import AttentionKind
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.foreign.decoder import ROUTER, head_function, skeleton
+from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
@@ -34,9 +33,7 @@ def foreign_config(
     Raises:
         UserError: transformers has no such causal decoder, or one that cannot be trained here.
     """
-    # Both warn, at their import by transformers, of what has nothing to do with a training.
-    for logger in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(logger).setLevel(logging.ERROR)
+    silence_imports()
     for reason in _obstacles(document):
         raise UserError(reason)
     if attention not in _ATTENTION:
@@ -45,6 +42,7 @@ def foreign_config(
             f"computes this model: use one of {', '.join(_ATTENTION)}"
         )
     text = json.dumps(document, sort_keys=True)
+    text = json.dumps(json.loads(text, object_hook=_number))  # as save_pretrained writes infinity
     try:
         causal = skeleton(text, attention)
         blocks = parts_of(causal).blocks
@@ -81,11 +79,20 @@ def foreign_config(
     )
 
 
+def _number(document: dict[str, Any]) -> Any:
+    return float(document["__float__"]) if document.keys() == {"__float__"} else document
+
+
 def _obstacles(document: Mapping[str, Any]) -> Iterator[str]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = document.get("model_type")
+    if document.get("auto_map") is not None and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        yield (
+            f"auto_map is {document['auto_map']!r:.80}, code that comes with the model, which is "
+            "never run: give a model that transformers itself computes"
+        )
     if document.get("quantization_config") is not None:
         yield "quantization_config is of a quantised checkpoint: give the config of its base model"
     if document.get("is_encoder_decoder"):

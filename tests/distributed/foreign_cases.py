@@ -81,5 +81,14 @@ MEASURED: Final = tuple(
     if case.architecture in ("falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
 )
 """Whose bytes are measured, too."""
+GIVEN: Final = (
+    _case("mixtral", _zero(3)),
+    _case("gemma2", _FSDP),
+    _case("llama", _zero(2)),
+    _case("qwen3", _DDP),
+)
+"""Trained from a folder of weights: experts that are stored one by one, a tied head in shards."""
+BOTH: Final = ("llama", "qwen3")
+"""Whose folders our own decoder computes, too."""
 SAVED, LOADED = _case("gemma2", _FSDP), _case("gemma2", _zero(3))
 """A checkpoint of the first continues under the second."""

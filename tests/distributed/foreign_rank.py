@@ -17,23 +17,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from foreign_cases import BASE, CASES, LOADED, MEASURED, SAVED, STEPS, Case
-from rank_loop import rank_of_group, release, report, steps
+from foreign_cases import BASE, BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, STEPS, Case
+from rank_loop import Work, rank_of_group, release, report, steps
 from tiny_architectures import ARCHITECTURES
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, GlobalBatches, open_corpus
 from launcher.forecast.predict import predict
 from launcher.measure.memory import TracedMemory
 from launcher.model.build import initial_value
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.entry import parameter_groups
 from launcher.parallel.world import World
 from launcher.strategies.engine import train_step
 from launcher.strategies.parameters import parameter_shapes
 from launcher.train import build_engine, to_device
+from launcher.util.flags import as_flags
 
 
 def main() -> None:
@@ -61,6 +66,52 @@ def main() -> None:
         counted = [case for case in MEASURED if case.name in names]
         report(".", world, [({"counted": c.name}, partial(count, c, world)) for c in counted])
         report(".", world, [({"resumed": True}, partial(resume, world))])
+        mine = [case for case in GIVEN if case.name in names]
+        if world.is_main:
+            for case in mine:
+                write_folder(case)
+        dist.barrier()
+        report(
+            ".",
+            world,
+            [({"given": c.name}, partial(train_given, c, world, "transformers")) for c in mine],
+        )
+        report(".", world, of_given(mine[world.rank :: world.size], alone), every_rank=True)
+
+
+def of_given(cases: list[Case], alone: World) -> Work:
+    """One process from the same folders: a plain loop, and each decoder that computes them."""
+    for case in cases:
+        one = replaced(case)
+        yield {"plain_given": case.name}, partial(plainly, case, Path(case.architecture))
+        for decoder in ("transformers", *(("own",) if case.architecture in BOTH else ())):
+            key = {"single_given": case.name, "decoder": decoder}
+            yield key, partial(train_given, one, alone, decoder)
+
+
+def write_folder(case: Case) -> None:
+    """Weights as transformers saves them: experts one by one, in several files."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    model: Any = AutoModelForCausalLM.from_config(config_of(case.architecture))
+    model.save_pretrained(case.architecture, max_shard_size="30KB")
+    assert len(list(Path(case.architecture).glob("model-*.safetensors"))) > 1
+
+
+def train_given(case: Case, world: World, decoder: str) -> dict[str, Any]:
+    """Losses of our loop, from the weights of a folder."""
+    changes = {**BASE, **case.changes, "decoder": decoder, "init_from": case.architecture}
+    config = parse_run_config(as_flags(changes).split())
+    resolved = resolve(config, world_size=world.size, device_type="cpu")
+    assert isinstance(resolved.model, ForeignConfig) == (decoder == "transformers")
+    corpus = open_corpus(config.data, vocab_size=260, seq_len=resolved.seq_len)
+    engine = build_engine(resolved, world)
+    with open_stored(Path(case.architecture), config.model.decoder) as weights:
+        Checkpointer(Path("unused")).begin_with(weights, engine)
+    losses, _ = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
+    release(engine)
+    return {"losses": losses}
 
 
 def replaced(case: Case) -> Case:
@@ -120,25 +171,28 @@ def resume(world: World) -> dict[str, Any]:
     return {"losses": losses}
 
 
-def plainly(case: Case) -> dict[str, Any]:
-    """Losses of a plain loop."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+def config_of(architecture: str) -> Any:
+    """Its config, as transformers has it."""
+    from transformers import CONFIG_MAPPING
+
+    fields = copy.deepcopy(dict(ARCHITECTURES[architecture]))
+    return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+
+
+def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
+    """Losses of a plain loop, from the weights of a folder or those of the seed."""
+    from transformers import AutoModelForCausalLM
 
     changes = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
     two = replace(World(rank=0, local_rank=0, size=2, local_size=2, device=torch.device("cpu")))
     resolved, corpus = run_of(Case(architecture=case.architecture, changes=changes), two)
-    fields = copy.deepcopy(dict(ARCHITECTURES[case.architecture]))
-    config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    weights = {
-        name.removeprefix("causal."): initial_value(
-            name, shape, resolved.model, seed=BASE["seed"], device="cpu"
-        )
-        for name, shape in parameter_shapes(resolved.model).items()
-    }
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert set(missing) <= set(model.all_tied_weights_keys), missing
-    assert not unexpected
+    config = config_of(case.architecture)
+    model: Any
+    if folder is None:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        fill_of_seed(model, resolved)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train()
     optimizer = torch.optim.AdamW(
         parameter_groups(model, BASE["weight_decay"]), lr=BASE["lr"], betas=(0.9, 0.95), eps=1e-8
@@ -167,6 +221,19 @@ def plainly(case: Case) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(total)
     return {"losses": losses}
+
+
+def fill_of_seed(model: Any, resolved: Resolved) -> None:
+    """Give it the values that our decoder begins with."""
+    weights = {
+        name.removeprefix("causal."): initial_value(
+            name, shape, resolved.model, seed=BASE["seed"], device="cpu"
+        )
+        for name, shape in parameter_shapes(resolved.model).items()
+    }
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= set(model.all_tied_weights_keys), missing
+    assert not unexpected
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
 
 import pytest
-from foreign_cases import CASES, LOADED, MEASURED, SAVED, Case
+from foreign_cases import BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, Case
 from harness import HERE, Results, selected, torchrun, write_text
 
 ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
@@ -13,7 +13,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("foreign")
     write_text(folder / "text.txt")
     asked = [params.get("case") for params in selected(request)]
-    names = [case.name for case in CASES if None in asked or case in asked]
+    names = [case.name for case in (*CASES, *GIVEN) if None in asked or case in asked]
     more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
     return Results.of(folder, torchrun(2, HERE / "foreign_rank.py", folder, *names, **more))
 
@@ -42,3 +42,22 @@ def test_it_goes_on_under_another_strategy(results: Results) -> None:
     plain = results.get(plain=SAVED.architecture, accumulation=1)["losses"]
     assert results.get(resumed=True)["losses"] == pytest.approx(plain, rel=2e-5)
     assert SAVED.architecture == LOADED.architecture
+
+
+@pytest.mark.parametrize("case", GIVEN, ids=lambda case: case.name)
+def test_a_folders_weights_train_like_a_plain_loop_from_them(case: Case, results: Results) -> None:
+    plain = results.get(plain_given=case.name)["losses"]
+    assert results.get(given=case.name)["losses"] == pytest.approx(plain, rel=2e-5)
+    single = results.get(single_given=case.name, decoder="transformers")["losses"]
+    assert single == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in GIVEN if c.architecture in BOTH], ids=lambda case: case.name
+)
+def test_both_decoders_train_alike_from_one_folder(case: Case, results: Results) -> None:
+    theirs, ours = (
+        results.get(single_given=case.name, decoder=decoder)["losses"]
+        for decoder in ("transformers", "own")
+    )
+    assert ours == pytest.approx(theirs, rel=1e-5)

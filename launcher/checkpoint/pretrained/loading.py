@@ -19,6 +19,7 @@ from launcher.checkpoint.pretrained.stored import Stored, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG
+from launcher.config.transformers_config import require_own
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
@@ -64,6 +65,7 @@ def open_source(folder: Path) -> Iterator[Source]:
     """
     folder = model_folder(folder)
     with open_stored(folder) as stored:
+        require_own(stored.config, f"{folder}: shardscale generate")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint
         if checkpoint is None:

@@ -1,76 +1,36 @@
 """A model of transformers in a folder, read as our model that computes the same."""
 
-import contextlib
-import hashlib
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.extra import Base
-from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.companions import read_generation_config
-from launcher.checkpoint.pretrained.weight_files import WeightFiles
+from launcher.checkpoint.pretrained.folder_weights import FolderWeights, finite
 from launcher.config.families import Family, Part, family_of
-from launcher.model.config import ModelConfig
-from launcher.strategies.flat_shards import Shard
-from launcher.strategies.parameters import parameter_shapes
-from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
 _EMBEDDING = "wte.weight"
 
 
-class TransformersWeights:
-    """The parameters of our model in a folder that transformers' save_pretrained has written.
-
-    Weights are read on demand; names, shapes and types are checked on opening.
+class TransformersWeights(FolderWeights):
+    """The parameters of our own decoder in a folder that transformers' save_pretrained has written.
 
     Raises:
         UserError: the model is not one that ours computes, or files are missing or damaged.
     """
 
-    checkpoint = None
-    folder: Path
-    family: Family
-    config: ModelConfig
-    shapes: dict[str, tuple[int, ...]]
-    """Name -> shape of our parameters, in their order."""
-
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         path = folder / "config.json"
         document = read_json(path)
-        self.family = family_of(document, path)
-        self.config = self.family.read(document, path)
-        read_generation_config(folder, self.config.vocab_size)  # refused now, not by an export
-        self.shapes = dict(parameter_shapes(self.config))
-        self._parts: dict[str, list[Part]] = {}
-        for part in self.family.parts(self.config, self.shapes):
-            self._parts.setdefault(part.ours, []).append(part)
-        with contextlib.ExitStack() as opening:
-            self._weights = opening.enter_context(WeightFiles(folder))
-            self._stored = self._match()
-            self._stack = opening.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the files; tensors that were read stay valid."""
-        self._stack.close()
-
-    def files(self) -> list[Path]:
-        """Return the files that hold weights, sorted by name."""
-        return self._weights.paths
+        self.family: Family = family_of(document, path)
+        config = self.family.read(document, path)
+        read_generation_config(folder, config.vocab_size)  # refused now, not by an export
+        super().__init__(folder, config)
 
     def parts(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """Yield our flattened parameter `name` in consecutive pieces: the first element's number
@@ -91,37 +51,6 @@ class TransformersWeights:
         pieces = [self._finite(part, self._rows(part)) for part in self._parts[name]]
         # Some are stored the other way round.
         return (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).contiguous()
-
-    def has(self, name: str) -> bool:
-        """Return whether there is such a parameter."""
-        return name in self.shapes
-
-    def read_into(self, shard: Shard) -> None:
-        """Fill `shard.data` with its range.
-
-        Raises:
-            UserError: there are values that are NaN or infinite.
-        """
-        places, start = shard.places, shard.start
-        if places.contiguous:
-            shard.data.copy_(self.read_range(shard.name, start, places.stop))
-            return
-        # Gaps are read, too: a few runs at a time, so that it takes little memory.
-        runs = max(1, CHUNK_ELEMENTS // places.pitch)
-        for part in shard.data.split(runs * places.run):
-            stop = Places.of(start, len(part), places.run, places.pitch).stop
-            whole = self.read_range(shard.name, start, stop)
-            part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
-            start += runs * places.pitch
-
-    def base(self) -> Base:
-        """Return the identity that a run with adapters beside them records, reading all files."""
-        digest = hashlib.sha256()
-        for path in self._weights.paths:
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return Base(path=str(self.folder.absolute()), fingerprint=digest.hexdigest())
 
     def read_range(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements [start, stop) of our flattened parameter `name`, as a copy in fp32.
@@ -150,21 +79,16 @@ class TransformersWeights:
         return rows.reshape(-1)[start - first * width : stop - first * width]
 
     def _finite(self, part: Part, tensor: Tensor) -> Tensor:
-        rows = max(1, CHUNK_ELEMENTS * len(tensor) // tensor.numel())
-        if not all(piece.isfinite().all() for piece in tensor.split(rows)):
-            raise UserError(
-                f"{self._stored[part.theirs]}: has values that are NaN or infinite, so nothing can "
-                "be computed with this model; fetch it again, or take a checkpoint from before it "
-                "diverged"
-            )
-        return tensor
+        return finite(tensor, self._stored[part.theirs])
 
-    def _match(self) -> dict[str, str]:
-        """Return each tensor's name in the files, and check that none is left over."""
+    def _match(self) -> None:
+        self._parts: dict[str, list[Part]] = {}
+        for part in self.family.parts(self.config, self.shapes):
+            self._parts.setdefault(part.ours, []).append(part)
         prefix = self.family.prefix
         # A language model's names have a prefix, those of its decoder saved alone do not.
         stored = {name.removeprefix(prefix): name for name in self._weights.names()}
-        found = {}
+        found: dict[str, str] = {}
         for part in (part for parts in self._parts.values() for part in parts):
             name = stored.pop(part.theirs.removeprefix(prefix), None)
             if name is None:
@@ -176,7 +100,8 @@ class TransformersWeights:
             found[part.theirs] = name
         self._check_tied(stored, found)
         self._check_left_over(stored)
-        return found
+        self._stored = found
+        """Their name -> the tensor's name in the files."""
 
     def _check_tied(self, stored: dict[str, str], found: dict[str, str]) -> None:
         """Check that a stored head which is tied equals the embedding."""

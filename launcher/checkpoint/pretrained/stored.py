@@ -15,17 +15,19 @@ from torch import Tensor
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.checkpoint.extra import Base, saved_model
+from launcher.checkpoint.pretrained.foreign_weights import ForeignWeights
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
 from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
-from launcher.config.transformers_config import require_own
+from launcher.config.transformers_config import DecoderChoice, decoder_of
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.gpt import initial_value
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, naming
 
 
 class Stored(Protocol):
@@ -148,18 +150,21 @@ class Adapted:
 
 
 @contextlib.contextmanager
-def open_stored(folder: Path) -> Iterator[Stored]:
+def open_stored(folder: Path, by: DecoderChoice = "auto") -> Iterator[Stored]:
     """Open the weights of a folder of transformers or PEFT, a run (its newest checkpoint) or a
     checkpoint; those beside adapters are opened where they were.
 
     Names and shapes are checked now, values when they are read.
+
+    Args:
+        by: whose code computes a folder of transformers.
 
     Raises:
         UserError: there are none, they are damaged, or not those that adapters were trained with.
     """
     with contextlib.ExitStack() as opened:
         if (folder / HF_CONFIG).is_file():
-            yield opened.enter_context(TransformersWeights(folder))
+            yield opened.enter_context(_open_folder(folder, by))
         elif (folder / ADAPTER_CONFIG).is_file():
             beside = opened.enter_context(open_stored(folder_beside(folder)))
             yield Adapted(opened.enter_context(PeftFolder(folder, beside.config)), beside)
@@ -169,6 +174,14 @@ def open_stored(folder: Path) -> Iterator[Stored]:
                 yield saved
             else:
                 yield Adapted(saved, opened.enter_context(_beside(saved)))
+
+
+def _open_folder(folder: Path, by: DecoderChoice) -> TransformersWeights | ForeignWeights:
+    with naming(f"{folder}:"):
+        model = decoder_of(folder / HF_CONFIG, by, {})
+    if isinstance(model, ForeignConfig):
+        return ForeignWeights(folder, model)
+    return TransformersWeights(folder)
 
 
 @contextlib.contextmanager
@@ -185,7 +198,6 @@ def _open_saved(source: Path) -> Iterator[CheckpointWeights]:
             f"checkpoint {checkpoint.path}: does not say which model it holds; "
             "give one that launcher.train has saved"
         )
-    require_own(config, f"{source}: what reads a run's weights")
     checkpoint.check_model(trained_shapes(config), checkpoint.kinds, list(checkpoint.counters))
     with RangeReader(checkpoint) as reader:
         yield CheckpointWeights(checkpoint, config, reader)

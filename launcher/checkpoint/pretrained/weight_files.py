@@ -188,18 +188,27 @@ class WeightFiles:
         Raises:
             UserError: it has not.
         """
+        found = list(self.without_values(name).shape)
+        if found != list(shape):
+            raise UserError(
+                f"{self._files[name][0]}: {name} is {found}, but config.json makes it "
+                f"{list(shape)}; give the config.json that belongs to these weights"
+            )
+
+    def without_values(self, name: str) -> Tensor:
+        """Return a tensor's shape, as one on the meta device.
+
+        Raises:
+            UserError: fp32 does not hold the values of its type exactly.
+        """
         path, file = self._files[name]
         found = file.get_slice(name)
-        if tuple(found.get_shape()) != shape:
-            raise UserError(
-                f"{path}: {name} is {found.get_shape()}, but config.json makes it {list(shape)}; "
-                "give the config.json that belongs to these weights"
-            )
         if found.get_dtype() not in _READABLE:
             raise UserError(
                 f"{path}: {name} is stored as {found.get_dtype()}, and only "
                 f"{', '.join(_READABLE)} can be imported; save it as one of these"
             )
+        return torch.empty(found.get_shape(), device="meta")
 
     def read(self, name: str) -> Tensor:
         """Return a tensor in its stored type."""

@@ -29,6 +29,7 @@ from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, 
 from launcher.config.families import Family, family_for
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
+from launcher.config.transformers_config import require_own
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.provenance import dtype_of_base, which_step
@@ -93,6 +94,7 @@ def export(options: ExportOptions) -> str:
     check_run_folder(options.out)
     while True:
         with open_stored(options.run) as stored:
+            require_own(stored.config, f"{options.run}: shardscale export")
             try:
                 return _export(_chosen(stored, options), options)
             except DamagedCheckpoint:

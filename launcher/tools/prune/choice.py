@@ -9,6 +9,7 @@ import tyro
 
 from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.stored import Stored
+from launcher.config.transformers_config import require_own
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
 from launcher.util.flags import MOST_ITEMS, require_range
@@ -82,6 +83,7 @@ def check_prunable(stored: Stored, options: PruneOptions) -> None:
         UserError: names the obstacle and the fix.
     """
     config = stored.config
+    require_own(config, f"{options.run}: shardscale prune")
     if config.lora is not None:
         raise UserError(
             f"{options.run} has adapters beside frozen weights: merge them first with shardscale "

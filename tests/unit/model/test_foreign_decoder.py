@@ -181,7 +181,10 @@ def test_our_own_decoder_computes_the_families_it_has(tmp_path: Path) -> None:
 
 
 REFUSED_CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "remote code": ({"auto_map": {"AutoModel": "x.Y"}}, "code that comes with the model"),
+    "remote code": (
+        {"auto_map": {"AutoModel": "x.Y"}, "model_type": "gemma99"},
+        "code that comes with the model",
+    ),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantised checkpoint"),
     "encoder and decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "a decoder alone"),
     "vision tower": ({"vision_config": {}}, "give its text_config"),

@@ -1,0 +1,121 @@
+"""Safetensors of a folder, read as the parameters of a model: what all such folders share."""
+
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from launcher.checkpoint.extra import Base
+from launcher.checkpoint.index import CHUNK_ELEMENTS
+from launcher.checkpoint.pretrained.weight_files import WeightFiles
+from launcher.model.config import ModelConfig
+from launcher.strategies.flat_shards import Shard
+from launcher.strategies.parameters import parameter_shapes
+from launcher.strategies.places import Places
+from launcher.util.errors import UserError
+
+
+class FolderWeights(ABC):
+    """The parameters of a model in a folder of safetensors.
+
+    Weights are read on demand; a subclass checks names, shapes and types on opening.
+
+    Raises:
+        UserError: files are missing or damaged, or do not fit the model.
+    """
+
+    checkpoint = None
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self.folder, self.config = folder, config
+        self.shapes: Mapping[str, tuple[int, ...]] = dict(parameter_shapes(config))
+        """Name -> shape of our parameters, in their order."""
+        with contextlib.ExitStack() as opening:
+            self._weights = opening.enter_context(WeightFiles(folder))
+            self._match()
+            self._stack = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; tensors that were read stay valid."""
+        self._stack.close()
+
+    def files(self) -> list[Path]:
+        """Return the files that hold weights, sorted by name."""
+        return self._weights.paths
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a parameter."""
+        return name in self.shapes
+
+    def base(self) -> Base:
+        """Return the identity that a run with adapters beside them records, reading all files."""
+        digest = hashlib.sha256()
+        for path in self._weights.paths:
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return Base(path=str(self.folder.absolute()), fingerprint=digest.hexdigest())
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill `shard.data` with its range.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+        places, start = shard.places, shard.start
+        if places.contiguous:
+            shard.data.copy_(self.read_range(shard.name, start, places.stop))
+            return
+        # Gaps are read, too: a few runs at a time, so that it takes little memory.
+        runs = max(1, CHUNK_ELEMENTS // places.pitch)
+        for part in shard.data.split(runs * places.run):
+            stop = Places.of(start, len(part), places.run, places.pitch).stop
+            whole = self.read_range(shard.name, start, stop)
+            part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
+            start += runs * places.pitch
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """Return our parameter `name` in its shape and stored type.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+
+    @abstractmethod
+    def read_range(self, name: str, start: int, stop: int) -> Tensor:
+        """Return elements [start, stop) of our flattened parameter `name`, as a copy in fp32.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+
+    @abstractmethod
+    def _match(self) -> None:
+        """Find the stored tensors of each parameter, and check that none is left over."""
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor whose values can be computed with; `name` is for the message.
+
+    Raises:
+        UserError: there are values that are NaN or infinite.
+    """
+    rows = max(1, CHUNK_ELEMENTS * len(tensor) // tensor.numel())
+    if not all(piece.isfinite().all() for piece in torch.split(tensor, rows)):
+        raise UserError(
+            f"{name}: has values that are NaN or infinite, so nothing can be computed with this "
+            "model; fetch it again, or take a checkpoint from before it diverged"
+        )
+    return tensor

@@ -1,0 +1,130 @@
+"""Folders of transformers read as its own decoders: values, tied weights, and what is refused."""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_architectures import ARCHITECTURES
+
+from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.config.arguments import parse_run_config
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.conversion import PREFIX
+from launcher.strategies.flat_shards import PARAM, Shard
+from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import UserError
+
+FILE = "model.safetensors"
+
+
+def saved(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    torch.manual_seed(4)
+    fields = {**copy.deepcopy(dict(ARCHITECTURES[name])), **changes}
+    model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(fields))
+    model.to(dtype).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss", "gemma2", "falcon_h1", "phi"])
+def test_parameters_are_those_that_transformers_loads(name: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, name, torch.bfloat16)
+    theirs = {f"{PREFIX}{n}": p for n, p in model.named_parameters()}
+    with open_stored(tmp_path) as stored:
+        assert isinstance(stored.config, ForeignConfig)
+        assert parameter_shapes(stored.config).keys() == theirs.keys()
+        for own, parameter in theirs.items():
+            torch.testing.assert_close(stored.read(own), parameter.detach(), rtol=0, atol=0)
+            flat = parameter.detach().float().flatten()
+            shard = Shard(name=own, kind=PARAM, start=len(flat) // 3, data=torch.empty(2))
+            stored.read_into(shard)
+            torch.testing.assert_close(shard.data, flat[shard.start : shard.start + 2])
+
+
+def changed(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / FILE) | changes
+    save_file({n: t for n, t in tensors.items() if t is not None}, folder / FILE)
+
+
+def test_names_of_older_versions_and_of_a_tied_head_are_known(tmp_path: Path) -> None:
+    model = saved(tmp_path, "gemma2")
+    tensors = load_file(tmp_path / FILE)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    alone = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(alone, tmp_path / FILE)
+    with open_stored(tmp_path) as stored:
+        embedding = stored.read(f"{PREFIX}model.embed_tokens.weight")
+    assert torch.equal(embedding, model.lm_head.weight)
+
+
+NORM = "model.norm.weight"
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+DAMAGES: Mapping[str, tuple[str, str, torch.Tensor | None, str]] = {
+    "missing": ("gemma2", NORM, None, f"has no tensor {NORM}, which"),
+    "unexpected": ("gemma2", "model.extra", torch.ones(1), "model.extra belongs to no Gemma2"),
+    "shape": ("gemma2", NORM, torch.ones(3), r"\[3\], but config.json makes"),
+    "type": ("gemma2", NORM, torch.ones(32, dtype=torch.int8), "is stored as I8"),
+    "tied": ("gemma2", "lm_head.weight", torch.ones(260, 32), "says that they are tied; set"),
+    "one expert less": ("mixtral", EXPERT, None, "do not make model.layers.1.mlp.experts"),
+    "a narrow expert": ("mixtral", EXPERT, torch.ones(3, 32), "do not make model.layers.1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_weights_that_do_not_fit_the_config_are_one_sentence(damage: str, tmp_path: Path) -> None:
+    name, tensor, value, says = DAMAGES[damage]
+    saved(tmp_path, name)
+    changed(tmp_path, **{tensor: value})
+    with pytest.raises(UserError, match=says) as refused, open_stored(tmp_path):
+        pass
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_else_is_refused_of_a_folder(tmp_path: Path) -> None:
+    saved(tmp_path, "gemma2")
+    changed(tmp_path, **{"model.norm.weight": torch.full((32,), torch.nan)})
+    with open_stored(tmp_path) as stored, pytest.raises(UserError, match="has values that are NaN"):
+        stored.read(f"{PREFIX}model.norm.weight")
+    document = json.loads((tmp_path / "config.json").read_text())
+    for changes, says in (
+        ({"quantization_config": {"bits": 4}}, "quantised checkpoint"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "a decoder alone"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "model_type": "own"}, "code that comes with the model"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "belongs to no Gemma2ForCausalLM"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**document, **changes}))
+        with pytest.raises(UserError, match=says), open_stored(tmp_path):
+            pass
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"00001-of-00002\.safetensors: there is no such file"):
+        open_stored(tmp_path).__enter__()
+
+
+def test_a_run_adopts_the_config_and_tokenizer_of_the_weights(tmp_path: Path) -> None:
+    saved(tmp_path, "gemma2")
+    (tmp_path / "tokenizer.json").touch()
+    weights = ["--init-from", str(tmp_path)]
+    config = parse_run_config(weights)
+    assert config.model.build() == parse_run_config(["--model", str(tmp_path)]).model.build()
+    assert config.data.tokenizer == str(tmp_path / "tokenizer.json")
+    assert config.model.label == tmp_path.name
+    for flags, says in (
+        (["--model", "llama-3-8b"], "leave --model out"),
+        (["--layers", "3"], "--layers 3 knows shardscale's own decoder only"),
+        (["--decoder", "own"], "only gpt2"),
+    ):
+        with pytest.raises(UserError, match=says):
+            parse_run_config([*weights, *flags]).model.build()
+    (tmp_path / "config.yaml").write_text(f"model: hf:{tmp_path}\n")  # of a run that began there
+    (tmp_path / "config.json").rename(tmp_path / "kept.json")
+    with pytest.raises(UserError, match="there is no file"):
+        parse_run_config(weights)
