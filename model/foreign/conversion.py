@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,3 +91,25 @@ def our_names(config: ForeignConfig) -> dict[str, str]:
         name: ours.setdefault(parameter, f"{PREFIX}{name}")
         for name, parameter in causal.named_parameters(remove_duplicate=False)
     }
+
+
+def groups(causal: Any) -> list[list[str]]:
+    """Return the parameters, by transformers' names, in groups that are converted together when
+    transformers saves them."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, apply_converters
+
+    transforms = get_model_conversion_mapping(causal, add_legacy=False)[::-1]
+    converters = [t.reverse_transform() for t in transforms if isinstance(t, WeightConverter)]
+    found: dict[str, list[str]] = {}
+    for name, _ in causal.named_parameters():
+        found.setdefault(apply_converters(name, converters)[0], []).append(name)
+    return [*found.values()]
+
+
+def as_saved(causal: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a group's tensors as transformers saves them; on the meta device, their shapes."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    saved: dict[str, Tensor] = revert_weight_conversion(causal, dict(parameters))
+    return saved

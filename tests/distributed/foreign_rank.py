@@ -35,8 +35,10 @@ from launcher.model.build import initial_value
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.entry import parameter_groups
 from launcher.parallel.world import World
+from launcher.run.saves import run_entries
 from launcher.strategies.engine import train_step
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.export import ExportOptions, export
 from launcher.train import build_engine, to_device
 from launcher.util.flags import as_flags
 
@@ -76,6 +78,8 @@ def main() -> None:
             world,
             [({"given": c.name}, partial(train_given, c, world, "transformers")) for c in mine],
         )
+        exports = [({"exported": c.name}, partial(export_given, c)) for c in mine]
+        report(".", world, exports if world.is_main else ())
         report(".", world, of_given(mine[world.rank :: world.size], alone), every_rank=True)
 
 
@@ -95,7 +99,7 @@ def write_folder(case: Case) -> None:
 
     torch.manual_seed(5)
     model: Any = AutoModelForCausalLM.from_config(config_of(case.architecture))
-    model.save_pretrained(case.architecture, max_shard_size="30KB")
+    model.to(torch.bfloat16).save_pretrained(case.architecture, max_shard_size="20KB")
     assert len(list(Path(case.architecture).glob("model-*.safetensors"))) > 1
 
 
@@ -110,8 +114,29 @@ def train_given(case: Case, world: World, decoder: str) -> dict[str, Any]:
     with open_stored(Path(case.architecture), config.model.decoder) as weights:
         Checkpointer(Path("unused")).begin_with(weights, engine)
     losses, _ = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
+    if world.size > 1:
+        saves = Checkpointer(run_folder(case) / "checkpoints", asynchronous=False)
+        saves.save(STEPS, engine, run_entries(resolved, corpus))
     release(engine)
     return {"losses": losses}
+
+
+def run_folder(case: Case) -> Path:
+    """Where the run of weights that were given keeps its checkpoints."""
+    return Path(f"run-{case.architecture}")
+
+
+def export_given(case: Case) -> dict[str, Any]:
+    """Names of the parameters that transformers loads otherwise than the checkpoint has them."""
+    from transformers import AutoModelForCausalLM
+
+    run, out = run_folder(case), Path(f"export-{case.architecture}")
+    export(ExportOptions(run=run, out=out, shard_size="30KB", tokenizer="none"))
+    model: Any = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    with open_stored(run) as stored:
+        ours = {name: stored.read(f"causal.{name}") for name, _ in model.named_parameters()}
+    differing = [n for n, p in model.named_parameters() if not torch.equal(p, ours[n].to(p.dtype))]
+    return {"dtype": str(model.dtype), "differing": differing}
 
 
 def replaced(case: Case) -> Case:

@@ -61,3 +61,10 @@ def test_both_decoders_train_alike_from_one_folder(case: Case, results: Results)
         for decoder in ("transformers", "own")
     )
     assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", GIVEN, ids=lambda case: case.name)
+def test_transformers_loads_what_a_sharded_run_exports(case: Case, results: Results) -> None:
+    exported = results.get(exported=case.name)
+    assert exported["dtype"] == "torch.bfloat16"  # that of the weights it began with
+    assert exported["differing"] == []

@@ -1,17 +1,14 @@
 """`shardscale export`: a checkpoint for transformers, as safetensors, for ONNX or TensorRT."""
 
 import dataclasses
-import functools
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.pretrained.adapters import write_adapter
@@ -26,12 +23,12 @@ from launcher.checkpoint.pretrained.companions import (
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
-from launcher.config.families import Family, family_for
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.config.transformers_config import require_own
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.layouts import layout_of
 from launcher.tools.exchange.provenance import dtype_of_base, which_step
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import as_flags, fields_of, one_sentence
@@ -94,7 +91,8 @@ def export(options: ExportOptions) -> str:
     check_run_folder(options.out)
     while True:
         with open_stored(options.run) as stored:
-            require_own(stored.config, f"{options.run}: shardscale export")
+            if options.format in GRAPH_FORMATS:
+                require_own(stored.config, f"--format {options.format}")
             try:
                 return _export(_chosen(stored, options), options)
             except DamagedCheckpoint:
@@ -193,13 +191,13 @@ def _write_graph(
 
     def settings() -> str:
         try:
-            family = family_for(model.config)[0]
+            document = layout_of(model).document
         except UserError:  # a graph needs none
             return (
                 f"{write_settings(folder, checkpoint, model.config, None, options)}, no "
                 "config.json (transformers has no such model)"
             )
-        return write_settings(folder, checkpoint, model.config, family, options)
+        return write_settings(folder, checkpoint, model.config, document, options)
 
     write = graphs.write_onnx if options.format == "onnx" else graphs.write_tensorrt
     return write(folder, model, options.dtype, cache=options.cache, write_settings=settings)
@@ -211,30 +209,17 @@ def _write_weights(
     """Write all weights; returns a phrase about the files."""
     config = model.config
     most_bytes = parse_bytes(options.shard_size, "--shard-size")
-    own = parameter_shapes(config)
+    shapes: Mapping[str, tuple[int, ...]]
     metadata = {"format": "pt"}
     if options.format == "hf":
-        family, theirs = family_for(config)
-        description = f"{family.architecture} for transformers, "
-        description += write_settings(folder, checkpoint, config, family, options)
-        parts = {part.theirs: part for part in family.parts(theirs, parameter_shapes(theirs))}
-        shapes = {name: part.their_shape for name, part in parts.items()}
+        architecture, document, shapes, read = layout_of(model)
+        settings = write_settings(folder, checkpoint, config, document, options)
+        description = f"{architecture} for transformers, {settings}"
     else:
         description = "our names"
-        parts, shapes, most_bytes = {}, dict(own), MOST_BYTES
+        shapes, read, most_bytes = parameter_shapes(config), model.read, MOST_BYTES
         described = json.dumps(dataclasses.asdict(config))
         metadata |= {"step": str(checkpoint.step), "model": described}
-
-    whole = functools.lru_cache(maxsize=1)(model.read)  # parts of one tensor are read in a row
-
-    def read(name: str) -> Tensor:
-        part = parts.get(name)
-        if part is None:
-            return model.read(name)
-        if part.ours not in own:  # a bias that our model was built without
-            return torch.zeros(part.their_shape)
-        begin = part.start // math.prod(part.shape[1:])
-        return part.turned(whole(part.ours)[begin : begin + part.shape[0]])
 
     files = write_weights(
         folder,
@@ -251,12 +236,13 @@ def write_settings(
     folder: Path,
     checkpoint: Checkpoint,
     config: ModelConfig,
-    family: Family | None,
+    document: Mapping[str, Any] | None,
     options: ExportOptions,
 ) -> str:
     """Write what transformers reads beside the weights; returns a phrase about the tokenizer.
 
-    config.json is written only if a family of transformers has the model.
+    Args:
+        document: config.json without the fields that are chosen here; None writes none.
 
     Raises:
         UserError: no such tokenizer, or not one of this model.
@@ -268,8 +254,10 @@ def write_settings(
         places.append(run_of(checkpoint))
     generation = generation_config(places, end_of_text, config.vocab_size)
     write_json(folder / GENERATION_FILE, generation)
-    stored_as = {"torch_dtype": str(DTYPES[options.dtype]).removeprefix("torch.")}
-    if family is not None:
-        written = {**family.write(config), **ends_of(generation), **stored_as}
+    if document is not None:
+        # transformers 5 reads dtype first, earlier versions read torch_dtype.
+        dtype = str(DTYPES[options.dtype]).removeprefix("torch.")
+        name = "dtype" if "dtype" in document else "torch_dtype"
+        written = {**document, **ends_of(generation), name: dtype}
         write_json(folder / HF_CONFIG, written)
     return f"tokenizer {tokenizer}" if tokenizer else "no tokenizer"

@@ -17,6 +17,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.layouts import layout_of
 from launcher.util.errors import UserError
 
 FILE = "model.safetensors"
@@ -32,11 +33,17 @@ def saved(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes
     return model
 
 
-@pytest.mark.parametrize("name", ["mixtral", "olmoe", "gpt_oss", "gemma2", "falcon_h1", "phi"])
-def test_parameters_are_those_that_transformers_loads(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_are_those_of_transformers_and_are_exported_as_it_saves_them(
+    name: str, tmp_path: Path
+) -> None:
     model = saved(tmp_path, name, torch.bfloat16)
     theirs = {f"{PREFIX}{n}": p for n, p in model.named_parameters()}
-    with open_stored(tmp_path) as stored:
+    with open_stored(tmp_path, "transformers") as stored:
+        layout = layout_of(stored)
+        files = load_file(tmp_path / FILE)
+        assert dict(layout.shapes) == {name: tuple(tensor.shape) for name, tensor in files.items()}
+        assert all(torch.equal(layout.read(name), tensor) for name, tensor in files.items())
         assert isinstance(stored.config, ForeignConfig)
         assert parameter_shapes(stored.config).keys() == theirs.keys()
         for own, parameter in theirs.items():
