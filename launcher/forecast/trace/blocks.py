@@ -30,6 +30,7 @@ from launcher.forecast.trace.events import (
     Segment,
     Trace,
 )
+from launcher.forecast.trace.foreign import block_kinds, with_blocks
 from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.checkpointing import spelled
@@ -55,9 +56,9 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
     sequences with context parallelism, on one rank of those that compute a model; cached."""
-    few, representatives = _shallow(model)
+    few, traced, representatives = _shallow(model)
     trace = trace_of(few, compute, micro_batch, seq_len, rank)
-    return _expanded(trace, representatives)
+    return _expanded(trace, traced, representatives)
 
 
 def micro_batch_work(
@@ -69,7 +70,7 @@ def micro_batch_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> dict[Place, Work]:
     """Work of each segment of the same micro-batch; what a block recomputes is in its backward."""
-    few, representatives = _shallow(model)
+    few, _, representatives = _shallow(model)
     of_few = work_of(few, compute, micro_batch, seq_len, rank)
     return {
         instance: work
@@ -88,7 +89,7 @@ def pass_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> tuple[Work, Work]:
     """Work of the whole forward and of the whole backward."""
-    few, representatives = _shallow(model)
+    few, _, representatives = _shallow(model)
     of_few = work_of(few, compute, micro_batch, seq_len, rank)
     layers = Counter(representatives)
     forward = backward = NO_WORK
@@ -101,14 +102,25 @@ def pass_work(
     return forward, backward
 
 
-def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int]]:
-    """A model of representative blocks, and for each block the one that represents it."""
-    if isinstance(model, ForeignConfig):  # its blocks may differ
-        return model, [*range(model.layers)]
+def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
+    """A model of representative blocks, the numbers that they have in the deep model, and for each
+    block of that one the block that represents it."""
     words = model.checkpointing.blocks(model.layers)
-    traced, representatives = _representative_blocks(_kinds(words, model))
+    kinds = _kinds(words, model)
+    if isinstance(model, ForeignConfig):  # its blocks may differ
+        kinds = [f"{kind}, {own}" for kind, own in zip(kinds, block_kinds(model), strict=True)]
+    traced, representatives = _representative_blocks(kinds)
     spelling = spelled([words[n] for n in traced])
-    return replace(model, layers=len(traced), activation_checkpointing=spelling), representatives
+    few: ModelConfig | None
+    if isinstance(model, ForeignConfig):
+        plain = replace(model, activation_checkpointing="none")
+        # A router loss computes with all blocks' routers at once.
+        few = None if model.router_loss else with_blocks(plain, traced)
+        if few is None:
+            return model, [*range(model.layers)], [*range(model.layers)]
+    else:
+        few = replace(model, layers=len(traced))
+    return replace(few, activation_checkpointing=spelling), traced, representatives
 
 
 def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
@@ -177,7 +189,7 @@ def on_host(trace: MicroBatch) -> MicroBatch:
     return replace(trace, forward=forward, backward=backward)
 
 
-def _expanded(trace: Trace, representatives: Sequence[int]) -> MicroBatch:
+def _expanded(trace: Trace, traced: Sequence[int], representatives: Sequence[int]) -> MicroBatch:
     """Put a deep model's events in order, each block's as those of the traced one in its place."""
     layers = len(representatives)
     places = _places(layers)
@@ -185,7 +197,7 @@ def _expanded(trace: Trace, representatives: Sequence[int]) -> MicroBatch:
     keys: dict[AllocationId, Key] = {}
     left: set[Key] = set()
     instances = cache(lambda place: _instances(place, representatives))
-    relative = cache(partial(_relative, traced=trace.layers, layers=layers))
+    relative = cache(partial(_relative, traced=traced))
 
     @cache
     def renamed(name: str, template: Place, instance: Place) -> str:
@@ -241,13 +253,13 @@ def _instances(place: Place, representatives: Sequence[int]) -> list[Place]:
     return [Place(place.part, layer) for layer, few in deep if few == place.layer]
 
 
-def _relative(other: Place, template: Place, instance: Place, traced: int, layers: int) -> Place:
+def _relative(other: Place, template: Place, instance: Place, traced: Sequence[int]) -> Place:
     """The segment that `other` is, seen from an instance of `template`."""
     if not other.part.startswith("block"):
         return other
     if template.part.startswith("block"):
         return Place(other.part, instance.layer + other.layer - template.layer)
-    return Place(other.part, layers - 1 if other.layer == traced - 1 else other.layer)
+    return Place(other.part, traced[other.layer])
 
 
 def _inputs(trace: MicroBatch) -> dict[int, Allocated]:

@@ -1,14 +1,59 @@
-"""Decoders of transformers on fake tensors: decisions that it takes by values, and kernels that
-fake tensors lack."""
+"""Decoders of transformers in a trace: blocks that compute the same, decisions that it takes by
+values, and kernels that fake tensors lack."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, cast
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final, cast
 
 import torch
+from torch import nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.decoder import skeleton
+from launcher.model.parts import parts_of
+
+_LAYERS: Final = "num_hidden_layers"
+_NUMBER: Final = frozenset({"layer_idx", "layer_id", "layer_number"})
+"""Attributes of a module that say which block it is in."""
+
+
+@cache
+def block_kinds(model: ForeignConfig) -> tuple[str, ...]:
+    """Return for each block what it is made of: blocks of which it is equal compute the same."""
+    blocks = parts_of(skeleton(model.document, model.attention)).blocks
+    return tuple(json.dumps([_described(*named) for named in b.named_modules()]) for b in blocks)
+
+
+def _described(path: str, module: nn.Module) -> list[Any]:
+    shapes = [(n, list(p.shape)) for n, p in module._parameters.items() if p is not None]
+    settings = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _NUMBER and isinstance(value, bool | int | float | str | None)
+    }
+    return [path, type(module).__qualname__, shapes, settings]
+
+
+def with_blocks(model: ForeignConfig, numbers: Sequence[int]) -> ForeignConfig | None:
+    """Return the model with some of its blocks alone, or None if its config cannot say so.
+
+    Lists of a config that are as long as the model is deep have an entry per block.
+    """
+    config = skeleton(model.document, model.attention).config
+    fields = config.to_dict()
+    chosen = {
+        name: [value[n] for n in numbers]
+        for name, value in fields.items()
+        if isinstance(value, list) and len(value) == model.layers
+    }
+    fields |= {**chosen, config.attribute_map.get(_LAYERS, _LAYERS): len(numbers)}
+    few = replace(model, document=json.dumps(fields, sort_keys=True), layers=len(numbers))
+    kinds = block_kinds(model)
+    return few if block_kinds(few) == tuple(kinds[n] for n in numbers) else None
 
 
 @contextlib.contextmanager

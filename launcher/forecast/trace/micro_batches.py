@@ -33,9 +33,11 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import ModelParallelRank
+from launcher.strategies.parameters import parameter_shapes
 
 _MOST_BYTES: Final = 2**60
 """Of the largest tensor of a recording: sizes are 64-bit numbers."""
+_LARGEST_TOGETHER: Final = 8
 _FEWEST_TOKENS: Final = 32
 """Of a sequence, so that chunks of the loss have more rows than any dimension."""
 
@@ -53,7 +55,6 @@ def trace_of(
     copies = rank.context is not None or not fuses_scores(model)
     in_proportion = (
         compute.device_type == "cuda"
-        and not isinstance(model, ForeignConfig)  # whose dimensions have no names
         and not (micro_batch == 1 and copies)
         and _grows_in_proportion(model, seq_len, rank)
     )
@@ -91,7 +92,7 @@ def work_of(
     """
     casts_compiled = compute.fp8 and compute.compiled
     compute = replace(compute, resident_threads=0, compiled=False, casts_compiled=casts_compiled)
-    if isinstance(model, ForeignConfig) or not _grows_in_proportion(model, seq_len, rank):
+    if not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
     record = partial(_template, model, compute, seq_len, rank, chunked=chunked)
@@ -169,7 +170,12 @@ def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRa
 
 def _width(model: ModelConfig) -> int:
     """At least as many elements as a token has in any tensor but scores: of logits (a head is
-    padded by less than 64 rows), of an MLP and its gate, of queries with keys and values."""
+    padded by less than 64 rows), of an MLP and its gate, of queries with keys and values.
+
+    Of a decoder of transformers, whose dimensions have no names: more than several of its largest
+    together."""
+    if isinstance(model, ForeignConfig):
+        return _LARGEST_TOGETHER * max(max(shape) for shape in parameter_shapes(model).values())
     return max(
         model.vocab_size + 64, 2 * model.ffn_dim, 3 * max(model.d_model, model.attention_dim)
     )

@@ -80,7 +80,7 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
     for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
         where = (model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
-            levels(_expanded(trace, range(model.layers)))
+            levels(_expanded(trace, range(model.layers), range(model.layers)))
             for trace in (trace_of(*where), record_trace(*where, sums))
         )
         assert found == expected, micro_batch
@@ -110,7 +110,7 @@ def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     where = (model, GPU, 3, seq_len, WHOLE_MODEL)
     sums = partial(partial_sums_bytes, resident_threads=THREADS)
     found, expected = (
-        levels(_expanded(trace, range(model.layers)))
+        levels(_expanded(trace, range(model.layers), range(model.layers)))
         for trace in (trace_of(*where), record_trace(*where, sums))
     )
     assert found == expected
@@ -148,5 +148,5 @@ def test_of_many_chunks_of_the_loss_three_are_recorded(
     monkeypatch.setattr(repeats, "CHUNKS", 1000)
     every = recorded(10)
     assert len(every.lifetimes) > len(few.lifetimes)
-    found, expected = (levels(_expanded(trace, range(2))) for trace in (few, every))
+    found, expected = (levels(_expanded(trace, range(2), range(2))) for trace in (few, every))
     assert max(found) == max(expected)

@@ -48,7 +48,7 @@ def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> Micro
     sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
     where = (model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
     trace = record_trace(*where, sums, passed_rows=0)
-    return _expanded(trace, range(model.layers))
+    return _expanded(trace, range(model.layers), range(model.layers))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])

@@ -1,0 +1,70 @@
+"""Traces of transformers' decoders: few blocks stand for many, one micro-batch for all."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tiny_architectures import ARCHITECTURES
+
+from launcher.forecast.trace import blocks, micro_batches
+from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
+from launcher.forecast.trace.kernels import partial_sums_bytes
+from launcher.forecast.trace.micro_batches import trace_of
+from launcher.forecast.trace.record import record_trace
+from launcher.model.foreign.reading import foreign_config
+from launcher.parallel.mesh import WHOLE_MODEL
+
+ON_GPU = Compute(device_type="cuda", params_dtype=torch.bfloat16)
+DEEP: Mapping[str, tuple[int, int]] = {"gemma2": (9, 7), "gemma3_text": (14, 13), "olmoe": (6, 3)}
+"""Layers of a model, and of those that are recorded for it."""
+
+
+def peaks(trace: MicroBatch) -> list[tuple[Place, int, int]]:
+    """Most bytes that are live in each segment, and those at its end."""
+    live: dict[Any, int] = {}
+    found = []
+    for place, events in (*trace.forward, *trace.backward):
+        most = sum(live.values())
+        for event in events:
+            if isinstance(event, Allocated):
+                live[event.key] = event.size_bytes
+                most = max(most, sum(live.values()))
+            elif isinstance(event, Freed):
+                live.pop(event.key, None)
+        found.append((place, most, sum(live.values())))
+    return found
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_few_blocks_stand_for_many_where_they_compute_the_same(name: str) -> None:
+    layers, recorded = DEEP[name]
+    model = foreign_config({**ARCHITECTURES[name], "num_hidden_layers": layers})
+    few, traced, representatives = blocks._shallow(model)
+    assert (few.layers, len(traced), len(representatives)) == (recorded, recorded, layers)
+    sums = partial(partial_sums_bytes, resident_threads=0)
+    whole = record_trace(model, ON_GPU, 3, 40, WHOLE_MODEL, sums)
+    every = [*range(layers)]
+    expected = peaks(blocks._expanded(whole, every, every))
+    found = blocks.trace_micro_batch(model, ON_GPU, micro_batch=3, seq_len=40)
+    assert peaks(found) == expected
+
+
+def test_blocks_that_differ_stand_for_themselves() -> None:
+    routed = foreign_config({**ARCHITECTURES["mixtral"], "num_hidden_layers": 6})
+    assert blocks._shallow(routed)[0] is routed  # a loss of all routers together
+
+
+def test_one_recording_serves_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        recorded.append(args[2])
+        return record_trace(*args, **kwargs)
+
+    monkeypatch.setattr(micro_batches, "record_trace", record)
+    model = foreign_config(ARCHITECTURES["phi3"])
+    for micro_batch in (2, 3, 8):
+        trace_of(model, ON_GPU, micro_batch, 40, WHOLE_MODEL)
+    assert len(recorded) == 1
