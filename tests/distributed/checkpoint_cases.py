@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-BEFORE, AFTER = 10, 3  # steps until the save, and from there on
+BEFORE, AFTER = 5, 2  # steps until the save, and from there on
 GLOBAL_BATCH = 8
 
 # 30 and 261 rows do not divide by 4: FSDP's and ZeRO-3's last slices are short.

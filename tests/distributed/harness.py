@@ -103,6 +103,16 @@ def torchrun(ranks: int, *command: str | Path, **more: str) -> "subprocess.Compl
     return run([TORCHRUN, "--nproc", str(ranks), *command], **more)
 
 
+def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedProcess[str]":
+    """Groups of (ranks, NAME of NAME.py, argument, ...), one after the other, each to its end.
+
+    They begin as forks of one process (`forked_ranks.py`), where torchrun would have each import
+    all modules; tests of what a user starts take torchrun.
+    """
+    asked = [[size, *map(str, command)] for size, *command in groups]
+    return python(HERE / "forked_ranks.py", json.dumps(asked), **more)
+
+
 def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
     """This interpreter with `command`, to its end."""
     return run([sys.executable, *command], **more)

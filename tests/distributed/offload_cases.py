@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from checkpoint_cases import AFTER, BEFORE, GLOBAL_BATCH
+from checkpoint_cases import GLOBAL_BATCH
 
+BEFORE, AFTER = 10, 3  # steps until the save, and from there on
 RANKS = 2
 
 # DeepSpeed swaps nothing below 1 MiB: the two wide matrices of each block are above it, as bf16

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint_cases import AFTER, BEFORE
 from checkpoint_rank import built, figures
-from offload_cases import BY_NAME
+from offload_cases import AFTER, BEFORE, BY_NAME
 from rank_loop import of_all_ranks, rank_of_group, report
 
 from launcher.checkpoint import Checkpointer

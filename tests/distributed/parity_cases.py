@@ -20,7 +20,7 @@ from launcher.config.schema import RunConfig
 from launcher.strategies import VARIANTS
 from launcher.util.errors import NotInstalled, UserError
 
-STEPS = 5
+STEPS = 3
 LONG = 20
 """Steps of the plain strategies: what drifts shows there."""
 GLOBAL_BATCH = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import BY_NAME
-from harness import HERE, torchrun, write_text
+from checkpoint_cases import BEFORE, BY_NAME
+from harness import run_ranks, write_text
 
 from launcher.checkpoint import Checkpointer
 from launcher.config.arguments import parse_run_config
@@ -17,12 +17,12 @@ from launcher.strategies.native import NativeEngine
 @pytest.mark.parametrize("name", ["fp32-zero2-x2", "lora-fsdp-x2"])
 def test_the_checkpoint_before_is_intact(name: str, tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt")
-    done = torchrun(2, HERE / "checkpoint_rank.py", "die", text, tmp_path, name)
+    done = run_ranks((2, "checkpoint_rank", "die", text, tmp_path, name))
     assert done.returncode != 0
     results = (tmp_path / "results-0.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["from"] for line in results] == [None], done.stderr
     # What was being written is there, but under no name that anybody would take.
-    (unfinished,) = (tmp_path / name).glob(".saving-step-00000020-*")
+    (unfinished,) = (tmp_path / name).glob(f".saving-step-{2 * BEFORE:08d}-*")
     assert (unfinished / "rank-00001.safetensors").exists()
     assert not (unfinished / "index.json").exists()
 
@@ -36,6 +36,6 @@ def test_the_checkpoint_before_is_intact(name: str, tmp_path: Path) -> None:
     )
     loaded = Checkpointer(tmp_path / name).load("auto", engine)
     assert loaded is not None
-    assert loaded.checkpoint.step == 10
+    assert loaded.checkpoint.step == BEFORE
     assert loaded.checkpoint.world_size == 2
     assert loaded.passed_over == ()

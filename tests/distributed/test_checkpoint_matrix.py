@@ -5,19 +5,19 @@ looks up its own pair.
 """
 
 import pytest
-from checkpoint_cases import AFTER, BY_NAME, CASES, PAIRS, Case
-from harness import HERE, Results, torchrun, write_text
+from checkpoint_cases import AFTER, BEFORE, BY_NAME, CASES, PAIRS, Case
+from harness import Results, run_ranks, write_text
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("checkpoints")
     text = write_text(folder / "text.txt")
-    ended = []
+    groups = []
     for mode, ranks in (("save", 1), ("save", 2), ("both", 4), ("load", 1), ("load", 2)):
         names = [case.name for case in CASES if case.ranks == ranks]
-        ended.append(torchrun(ranks, HERE / "checkpoint_rank.py", mode, text, folder, *names))
-    return Results.of(folder, *ended)
+        groups.append((ranks, "checkpoint_rank", mode, text, folder, *names))
+    return Results.of(folder, run_ranks(*groups))
 
 
 @pytest.mark.parametrize(("saver", "loader"), PAIRS, ids=lambda case: case.name)
@@ -38,7 +38,7 @@ def test_every_element_is_written_once(saver: Case, results: Results) -> None:
     saved = results.get(**{"name": saver.name, "from": None})
     payload = 12 * saved["parameters"]
     assert payload < saved["size_bytes"] < payload + 100 * 3 * 20 * saver.ranks
-    files = sorted((results.folder / saver.name / "step-00000010").glob("rank-*.safetensors"))
+    files = sorted((results.folder / saver.name / f"step-{BEFORE:08d}").glob("rank-*.safetensors"))
     assert len(files) == saver.ranks
     # The headers are most of what is above an even share in a model as small as this.
     assert max(f.stat().st_size for f in files) < 1.2 * payload / saver.ranks + 100 * 3 * 20
@@ -53,4 +53,4 @@ def test_generators_go_on_where_the_ranks_are_the_same(results: Results) -> None
 def test_training_is_not_what_makes_the_checkpoints_equal(results: Results) -> None:
     """The steps after the save would show a state that was not restored."""
     run = results.get(**{"name": next(iter(BY_NAME)), "from": None})
-    assert run["after"]["losses"][0] < 0.9 * run["before"]["losses"][0]
+    assert run["after"]["losses"][0] < 0.95 * run["before"]["losses"][0]

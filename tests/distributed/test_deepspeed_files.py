@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import HERE, Results, torchrun, write_text
+from harness import HERE, Results, run_ranks, write_text
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.deepspeed_file.table import ZERO
@@ -88,7 +88,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, An
         runs[name] = with_file
         runs[" ".join(without)] = without
     (folder / "runs.json").write_text(json.dumps(runs))
-    ended = torchrun(RANKS, HERE / "deepspeed_rank.py", text, folder)
+    ended = run_ranks((RANKS, "deepspeed_rank", text, folder))
     found = {result["name"]: result for result in Results.of(folder, ended).found}
     assert set(found) == set(runs), ended.stderr
     return {name: (found[name], found[" ".join(without)]) for name, _, without in known}

@@ -10,12 +10,7 @@ import yaml
 from harness import MODEL_FLAGS, python, torchrun, write_text
 
 STEPS = 20
-FAMILIES = {
-    "ddp": ("--strategy", "ddp"),
-    "fsdp": ("--strategy", "fsdp"),
-    "zero2": ("--zero", "2"),
-    "single": ("--tensor-parallel", "2"),
-}
+FAMILIES = {"zero2": ("--zero", "2"), "single": ("--tensor-parallel", "2")}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +146,7 @@ def test_bad_input_is_one_sentence_before_anything_starts(text: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("sharding", "imported"),
-    [(("--strategy=single",), False), (("--strategy=fsdp",), False), (("--zero=1",), True)],
+    [(("--strategy=fsdp",), False), (("--zero=1",), True)],
 )
 def test_deepspeed_is_imported_only_for_zero_and_the_compiler_for_none(
     sharding: tuple[str, ...], imported: bool, text: Path, tmp_path: Path

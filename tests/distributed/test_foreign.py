@@ -2,7 +2,7 @@
 
 import pytest
 from foreign_cases import BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, Case
-from harness import HERE, Results, selected, torchrun, write_text
+from harness import HERE, Results, run_ranks, selected, write_text
 
 ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
 
@@ -15,7 +15,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     asked = [params.get("case") for params in selected(request)]
     names = [case.name for case in (*CASES, *GIVEN) if None in asked or case in asked]
     more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
-    return Results.of(folder, torchrun(2, HERE / "foreign_rank.py", folder, *names, **more))
+    return Results.of(folder, run_ranks((2, "foreign_rank", folder, *names), **more))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import HERE, Results, selected, torchrun, write_text
+from harness import Results, run_ranks, selected, write_text
 from memory_cases import CASES, INPUTS_BYTES, MOMENTS, RANKS, ROPE, Case
 
 from launcher.model.config import ModelConfig
@@ -44,7 +44,7 @@ def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     section = {"stage": 3, "stage3_param_persistence_threshold": 0}
     deepspeed.write_text(json.dumps({"zero_optimization": section}))
     names = sorted({params["case"].name for params in selected(request)})
-    ended = torchrun(RANKS, HERE / "memory_rank.py", text, deepspeed, folder, *names)
+    ended = run_ranks((RANKS, "memory_rank", text, deepspeed, folder, *names))
     return Results.of(folder, ended)
 
 

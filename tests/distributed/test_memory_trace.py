@@ -1,7 +1,7 @@
 """`--memory-trace` against the allocator's own events and against saved-tensor hooks."""
 
 import pytest
-from harness import HERE, Results, torchrun, write_text
+from harness import Results, run_ranks, write_text
 from trace_rank import STRATEGIES
 
 WITHIN = 0.01
@@ -12,7 +12,7 @@ def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """What each rank found of each strategy, on 2 and on 4 ranks."""
     folder = tmp_path_factory.mktemp("trace")
     text = write_text(folder / "text.txt")
-    return Results.of(folder, torchrun(request.param, HERE / "trace_rank.py", text, folder))
+    return Results.of(folder, run_ranks((request.param, "trace_rank", text, folder)))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

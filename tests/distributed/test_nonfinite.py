@@ -1,7 +1,7 @@
 """A step with a NaN in one rank's gradients changes nothing on any rank, under any strategy."""
 
 import pytest
-from harness import HERE, Results, torchrun, write_text
+from harness import Results, run_ranks, write_text
 from nonfinite_rank import CASES, POISONED, STEPS
 
 
@@ -9,7 +9,7 @@ from nonfinite_rank import CASES, POISONED, STEPS
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("nonfinite")
     text = write_text(folder / "text.txt")
-    return Results.of(folder, torchrun(2, HERE / "nonfinite_rank.py", text, folder))
+    return Results.of(folder, run_ranks((2, "nonfinite_rank", text, folder)))
 
 
 @pytest.mark.parametrize("name", CASES)

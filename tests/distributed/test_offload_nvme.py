@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_cases import AFTER, BEFORE
-from harness import HERE, TORCHRUN, environment, python, torchrun, write_text
 from harness import MODEL_FLAGS as SMALL_FLAGS
-from offload_cases import CASES, OPTIMIZER, PAIRS, PARAM, RANKS, Case
+from harness import TORCHRUN, environment, python, run_ranks, write_text
+from offload_cases import AFTER, BEFORE, CASES, OPTIMIZER, PAIRS, PARAM, RANKS, Case
 
 from launcher.strategies.zero import nvme_build
 
@@ -54,7 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     text = write_text(folder / "text.txt")
     savers = [case.name for case in CASES]
     pairs = [f"{saver.name}={loader.name}" for saver, loader in PAIRS]
-    done = torchrun(RANKS, HERE / "offload_rank.py", text, folder, *savers, "--", *pairs)
+    done = run_ranks((RANKS, "offload_rank", text, folder, *savers, "--", *pairs))
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     by_pair = {(r["name"], r["from"]): r for r in map(json.loads, lines)}
     return Results(by_pair=by_pair, folder=folder, output=done.stderr)

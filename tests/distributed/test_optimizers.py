@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import HERE, torchrun, write_text
 from harness import Results as Reported
+from harness import run_ranks, write_text
 from optimizer_cases import AFTER, BEFORE, KINDS, PAIRS, Kind
 from optimizer_rank import begun, build, prepared_run
 from rank_loop import steps
@@ -63,7 +63,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             prepared.resolved, prepared.corpus, ALONE, engine, range(BEFORE + 1, BEFORE + AFTER + 1)
         )
         single[kind.name] = (losses + more[0], norms + more[1])
-    done = torchrun(2, HERE / "optimizer_rank.py", text, folder, *KINDS)
+    done = run_ranks((2, "optimizer_rank", text, folder, *KINDS))
     return Results(folder=folder, text=text, single=single, reported=Reported.of(folder, done))
 
 

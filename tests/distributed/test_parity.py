@@ -8,7 +8,7 @@ import pickle
 from itertools import chain, product
 
 import pytest
-from harness import HERE, Results, selected, torchrun, write_examples, write_text
+from harness import Results, run_ranks, selected, write_examples, write_text
 from parity_cases import APART, BUDGET, DIMENSIONS, Case, cases
 
 from launcher.compare.sweep.matrix import TECHNIQUES, cell
@@ -31,13 +31,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         groups[2 if case.alone else case.ranks].append(case)
     # Each rank compiles by itself: a pool of compilers would start on top of both.
     once = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    ended = []
     for ranks, group in groups.items():
-        if group:
-            path = folder / f"cases-{ranks}"
-            path.write_bytes(pickle.dumps(group))
-            ended.append(torchrun(ranks, HERE / "parity_rank.py", path, **once))
-    return Results.of(folder, *ended)
+        (folder / f"cases-{ranks}").write_bytes(pickle.dumps(group))
+    started = [(n, "parity_rank", folder / f"cases-{n}") for n, group in groups.items() if group]
+    return Results.of(folder, run_ranks(*started, **once))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -57,7 +54,7 @@ def test_the_reference_learns_and_clipping_matters(case: Case, results: Results)
     reference = results.get(name=case.name)
     # Adapters have little to say beside an embedding that nobody has trained.
     adapters = "lora_rank" in case.changes
-    assert reference["losses"][-1] < (0.999 if adapters else 0.97) * reference["losses"][0]
+    assert reference["losses"][-1] < (0.999 if adapters else 0.98) * reference["losses"][0]
     if "clip" not in case.changes:  # what the clipped cases clip to
         assert (max if adapters else min)(reference["norms"]) > 0.5
 

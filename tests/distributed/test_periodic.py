@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import HERE, selected, torchrun, write_text
 from harness import Results as Reported
+from harness import run_ranks, selected, write_text
 from periodic_cases import (
     ALONE,
     PERIODS,
@@ -69,16 +69,12 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         wanted = {variant.name for variant in VARIANTS}
     text = write_text(folder / "text.txt")
     text.write_text(text.read_text(encoding="utf-8")[:8000], encoding="utf-8")
-    ended = []
-    for ranks in (1, 2):
-        names = [
-            variant.name
-            for variant in VARIANTS
-            if variant.ranks == ranks and variant.name in wanted
-        ]
-        if names:
-            ended.append(torchrun(ranks, HERE / "periodic_rank.py", text, folder, *names))
-    return Results(folder=folder, reported=Reported.of(folder, *ended))
+    groups = [
+        (ranks, "periodic_rank", text, folder, *names)
+        for ranks in (1, 2)
+        if (names := [v.name for v in VARIANTS if v.ranks == ranks and v.name in wanted])
+    ]
+    return Results(folder=folder, reported=Reported.of(folder, run_ranks(*groups)))
 
 
 def ids(value: object) -> str:

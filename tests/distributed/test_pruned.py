@@ -4,7 +4,7 @@ sharding; each goes on from another one's checkpoint with the same masks."""
 from typing import Any
 
 import pytest
-from harness import HERE, Results, python, selected, torchrun, write_text
+from harness import Results, python, run_ranks, selected, write_text
 from pruned_cases import (
     FEW_STEPS,
     OTHERS,
@@ -36,9 +36,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     names = list(dict.fromkeys(case.name for case in asked))
     if any(case in VARIANTS for case in asked):
         names = list(dict.fromkeys([*(case.name for case in VARIANTS), *names]))
-    script = HERE / "pruned_rank.py"
-    alone = python(script, text, pruned, folder, REFERENCE.name)
-    return Results.of(folder, alone, torchrun(RANKS, script, text, pruned, folder, *names))
+    given = (text, pruned, folder)
+    alone = (1, "pruned_rank", *given, REFERENCE.name)
+    together = (RANKS, "pruned_rank", *given, *names)
+    return Results.of(folder, run_ranks(alone, together))
 
 
 def check_ranks(ranks: list[dict[str, Any]]) -> None:

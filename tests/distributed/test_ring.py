@@ -4,7 +4,7 @@ All cases run in one process group of four ranks, in rings of one, two and four;
 up its own."""
 
 import pytest
-from harness import HERE, Results, selected, torchrun
+from harness import Results, run_ranks, selected
 from ring_rank import CASES, TOLERANCES, WORLD_SIZE, Case
 
 
@@ -13,7 +13,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Errors of every rank; runs the selected cases, and no others."""
     folder = tmp_path_factory.mktemp("ring")
     names = [params["case"].name for params in selected(request)]
-    return Results.of(folder, torchrun(WORLD_SIZE, HERE / "ring_rank.py", folder, *names))
+    return Results.of(folder, run_ranks((WORLD_SIZE, "ring_rank", folder, *names)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
