@@ -6,7 +6,7 @@ Training knows nothing of this: the cache walks the model's blocks from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,10 @@ from torch import Tensor
 
 from launcher.model.gpt import GPT, Block, SharedInputs
 from launcher.model.layers import Rotation
+
+if TYPE_CHECKING:
+    from launcher.model.foreign.decode import ForeignCache
+    from launcher.model.foreign.decoder import ForeignDecoder
 
 
 class Cache:
@@ -74,14 +78,24 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def continuation(
-    model: GPT, prompt: Sequence[int], choose: Callable[[Tensor], int], *, most: int
+    model: GPT | ForeignDecoder,
+    prompt: Sequence[int],
+    choose: Callable[[Tensor], int],
+    *,
+    most: int,
 ) -> Iterator[int]:
     """Up to `most` tokens that come after `prompt`, each as `choose` takes it from logits [V].
 
     The prompt is not empty, and with `most` tokens more it fits into the model's context.
     """
-    device = model.device
-    cache = Cache(model, len(prompt) + most - 1)
+    cache: Cache | ForeignCache
+    if isinstance(model, GPT):
+        cache = Cache(model, len(prompt) + most - 1)
+    else:
+        from launcher.model.foreign.decode import ForeignCache
+
+        cache = ForeignCache(model)
+    device = next(model.parameters()).device
     tokens = torch.tensor(prompt, device=device)
     for _ in range(most):
         token = choose(cache.extend(tokens))

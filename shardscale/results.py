@@ -14,6 +14,7 @@ from launcher.util.errors import UserError
 from shardscale.tables import Table
 
 if TYPE_CHECKING:
+    from launcher.model.foreign.decoder import ForeignDecoder
     from launcher.model.gpt import GPT
 
 _PLACES = ("device", "host", "disk")
@@ -109,7 +110,7 @@ def load_model(
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
-) -> "GPT":
+) -> "GPT | ForeignDecoder":
     """Build the decoder of a run, a checkpoint or a folder of transformers, with its weights.
 
     It is in evaluation mode, and its parameters need no gradients. `model(tokens)` returns logits.
@@ -119,13 +120,13 @@ def load_model(
     """
     import torch
 
-    from launcher.checkpoint.pretrained.loading import build, chosen_device, open_source
+    from launcher.checkpoint.pretrained.loading import build_any, chosen_device, open_source
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if dtype not in dtypes:
         raise UserError(f"dtype {dtype!r} is unknown: give fp32, bf16 or fp16")
     with open_source(Path(source)) as opened:
-        return build(opened, device=chosen_device(device), dtype=dtypes[dtype])
+        return build_any(opened, device=chosen_device(device), dtype=dtypes[dtype])
 
 
 def _steps(folder: Path) -> Iterator[dict[str, Any]]:

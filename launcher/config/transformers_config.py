@@ -87,7 +87,7 @@ def require_own(model: ModelConfig, what: str) -> None:
     if isinstance(model, ForeignConfig):
         raise UserError(
             f"{what} knows shardscale's own decoder only, and {model.architecture} of transformers "
-            "computes this model: it can be trained and resumed"
+            "computes this model: it can be trained, exported and generated from"
         )
 
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -22,12 +23,16 @@ from launcher.config.init_from import HF_CONFIG
 from launcher.config.transformers_config import require_own
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
+from launcher.model.build import new_decoder, prepare
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.strategies.build_inputs import materialize_whole
+from launcher.strategies.build_inputs import materialize_whole, place_buffers
 from launcher.util.errors import UserError
 from launcher.util.hub_cache import model_folder
 from launcher.util.json_file import read_json
+
+if TYPE_CHECKING:
+    from launcher.model.foreign.decoder import ForeignDecoder
 
 _OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
 """Files that transformers wrote before tokenizer.json."""
@@ -65,7 +70,6 @@ def open_source(folder: Path) -> Iterator[Source]:
     """
     folder = model_folder(folder)
     with open_stored(folder) as stored:
-        require_own(stored.config, f"{folder}: shardscale generate")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint
         if checkpoint is None:
@@ -136,12 +140,26 @@ def chosen_device(wanted: str) -> torch.device:
 
 
 def build(source: Source | Stored | Merged, *, device: torch.device, dtype: torch.dtype) -> GPT:
+    """Build our own decoder with its weights for inference, as `build_any` does.
+
+    Raises:
+        UserError: transformers computes this model.
+    """
+    require_own(source.config, "this command")
+    return cast(GPT, build_any(source, device=device, dtype=dtype))
+
+
+def build_any(
+    source: Source | Stored | Merged, *, device: torch.device, dtype: torch.dtype
+) -> "GPT | ForeignDecoder":
     """Build the model with its weights for inference; the peak is the model and one more tensor.
 
     Attention is chosen for this machine, which may lack the kernels of training.
     """
     config = replace(source.config, attention="auto", sdpa_backend="auto")
+    prepare(config)
     with torch.device("meta"):
-        model = GPT(config)
+        model = new_decoder(config)
     materialize_whole(model, lambda name, shape: source.read(name), device=device, dtype=dtype)
-    return model.eval().requires_grad_(False)
+    place_buffers(model, device)
+    return cast("GPT | ForeignDecoder", model.eval().requires_grad_(False))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.checkpoint.pretrained.loading import Source, Vocabulary
 from launcher.data.chat import ChatTemplate
+from launcher.model.foreign.decoder import ForeignDecoder
 from launcher.model.gpt import GPT
 from launcher.run.sampling import Sampling, TokenSampler
 from launcher.tools.generate.decoding import Completion, complete
@@ -40,7 +41,7 @@ class Chat:
     Old turns are dropped, the first ones first, where the context is too short for all.
     """
 
-    model: GPT
+    model: GPT | ForeignDecoder
     known: Vocabulary
     template: ChatTemplate
     sampling: Sampling

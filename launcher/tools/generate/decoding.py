@@ -8,6 +8,7 @@ from torch import Tensor
 
 from launcher.checkpoint.pretrained.loading import Vocabulary
 from launcher.model.decode import continuation
+from launcher.model.foreign.decoder import ForeignDecoder
 from launcher.model.gpt import GPT
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -27,7 +28,7 @@ class Completion:
 
 
 def complete(
-    model: GPT,
+    model: GPT | ForeignDecoder,
     known: Vocabulary,
     prompt: Sequence[int],
     *,

@@ -14,7 +14,7 @@ import tyro
 from launcher.checkpoint.pretrained.loading import (
     Source,
     Vocabulary,
-    build,
+    build_any,
     chosen_device,
     open_source,
     vocabulary,
@@ -122,7 +122,9 @@ def generate(options: GenerateOptions) -> None:
         prompts = [
             tokenized(text, known, source.config, options.max_tokens) for text in texts(options)
         ]
-        model = build(source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype])
+        model = build_any(
+            source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype]
+        )
     live = sys.stdout.isatty()
     for number, prompt in enumerate(prompts):
         completion = complete(
@@ -146,7 +148,7 @@ def converse(options: GenerateOptions, source: Source, known: Vocabulary) -> Non
     from launcher.tools.generate.chat import Chat, run_chat, template_of
 
     template = template_of(source, options.tokenizer)
-    model = build(source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype])
+    model = build_any(source, device=chosen_device(options.device), dtype=_DTYPES[options.dtype])
     chat = Chat(
         model=model,
         known=known,

@@ -11,13 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_architectures import ARCHITECTURES
 
+from launcher.checkpoint.pretrained.loading import build_any, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.arguments import parse_run_config
+from launcher.data.tokenizer import ByteEncoder
+from launcher.model.decode import continuation
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.layouts import layout_of
+from launcher.tools.generate.generate_cli import main as generate
 from launcher.util.errors import UserError
 
 FILE = "model.safetensors"
@@ -135,3 +139,29 @@ def test_a_run_adopts_the_config_and_tokenizer_of_the_weights(tmp_path: Path) ->
     (tmp_path / "config.json").rename(tmp_path / "kept.json")
     with pytest.raises(UserError, match="there is no file"):
         parse_run_config(weights)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "falcon_h1", "mamba2", "bloom", "mixtral", "opt"])
+def test_tokens_are_those_that_transformers_generates(name: str, tmp_path: Path) -> None:
+    model = saved(tmp_path, name, initializer_range=0.3).eval()
+    prompt = torch.randint(3, 260, (1, 13))
+    theirs = model.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None)
+    with open_source(tmp_path) as source:
+        ours = build_any(source, device=torch.device("cpu"), dtype=torch.float32)
+    found = continuation(ours, prompt[0].tolist(), lambda logits: int(logits.argmax()), most=20)
+    assert [*found] == theirs[0, 13:].tolist()
+
+
+def test_generate_reads_the_folder_and_its_chat_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path, "mamba2")
+    ByteEncoder().save(tmp_path / "tokenizer.json")
+    flags = [str(tmp_path), "--prompt", "The cat", "--max-tokens", "5", "--device", "cpu"]
+    assert generate(flags) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert line["prompt"] == "The cat"
+    assert 0 < line["tokens"] <= 5
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert generate([*flags, "--chat"]) == 0
+    assert len(capsys.readouterr().out) == len(line["text"] + "\n")  # without control characters

@@ -180,8 +180,8 @@ def test_a_folder_of_transformers_that_is_none(
     (out / "generation_config.json").unlink()
     (out / "model.safetensors").unlink()
     assert "model.safetensors" in refusal(capsys, out, *told)
-    (out / "config.json").write_text('{"model_type": "mamba"}')
-    assert "mamba" in refusal(capsys, out, *told)
+    (out / "config.json").write_text('{"model_type": "clip"}')
+    assert "clip is no causal decoder" in refusal(capsys, out, *told)
 
 
 def test_stop_strings_are_not_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
