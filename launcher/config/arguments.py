@@ -11,6 +11,7 @@ from typing import Any, Literal
 from launcher.config import foreign_names, old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
+from launcher.config.transformers_config import tokenizer_of
 from launcher.util.errors import ExitCode, UserError, naming
 from launcher.util.flags import flag, is_number, usable_path
 from launcher.util.hub_cache import model_folder
@@ -48,6 +49,8 @@ def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunC
         from launcher.config import init_from
 
         config = init_from.adopt(config, given, lambda path: _values_of_file(path, ()))
+    elif "tokenizer" not in given and (found := tokenizer_of(config.model.model)) is not None:
+        config = config.replace(tokenizer=str(found))
     if config.sharding.deepspeed is not None:
         from launcher.config import deepspeed_file
 

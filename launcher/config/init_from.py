@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
-from launcher.config.transformers_config import DecoderChoice, decoder_of, names_config
+from launcher.config.transformers_config import TOKENIZER, DecoderChoice, decoder_of, names_config
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
@@ -18,7 +18,6 @@ from launcher.util.hub_cache import HUB_PREFIX
 HF_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 _RUN_CONFIG = "config.yaml"
-_TOKENIZER = "tokenizer.json"
 
 
 ReadConfig = Callable[[Path], Mapping[str, Any]]
@@ -181,8 +180,8 @@ def _is_limit(name: str, model: ModelConfig) -> bool:
 def _tokenizer_in(folder: Path, read_config: ReadConfig) -> str | None:
     run = run_of(folder)
     for place in (folder, run):
-        if place is not None and (place / _TOKENIZER).is_file():
-            return str(place / _TOKENIZER)
+        if place is not None and (place / TOKENIZER).is_file():
+            return str(place / TOKENIZER)
     if run is None:
         return None
     named: str | None = read_config(run / _RUN_CONFIG).get("tokenizer")

@@ -19,6 +19,7 @@ from launcher.util.packages import how_to_install
 
 DecoderChoice = Literal["auto", "own", "transformers"]
 CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
 _KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk"})
 """Options that a decoder of transformers takes, too."""
 _DEFAULTS: Final = {"quantize_base": "none"}
@@ -38,6 +39,17 @@ def label_of(model: str) -> str:
         return model
     path = Path(model.removeprefix(HUB_PREFIX))
     return name_of_folder(path.absolute().parent if path.suffix == ".json" else path)
+
+
+def tokenizer_of(model: str) -> Path | None:
+    """Return the tokenizer beside the config that a value of `--model` names, if any."""
+    if not names_config(model) or model.removeprefix(HUB_PREFIX) in known_shapes():
+        return None
+    try:
+        path = _find(model.removeprefix(HUB_PREFIX)).with_name(TOKENIZER)
+    except UserError:  # from_config says why
+        return None
+    return path if path.is_file() else None
 
 
 def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> ModelConfig:

@@ -128,6 +128,9 @@ def test_a_run_adopts_the_config_and_tokenizer_of_the_weights(tmp_path: Path) ->
     assert config.model.build() == parse_run_config(["--model", str(tmp_path)]).model.build()
     assert config.data.tokenizer == str(tmp_path / "tokenizer.json")
     assert config.model.label == tmp_path.name
+    shape_alone = ["--model", f"hf:{tmp_path}"]
+    assert parse_run_config(shape_alone).data.tokenizer == config.data.tokenizer
+    assert parse_run_config([*shape_alone, "--tokenizer", "bpe"]).data.tokenizer == "bpe"
     for flags, says in (
         (["--model", "llama-3-8b"], "leave --model out"),
         (["--layers", "3"], "--layers 3 knows shardscale's own decoder only"),
