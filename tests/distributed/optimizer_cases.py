@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-BEFORE = AFTER = 5  # steps until the save, and from there on
+BEFORE, AFTER = 3, 2  # steps until the save, and from there on
 GLOBAL_BATCH = 8
 MODEL_FLAGS = (
     "--layers=1",

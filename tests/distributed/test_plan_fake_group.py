@@ -16,16 +16,12 @@ PAIRS = [(size, name) for size, names in SIZES.items() for name in names]
 
 @pytest.fixture(scope="module")
 def compared() -> dict[tuple[int, str], dict[str, Any]]:
-    """(world size, case) -> what the pretended rank found; one process per size."""
-    found = {}
-    for size, names in SIZES.items():
-        done = python(HERE / "plan_rank.py", str(size), *names)
-        assert done.returncode == 0, done.stderr
-        for line in done.stdout.splitlines():
-            if line.startswith("{"):
-                result = json.loads(line)
-                found[size, result["name"]] = result
-    return found
+    """(world size, case) -> what the pretended rank found."""
+    asked = [",".join([str(size), *names]) for size, names in SIZES.items()]
+    done = python(HERE / "plan_rank.py", *asked)
+    assert done.returncode == 0, done.stderr
+    results = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    return {(result["size"], result["name"]): result for result in results}
 
 
 @pytest.mark.parametrize(("size", "name"), PAIRS)

@@ -126,6 +126,7 @@ def test_max_minutes_bounds_the_final_test_too(long_text: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     summary = read(out / "summary.json")
     assert summary["stopped_by"] == "max_minutes"
+    assert 0 < summary["steps"] < 1000000
     assert 0 < summary["test_tokens"] < summary["test_split_tokens"]
     assert summary["perplexity"] > 1
     assert "cut short by --max-minutes" in done.stdout

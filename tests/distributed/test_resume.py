@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +13,19 @@ import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, run, torchrun, write_text
 
 STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def saved(text: Path) -> Path:
+    """A run of one process that has saved its steps 1 and 2; each test writes elsewhere."""
+    out = text.parent / "saved"
+    train(1, out, text, "--micro-batch=8", "--stop-after=2", "--save-every=1")
+    return out
 
 
 def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]]:
@@ -32,8 +46,7 @@ def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]
     return [record for record in map(json.loads, lines) if record["kind"] == "step"]
 
 
-def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text.txt")
+def test_zero2_on_two_goes_on_as_fsdp_on_four(text: Path, tmp_path: Path) -> None:
     schedule = ("--schedule=wsd", "--decay-steps=4")
     whole = train(1, tmp_path / "whole", text, "--micro-batch=8", *schedule)
     shorter = ("--stop-after=5", "--save-every=2")
@@ -58,9 +71,8 @@ def test_zero2_on_two_goes_on_as_fsdp_on_four(tmp_path: Path) -> None:
         assert found["lr"] == expected["lr"]
 
 
-def test_an_fp16_run_goes_on_at_its_loss_scale(tmp_path: Path) -> None:
+def test_an_fp16_run_goes_on_at_its_loss_scale(text: Path, tmp_path: Path) -> None:
     """And with the number of steps that it has stood: after 2,000 it doubles."""
-    text = write_text(tmp_path / "text.txt")
     flags = ["--strategy=single", "--precision=fp16", "--micro-batch=8", "--lr=0.001"]
     whole = train(1, tmp_path / "whole", text, *flags)
     train(1, tmp_path / "a", text, *flags, "--stop-after=8")
@@ -77,9 +89,10 @@ def test_an_fp16_run_goes_on_at_its_loss_scale(tmp_path: Path) -> None:
     assert losses == [record["loss"] for record in whole[8:]]
 
 
-def stopped_by_usr1(out: Path, *more: str, file_size_bytes: int | None = None) -> tuple[int, str]:
+def stopped_by_usr1(
+    text: Path, out: Path, *more: str, file_size_bytes: int | None = None
+) -> tuple[int, str]:
     """Exit code and console of a 2-process run that gets SIGUSR1 after its third step."""
-    text = write_text(out.parent / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--global-batch=8", "--micro-batch=4", "--zero=1"]
     flags += ["--log-every=1", "--report-to=none", "--steps=5000", "--keep=1", *more]
     command = [TORCHRUN, "--nproc", "2", "-m", "launcher.train", *flags, f"--out={out}"]
@@ -106,10 +119,10 @@ def stopped_by_usr1(out: Path, *more: str, file_size_bytes: int | None = None) -
         return agent.wait(), shown
 
 
-@pytest.mark.parametrize("more", [[], ["--save-every=1"]], ids=["", "saved-anyway"])
-def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> None:
+def test_usr1_saves_and_ends_as_preempted(text: Path, tmp_path: Path) -> None:
+    """Once, though every step is saved anyway."""
     out = tmp_path / "run"
-    code, shown = stopped_by_usr1(out, *more)
+    code, shown = stopped_by_usr1(text, out, "--save-every=1")
     assert code == 5
     assert shown.count("preempted after step") == 1
     status = json.loads((out / "status.json").read_text())
@@ -120,9 +133,9 @@ def test_usr1_saves_and_ends_as_preempted(tmp_path: Path, more: list[str]) -> No
     assert saved == [f"step-{steps[-1]:08d}"]
 
 
-def test_a_preemption_that_could_not_save_is_a_failure(tmp_path: Path) -> None:
+def test_a_preemption_that_could_not_save_is_a_failure(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    code, shown = stopped_by_usr1(out, file_size_bytes=300_000)  # a share is larger than that
+    code, shown = stopped_by_usr1(text, out, file_size_bytes=300_000)  # a share is larger than that
     assert code == 4
     assert "preempted" not in shown
     status = json.loads((out / "status.json").read_text())
@@ -130,23 +143,10 @@ def test_a_preemption_that_could_not_save_is_a_failure(tmp_path: Path) -> None:
     assert not list((out / "checkpoints").glob("step-*"))
 
 
-def test_max_minutes_ends_all_ranks_alike(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text.txt")
-    flags = [*MODEL_FLAGS, f"--data={text}", "--micro-batch=4", "--steps=100000", "--log-every=1"]
-    flags += ["--report-to=none", "--max-minutes=0.05", f"--out={tmp_path / 'run'}"]
-    done = torchrun(2, "-m", "launcher.train", *flags)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["stopped_by"] == "max_minutes"
-    assert 0 < summary["steps"] < 100000
-
-
-def test_a_stop_that_is_passed_already_is_refused(tmp_path: Path) -> None:
+def test_a_stop_that_is_passed_already_is_refused(text: Path, saved: Path, tmp_path: Path) -> None:
     """Rather than to end at once, as if steps had been made."""
-    text = write_text(tmp_path / "text.txt")
-    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=2")
     flags = [*MODEL_FLAGS, f"--data={text}", "--report-to=none", f"--steps={STEPS}"]
-    flags += ["--stop-after=2", f"--resume={tmp_path / 'a'}", f"--out={tmp_path / 'b'}"]
+    flags += ["--stop-after=2", f"--resume={saved}", f"--out={tmp_path / 'b'}"]
     done = python("-m", "launcher.train", *flags)
     assert done.returncode == 2
     assert "step 2 is already reached there, and --stop-after is 2" in done.stderr
@@ -154,30 +154,19 @@ def test_a_stop_that_is_passed_already_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
-def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text.txt")
-    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
-    done = torchrun(
-        1,
-        "-m",
-        "launcher.train",
-        *MODEL_FLAGS,
-        "--d-ff=96",
-        f"--data={text}",
-        f"--resume={tmp_path / 'a'}",
-        f"--out={tmp_path / 'b'}",
-    )
+def test_another_model_is_refused_in_one_sentence(text: Path, saved: Path, tmp_path: Path) -> None:
+    flags = [*MODEL_FLAGS, "--d-ff=96", f"--data={text}", f"--resume={saved}"]
+    done = torchrun(1, "-m", "launcher.train", *flags, f"--out={tmp_path / 'b'}")
     assert done.returncode == 2
     assert "model flags" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "b").exists()
 
 
-def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
+def test_damage_is_found_before_anything_is_made(text: Path, saved: Path, tmp_path: Path) -> None:
     """By the agent, or by the one process that there is; a run that goes on takes the one before
     and says so."""
-    text = write_text(tmp_path / "text.txt")
-    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=2", "--save-every=1")
+    shutil.copytree(saved, tmp_path / "a", symlinks=True)
     checkpoint = tmp_path / "a" / "checkpoints" / "step-00000002"
     flip_a_bit(checkpoint)
     flags = [*MODEL_FLAGS, f"--data={text}", "--report-to=none", f"--steps={STEPS}"]
@@ -198,11 +187,12 @@ def test_damage_is_found_before_anything_is_made(tmp_path: Path) -> None:
     assert "differs from the run that saved it: lr 0.001 -> 0.01" in done.stdout
 
 
-def test_damage_that_only_ranks_can_find_is_one_sentence(tmp_path: Path) -> None:
+def test_damage_that_only_ranks_can_find_is_one_sentence(
+    text: Path, saved: Path, tmp_path: Path
+) -> None:
     """Where the number of nodes is open nobody reads all of it before: every rank notices, one
     says so, and the run's status knows."""
-    text = write_text(tmp_path / "text.txt")
-    train(1, tmp_path / "a", text, "--micro-batch=8", "--stop-after=1", "--save-every=1")
+    shutil.copytree(saved, tmp_path / "a", symlinks=True)
     checkpoint = tmp_path / "a" / "checkpoints" / "step-00000001"
     flip_a_bit(checkpoint)
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
