@@ -60,7 +60,7 @@ def short(prepared: Prepared, out: Path) -> Prepared:
     """Return the same run from fresh weights for two steps, without checkpoints and evaluations."""
     config = prepared.resolved.config.replace(
         **{"out": out, "resume": None, "steps": STEPS, "stop_after": None, "max_minutes": None},
-        **{"sample_every": None, "eval_every": None, "save_every": 0, "save_minutes": 0.0},
+        **{"sample_every": 0, "eval_every": 0, "save_every": 0, "save_minutes": 0.0},
     )
     return dataclasses.replace(
         prepared,

@@ -29,8 +29,9 @@ with importing():
     from launcher.parallel.model_parallel import ModelParallel
     from launcher.parallel.world import World, leave, ranks_from_environment, start
     from launcher.run.ending import ending, refuse
-    from launcher.run.evaluation import TEST_SEQUENCES, VALIDATION_SEQUENCES, evaluate
+    from launcher.run.evaluation import TEST_SEQUENCES, evaluate
     from launcher.run.forecast_protocol import Forecast
+    from launcher.run.held_out import HeldOut
     from launcher.run.prepare import Prepared, prepare
     from launcher.run.resume import ended_out_of_memory
     from launcher.run.session import Session
@@ -173,11 +174,8 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         batch=data.micro_batch,
     )
 
-    samples = None
-    if loop.sample_every:
-        from launcher.run.sampling import Samples
-
-        samples = Samples.of(resolved, corpus)
+    held_out = HeldOut(resolved, corpus, engine, session, measure=measure, device=world.device)
+    held_out.begin()
 
     session.enter("train")
     for step in session.steps():
@@ -190,17 +188,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         lr = learning_rate(step, resolved.config.optim, resolved.steps)
         loss, result = train_step(engine, micro_batches, lr, weights=weights, phase=session.phase)
         session.step_done(loss=loss, result=result, lr=lr)
-        if loop.eval_every and (step % loop.eval_every == 0 or step == resolved.steps):
-            session.evaluated(
-                measure(
-                    corpus.validation,
-                    name="validation",
-                    step=step,
-                    max_sequences=VALIDATION_SEQUENCES,
-                )
-            )
-        if samples and (step % samples.every == 0 or step == resolved.steps):
-            session.sampled(samples.take(engine, step, world.device))
+        held_out.after(step)
     return measure
 
 

@@ -89,10 +89,13 @@ class LoopChoice:
     """Stop training after this long; the last checkpoint and the test split may take another tenth
     of it."""
     eval_every: int | None = None
-    """Validation loss every N steps, over the same 256 sequences on any number of ranks."""
+    """Validation loss every N steps, over the same 256 sequences on any number of ranks (when not
+    given: before and after a fine-tune, over 64); 0: never."""
     sample_every: int | None = None
-    """Generate a text every N steps: 64 tokens, or as many as --seq-len has room for, drawn at
-    temperature 0.8 with --seed."""
+    """Generate texts every N steps (when not given: before and after a fine-tune on prompts), of 64
+    tokens, or as many as --seq-len has room for: the likeliest answers to the first two prompts of
+    the validation split, or without prompts a text drawn at temperature 0.8 with --seed; 0: none.
+    """
     test_batches: int | Literal["all"] = 50
     """Batches of the test split at the end, of 8 sequences with any micro-batch, so that runs can
     be compared: a number, all, or 0 for no test loss."""
@@ -139,8 +142,9 @@ class LoopChoice:
         return 60 * minutes or math.inf
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "eval_every", "keep", most=MOST_STEPS)
-        require_positive(self, "sample_every", most=MOST_STEPS)
+        require_positive(self, "steps", "keep", most=MOST_STEPS)
+        require_range("--eval-every", self.eval_every, 0, MOST_STEPS)
+        require_range("--sample-every", self.sample_every, 0, MOST_STEPS)
         require_positive(self, "stop_after", "epochs", most=MOST_STEPS)
         require_positive(self, "max_minutes", most=YEAR_S // 60)
         require_range("--save-every", self.save_every, 0, MOST_STEPS)

@@ -51,6 +51,12 @@ class Split:
     """int64: indices of the tokens that begin a document, which nothing predicts; None unless
     attention stays inside documents."""
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a document before the first that is learned; 0 where all are."""
+        learned = None if self.learned is None else self.learned > 0
+        return 0 if learned is None or not learned.any() else int(learned.argmax())
+
     def window_count(self, seq_len: int) -> int:
         """Count windows of seq_len + 1 tokens, seq_len apart: the last target is the next input."""
         return max(0, (len(self.tokens) - 1) // seq_len)

@@ -54,6 +54,8 @@ class Corpus:
     """One line for the log."""
     first_document: Split
     """The train split's first document, with its own mask."""
+    validation_documents: list[Split]
+    """The first few of the validation split."""
     tokenizer_path: Path | None
     """tokenizer.json; None for a transformers tokenizer that has no such form."""
 
@@ -117,7 +119,8 @@ def open_corpus(
         vocab_size=meta.vocab_size,
         fingerprint=meta.fingerprint,
         description=_describe(source, tokenizer, meta, masked=masked),
-        first_document=_first_document(directory, splits["train"]),
+        first_document=_documents(directory, "train", splits["train"], 1)[0],
+        validation_documents=_documents(directory, "validation", splits["validation"], 16),
         tokenizer_path=path if path.exists() else None,
     )
 
@@ -206,11 +209,16 @@ def _require_a_sequence(split: Split, name: str, data: str, seq_len: int) -> Non
         )
 
 
-def _first_document(directory: Path, train: Split) -> Split:
-    starts = np.fromfile(split_file(directory, "train", "documents"), np.int64, count=2)
-    end = int(starts[1]) if len(starts) > 1 else len(train.tokens)
-    learned = None if train.learned is None else train.learned[:end]
-    return Split(tokens=train.tokens[:end], learned=learned)
+def _documents(directory: Path, name: str, split: Split, most: int) -> list[Split]:
+    starts = np.fromfile(split_file(directory, name, "documents"), np.int64, count=most + 1)
+    ends = [*starts[1:], len(split.tokens)]
+    return [
+        Split(
+            tokens=split.tokens[begin:end],
+            learned=None if split.learned is None else split.learned[begin:end],
+        )
+        for begin, end in zip(starts[:most], ends, strict=False)
+    ]
 
 
 def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:

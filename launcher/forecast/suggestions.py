@@ -147,6 +147,8 @@ class _Search:
 def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Changes]]:
     """Yield kinds of changes, from the least to the most intrusive; in each, mildest first."""
     config = failed.config
+    if config.model.attention != "auto":  # which avoids T x T scores and masks where it can
+        yield [{"attention": "auto"}]
     size, total = config.data.micro_batch, failed.global_batch
     share = total // config.sharding.data_ranks(world_size)
     halves = [size >> n for n in range(1, size.bit_length())]

@@ -88,7 +88,7 @@ class EvalRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRecord(Record):
-    """A text that the model generated after a step (`--sample-every`)."""
+    """A text that the model generated after a step (`--sample-every`), 0 before the first one."""
 
     kind: ClassVar[str] = "sample"
     step: int

@@ -157,11 +157,12 @@ class Journal:
         values = {"loss": record.loss, "perplexity": record.perplexity}
         self._plot({f"{name}/{record.split}": value for name, value in values.items()}, record.step)
 
-    def sampled(self, record: SampleRecord) -> None:
-        """Write and show a generated text."""
+    def sampled(self, record: SampleRecord, *, shown: bool) -> None:
+        """Write a generated text, and show it on the console."""
         self.write(record)
         text = record.prompt + record.text
-        self._console.line(f"sample: {one_line(text, most=1000)}")
+        if shown:
+            self._console.line(f"sample: {one_line(text, most=1000)}")
         self._loggers.text(record.step, "sample", text)
         self._report_logger_failures()
 

@@ -1,5 +1,6 @@
 """Sampling of tokens, and the texts that a run with `--sample-every` writes while it trains."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,61 +81,86 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 MOST_TOKENS = 64
-SAMPLING = Sampling(temperature=0.8)
+FREE, ANSWER = Sampling(temperature=0.8), Sampling()
+"""Of texts from nothing, and of answers: these differ before and after only as the weights do."""
+PROMPTS = 2
+LEAST_TOKENS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """Texts with the same beginning and seed, so that only the weights differ.
+    """Texts with the same beginnings and seed, so that only the weights differ.
 
-    Each token takes an evaluation of the whole text by all ranks, which works for every sharding.
+    Each token takes an evaluation of the whole texts by all ranks, which works for every sharding.
     The generators of training are not used.
     """
 
-    every: int
-    """Steps."""
     encoder: Encoder
-    tokens: Sequence[int]
-    """Beginning of each text."""
+    prompts: Sequence[Sequence[int]]
+    """Tokens that each text begins with."""
+    ends: frozenset[int]
+    """Tokens that end a text."""
     most: int
     """Tokens that are generated at most."""
+    sampling: Sampling
     seed: int
 
     @classmethod
     def of(cls, resolved: Resolved, corpus: Corpus) -> Self:
-        """Return the samples of a run with `--sample-every`."""
-        loop = resolved.config.loop
-        assert loop.sample_every is not None
+        """Return answers to the first different prompts of the validation split, or texts from
+        nothing where the data has no prompts that leave room for an answer."""
         encoder = load_encoder(str(corpus.tokenizer_path or resolved.config.data.tokenizer))
-        tokens = encoder.encode_prompt("") or [encoder.end_of_text]
+        room = resolved.seq_len - LEAST_TOKENS
+        shown = [each for each in corpus.validation_documents if 0 < each.prompt_tokens <= room]
+        begun = (tuple(each.tokens[: each.prompt_tokens].tolist()) for each in shown)
+        prompts: list[tuple[int, ...]] = list(dict.fromkeys(begun))[:PROMPTS]
+        # The last token of a document ends what is to be learned, whatever a chat template has.
+        ends = frozenset({encoder.end_of_text, *(int(each.tokens[-1]) for each in shown)})
+        sampling = ANSWER if prompts else FREE
+        prompts = prompts or [tuple(encoder.encode_prompt("") or [encoder.end_of_text])]
         return cls(
-            every=loop.sample_every,
             encoder=encoder,
-            tokens=tokens,
-            most=max(0, min(MOST_TOKENS, resolved.seq_len - len(tokens))),
-            seed=loop.seed,
+            prompts=prompts,
+            ends=ends,
+            most=max(0, min(MOST_TOKENS, resolved.seq_len - max(map(len, prompts)))),
+            sampling=sampling,
+            seed=resolved.config.loop.seed,
         )
 
-    def take(self, engine: Engine, step: int, device: torch.device) -> SampleRecord:
-        """Generate the text after `step`; all ranks call this.
+    def take(self, engine: Engine, step: int, device: torch.device) -> list[SampleRecord]:
+        """Generate the texts after `step`; all ranks call this.
 
         All evaluations have one shape, so that a compiled model is compiled once, and every rank
         makes equally many, whatever it has drawn.
         """
         started = time.perf_counter()
-        choose = TokenSampler(SAMPLING, self.seed)
-        text = torch.full((1, len(self.tokens) + self.most), self.encoder.end_of_text)
-        text[0, : len(self.tokens)] = torch.tensor(self.tokens)
-        for place in range(len(self.tokens), text.size(1)):
-            logits = engine.evaluate(text.to(device))
-            text[0, place] = choose(logits[0, place - 1])
-        drawn = text[0, len(self.tokens) :].tolist()
-        if self.encoder.end_of_text in drawn:
-            del drawn[drawn.index(self.encoder.end_of_text) :]
+        choose = TokenSampler(self.sampling, self.seed)
+        widest = max(map(len, self.prompts))
+        # What follows a token has no effect on it: shorter texts are filled up at their end.
+        texts = torch.full((len(self.prompts), widest + self.most), self.encoder.end_of_text)
+        for text, prompt in zip(texts, self.prompts, strict=True):
+            text[: len(prompt)] = torch.tensor(prompt)
+        for number in range(self.most):
+            logits = engine.evaluate(texts.to(device))
+            for row, prompt in enumerate(self.prompts):
+                place = len(prompt) + number
+                texts[row, place] = choose(logits[row, place - 1])
+        duration_s = time.perf_counter() - started
+        return [
+            self._record(text.tolist(), prompt, step, duration_s)
+            for text, prompt in zip(texts, self.prompts, strict=True)
+        ]
+
+    def _record(
+        self, text: Sequence[int], prompt: Sequence[int], step: int, duration_s: float
+    ) -> SampleRecord:
+        drawn = text[len(prompt) : len(prompt) + self.most]
+        kept = list(itertools.takewhile(lambda token: token not in self.ends, drawn))
         return SampleRecord(
             step=step,
-            prompt="",
-            text=self.encoder.decode(drawn),
-            tokens=len(drawn),
-            duration_s=time.perf_counter() - started,
+            # With special tokens, so that a wrong template is seen.
+            prompt=self.encoder.decode_all(prompt) if self.sampling is ANSWER else "",
+            text=self.encoder.decode(kept),
+            tokens=len(kept),
+            duration_s=duration_s,
         )

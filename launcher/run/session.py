@@ -195,9 +195,9 @@ class Session:
         self.journal.evaluated(record)
         self.clock.restart()
 
-    def sampled(self, record: SampleRecord) -> None:
+    def sampled(self, record: SampleRecord, *, shown: bool) -> None:
         """Record a generated text, between steps."""
-        self.journal.sampled(record)
+        self.journal.sampled(record, shown=shown)
         self.clock.restart()
 
     def begin_test(self) -> None:

@@ -97,7 +97,7 @@ def whole_matrices(setting: Setting) -> Iterator[str]:
             f"--precision {config.optim.precision} scales whole matrices, and {flag} shards them: "
             "use --precision bf16"
         )
-    if config.loop.sample_every is not None:
+    if config.loop.sample_every:
         yield (
             f"--sample-every {config.loop.sample_every} writes with whole matrices, and {flag} "
             "shards them: leave it out, and use shardscale generate on a checkpoint"
@@ -204,7 +204,7 @@ def whole_sequences(setting: Setting) -> Iterator[str]:
     if config.sharding.context_parallel == 1:
         return
     flag = f"--context-parallel {config.sharding.context_parallel}"
-    if config.loop.sample_every is not None:
+    if config.loop.sample_every:
         yield (
             f"--sample-every {config.loop.sample_every} writes one token after the other, which "
             f"cannot be sharded for {flag}: leave it out, and use shardscale generate on a "

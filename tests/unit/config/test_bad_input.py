@@ -122,7 +122,7 @@ CASES = {
     ),
     "offload under ddp": case("--offload-optimizer cpu", "cpu", "fsdp or --zero, not ddp"),
     "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
-    "sample every 0": case("--sample-every 0", "--sample-every 0 must be more than 0"),
+    "sample every -1": case("--sample-every -1", "--sample-every -1 must be 0 or more"),
     "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
     "nvme offload at stage 2": case(
         "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not 2", "use cpu"

@@ -77,6 +77,15 @@ def test_blocks_that_keep_a_part_are_advised_to_keep_nothing(kept: str) -> None:
     assert "--activation-checkpointing full" in found
 
 
+def test_scores_that_attention_need_not_hold_are_advised_against() -> None:
+    shape = "--context=2048 --micro-batch=1 --precision=bf16"
+    failed = resolved(f"{shape} --attention=eager", 1, "cuda")
+    needed = needed_bytes(failed, Room(size_bytes=2**36, gpu=A100, capped=False), world_size=1)
+    room = Room(size_bytes=needed * 2 // 3, gpu=A100, capped=False)
+    first = suggest(failed, room, world_size=1, ranks_per_node=1)[0]
+    assert first.flags == "--attention auto"
+
+
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
 def test_every_suggestion_fits_and_keeps_the_global_batch(strategy: str, ranks: int) -> None:
     flags = f"--strategy={strategy} --micro-batch=64"

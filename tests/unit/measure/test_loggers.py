@@ -67,7 +67,7 @@ def test_tensorboard_has_the_texts_as_they_are(
     run = Run(tmp_path, log_every=1, shown=True, loggers=("tensorboard",))
     run.step(1)
     sample = SampleRecord(step=1, prompt="# To", text=" be\n\x1b[31mnot", tokens=9, duration_s=0.1)
-    run.journal.sampled(sample)
+    run.journal.sampled(sample, shown=True)
     run.journal.close()
     read = EventAccumulator(str(tmp_path / "tb"))
     read.Reload()

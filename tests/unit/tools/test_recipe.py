@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_tokenizers import CHATML, chat_tokenizer
@@ -21,7 +22,7 @@ for name, argv in json.load(sys.stdin).items():
         train.main(argv)
     print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-TINY = "--steps 2 --micro-batch 2 --global-batch 2 --seq-len 32 --test-batches 1 --device cpu"
+TINY = "--steps 2 --micro-batch 2 --global-batch 2 --seq-len 48 --test-batches 1 --device cpu"
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 300}
     config = transformers.LlamaConfig(**shape, max_position_embeddings=64)
     transformers.LlamaForCausalLM(config).save_pretrained(folder / "base")
-    turns = [
-        {"role": "user", "content": "Which?"},
-        {"role": "assistant", "content": "The largest."},
-    ]
-    (folder / "examples.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 60)
+    lines = ""
+    for question in ("Which?", "What?"):
+        turns = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": "The largest."},
+        ]
+        lines += f"{json.dumps({'messages': turns})}\n"
+    (folder / "examples.jsonl").write_text(lines * 30)
     (folder / "texts").mkdir()
     words = "What is the largest number that answers a question? " * 400
     (folder / "texts" / "a.txt").write_text(words)
@@ -69,6 +73,37 @@ def test_each_recipe_trains(inputs: Path) -> None:
     assert codes == [[name, "0"] for name in runs], done.stdout + done.stderr
     for name in runs:
         assert json.loads((inputs / "runs" / name / "summary.json").read_text())["test_loss"] > 0
+    given = [name for name in runs if "init_from:" in cli.text_of(name)]
+    assert done.stdout.count("held-out loss: ") == len(given) == 4
+    assert done.stdout.count("  after:  ") == 2 * len([n for n in given if n in ANSWERING])
+    for name in ANSWERING:
+        before, _, after, _ = records_of(inputs / "runs" / name, "sample")
+        assert (before["step"], after["step"]) == (0, 2)
+        if name != "qlora-24gb":  # whose base is rounded to NF4 first
+            assert before["text"] == answer_of(inputs / "base", before["prompt"])
+        losses = [each["loss"] for each in records_of(inputs / "runs" / name, "eval")][:2]
+        assert losses[0] != losses[1]
+
+
+ANSWERING = ("full-fine-tune", "lora", "qlora-24gb")
+
+
+def records_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "rank0.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def answer_of(base: Path, prompt: str) -> str:
+    """Return what transformers' greedy generation answers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokens = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
+    model = AutoModelForCausalLM.from_pretrained(base)
+    most = min(64, 48 - tokens.shape[1])
+    text = model.generate(tokens, do_sample=False, max_new_tokens=most, pad_token_id=0)
+    return str(tokenizer.decode(text[0, tokens.shape[1] :], skip_special_tokens=True))
 
 
 def test_the_list_fits_a_terminal_and_each_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
