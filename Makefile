@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all their own set-up on a machine with Python 3.11+ and gcc.
+# `make demo` and `make test` are self-contained on a machine with Python 3.11+ and gcc.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

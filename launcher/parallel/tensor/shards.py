@@ -90,9 +90,9 @@ def shard_of(
 ) -> ParameterShard:
     """A rank's shard of the parameter `name`.
 
-    Attention by heads and the MLP by its width, in and out again; the tables of tokens and
-    positions by rows, as evenly as can be. Norms, and biases that are added to a sum, are
-    replicated.
+    Attention is sharded by heads and the MLP by its width, in both of its products; the tables of
+    tokens and positions by rows, as evenly as can be. Norms, and biases that are added to a sum,
+    are replicated.
     """
     whole = ParameterShard(tuple(full_shape))
     if rank.tensor is None:

@@ -150,6 +150,40 @@ def test_first_pages_are_short_sentences(page: Path) -> None:
     assert long == [], f"{name_of(page)}: sentences over 25 words"
 
 
+READS_AS_TRANSLATED = (
+    "all their own set-up",
+    "a flag that is given is not varied",
+    "by constants fitted to published runs",
+    "what goes with what",
+    "cannot go with is",
+    "go on elsewhere",
+    "is there or not there",
+    "would compute another function",
+    "whatever kills",
+    "under whatever",
+    "is taken back",
+    "in and out",
+    "runs only what is not done",
+    "nothing that lives long",
+    "nothing hides it",
+    "what the ranks say",
+    "keys and values go around",
+    "loses as much",
+)
+"""Phrases of which the field has a plain form."""
+
+
+def test_prose_is_the_field_s() -> None:
+    pages = [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "mkdocs.yml"]
+    pages += [*(ROOT / "launcher").rglob("*.py"), *(ROOT / "model").rglob("*.py")]
+    texts = {page: " ".join(page.read_text().lower().split()) for page in pages}
+    assert len(texts) > 400
+    found = [
+        (str(p), said) for p, text in texts.items() for said in READS_AS_TRANSLATED if said in text
+    ]
+    assert not found
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= 900
 
