@@ -10,7 +10,6 @@ import torch
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
 from launcher.measure.records import EvalRecord, SampleRecord
-from launcher.model.config import ModelConfig
 from launcher.run.evaluation import VALIDATION_SEQUENCES
 from launcher.run.session import Session
 from launcher.strategies.engine import Engine
@@ -103,7 +102,6 @@ def _answers(resolved: Resolved, corpus: Corpus) -> bool:
         and any(shown.learned is not None for shown in corpus.validation_documents)
         and config.sharding.tensor_parallel == config.sharding.context_parallel == 1
         and not config.loop.compile
-        and isinstance(resolved.model, ModelConfig)
     )
 
 

@@ -24,7 +24,6 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
         "--document-attention": config.data.document_attention,
         "--compile": config.loop.compile,
         f"--precision {config.optim.precision}": config.optim.arithmetic.fp8_linears,
-        f"--sample-every {config.loop.sample_every}": bool(config.loop.sample_every),
         "--micro-batch auto": isinstance(config.data.micro_batch, AutoMicroBatch),
         f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
         sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),

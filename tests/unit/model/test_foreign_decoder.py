@@ -217,7 +217,6 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
         ({"document_attention": True}, "--document-attention knows"),
         ({"compile": True}, "--compile knows"),
         ({"precision": "fp8"}, "--precision fp8 knows"),
-        ({"sample_every": 5}, "--sample-every 5 knows"),
         ({"optimizer": "muon"}, "--optimizer muon knows"),
         ({"activation_checkpointing": "selective"}, "use full"),
         ({"activation_checkpointing": "budget=1GiB"}, "use full"),
