@@ -125,7 +125,7 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
 
 
 def _find(name: str) -> Path:
-    """Return the config.json of a folder, or of a model in the hub's cache; downloads nothing."""
+    """Return the config.json of a folder, or of a model on the Hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         path /= CONFIG
@@ -138,9 +138,7 @@ def _find(name: str) -> Path:
     try:
         path = cached_folder(name) / CONFIG
         if not path.exists():
-            raise UserError(
-                f"its {CONFIG} is not in the cache: run `hf download {name} {CONFIG}` first"
-            )
+            raise UserError(f"has no {CONFIG}")
     except UserError as error:
         raise UserError(f"{error}, or give a known shape, such as {nearest_names(name)}") from None
     return path

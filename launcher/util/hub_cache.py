@@ -1,7 +1,10 @@
-"""Models in the Hugging Face cache of this machine, and whether the Hub can be reached."""
+"""Models in the Hugging Face cache of this machine, downloads into it, and whether the Hub can be
+reached."""
 
+import json
 import os
 import socket
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -14,16 +17,16 @@ HUB_PREFIX: Final = "hf:"
 _ENDPOINT: Final = "https://huggingface.co"
 _ANSWERS_WITHIN_S: Final = 1.0
 _OFFLINE: Final = "HF_HUB_OFFLINE"
+_SMALL: Final = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS: Final = ("*.safetensors",)
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
 
 
 def model_folder(path: Path) -> Path:
     """Return the folder of `hf:ORG/NAME` in the Hub's cache; any other path stays as it is.
 
-    Nothing is downloaded, so that bad input is rejected before a download.
-
     Raises:
-        UserError: the cache does not hold the model.
+        UserError: the cache does not hold the model, and it cannot be downloaded.
     """
     if not str(path).startswith(HUB_PREFIX):
         return path
@@ -36,12 +39,14 @@ def model_folder(path: Path) -> Path:
 
 
 def cached_folder(name: str) -> Path:
-    """Return the folder of the model ORG/NAME in the Hub's cache.
+    """Return the folder of the model ORG/NAME in the Hub's cache; config and tokenizer are
+    downloaded where it has none. Weights follow when they are read (`fetch_weights`), after all
+    other input has been checked.
 
     Raises:
-        UserError: the cache does not hold the model.
+        UserError: the cache does not hold the model, and it cannot be downloaded.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -49,17 +54,63 @@ def cached_folder(name: str) -> Path:
     except HFValidationError:
         raise UserError("names no model: write hf:ORG/NAME") from None
     except LocalEntryNotFoundError:
+        return _download(name, _SMALL, revision=None)
+
+
+def fetch_weights(folder: Path) -> None:
+    """Download the safetensors of a model whose folder in the Hub's cache lacks them.
+
+    Raises:
+        UserError: they cannot be downloaded.
+    """
+    name = _name_in_cache(folder)
+    if name is None:
+        return
+    index = folder / "model.safetensors.index.json"
+    shards = json.loads(index.read_bytes()).get("weight_map", {}) if index.is_file() else {}
+    found = {path.name for path in folder.glob(*_WEIGHTS)}
+    if not found or set(shards.values()) - found:
+        with naming(f"hf:{name}:"):
+            _download(name, _WEIGHTS, revision=folder.absolute().name)
+
+
+def _download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> Path:
+    """Download files of a model into the cache. Ranks of one machine wait for each other there."""
+    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if is_offline() or not _reachable():
         raise UserError(
-            f"is not in the cache {constants.HF_HUB_CACHE}: run `hf download {name}` first"
+            f"is not in the cache {constants.HF_HUB_CACHE}, and the Hugging Face Hub cannot be "
+            f"reached: connect to the network, or run `hf download {name}` where there is one"
+        )
+    main = os.environ.get("RANK", "0") == "0"
+    if main and patterns == _WEIGHTS:
+        print(f"downloading the weights of {name} from the Hugging Face Hub", file=sys.stderr)
+    if not main or patterns != _WEIGHTS or not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+    except errors.RepositoryNotFoundError:
+        raise UserError(
+            "there is no such model on the Hugging Face Hub, or it is private: check the name, or "
+            "log in with `hf auth login`"
         ) from None
+    except Exception as error:  # many kinds: a gate, a time-out, a full disk
+        raise UserError(f"cannot be downloaded: {' '.join(str(error).split())}") from None
 
 
 def name_of_folder(folder: Path) -> str:
     """Return a short name of a model's folder: in the Hub's cache the model's, not its commit."""
+    return (_name_in_cache(folder) or folder.absolute().name).rpartition("/")[2]
+
+
+def _name_in_cache(folder: Path) -> str | None:
+    """Return ORG/NAME of a model's folder in the Hub's cache."""
     whole = folder.absolute()
-    if whole.parent.name == "snapshots" and whole.parents[1].name.startswith("models--"):
-        return whole.parents[1].name.rpartition("--")[2]
-    return whole.name
+    if whole.parent.name != "snapshots" or not whole.parents[1].name.startswith("models--"):
+        return None
+    return whole.parents[1].name.removeprefix("models--").replace("--", "/")
 
 
 def go_offline_if_unreachable() -> None:

@@ -20,6 +20,7 @@ from launcher.config.resolve import check_run_folder
 from launcher.util.errors import UserError
 from launcher.util.files import sync
 from launcher.util.flags import require_regular_file
+from launcher.util.hub_cache import fetch_weights
 from launcher.util.json_file import read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -222,6 +223,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    fetch_weights(folder)
     if (folder / INDEX_FILE).exists():
         shards = read_json(folder / INDEX_FILE).get("weight_map")
         if not isinstance(shards, dict):

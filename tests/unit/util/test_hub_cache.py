@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,8 @@ SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with one model, as `hf download` leaves it."""
+    """A cache with one model, as `hf download` leaves it, and no network."""
+    monkeypatch.setenv(hub_cache._OFFLINE, "1")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     model = tmp_path / "models--org--tiny"
     snapshot = model / "snapshots" / ("a" * 40)
@@ -70,3 +73,105 @@ def test_a_hub_that_answers_is_asked_and_another_is_not(unset: pytest.MonkeyPatc
     hub_cache._reachable.cache_clear()
     hub_cache.go_offline_if_unreachable()
     assert hub_cache.is_offline()
+
+
+SERVER = '''
+import hashlib, http.server, json, pathlib, sys
+
+folder = pathlib.Path(sys.argv[1])
+commit = "c" * 40
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The three answers of the Hub that a download asks for."""
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = self.path.partition("?")[0]
+        files = list(folder.iterdir())
+        if path.startswith("/api/models/org/tiny/tree/"):
+            tree = [{"path": f.name, "size": f.stat().st_size} for f in files]
+            tree = [{"type": "file", "oid": ""} | each for each in tree]
+            return self.answer(json.dumps(tree).encode())
+        if path.startswith("/api/models/org/tiny"):
+            siblings = [{"rfilename": f.name} for f in files]
+            found = {"id": "org/tiny", "sha": commit, "siblings": siblings}
+            return self.answer(json.dumps(found).encode())
+        if path.startswith("/org/tiny/resolve/") and (folder / path.rpartition("/")[2]).is_file():
+            return self.answer((folder / path.rpartition("/")[2]).read_bytes())
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def answer(self, body):
+        print(self.command, self.path, file=sys.stderr, flush=True)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"' + hashlib.sha256(body).hexdigest() + '"')
+        self.send_header("X-Repo-Commit", commit)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+print(server.server_port, flush=True)
+server.serve_forever()
+'''
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Hub with one model, as the environment of a process that knows no other."""
+    import transformers
+
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**SHAPE, bos_token_id=0, eos_token_id=0)
+    )
+    model.save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "model")]
+    with (tmp_path / "asked").open("w") as asked:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=asked, text=True)
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    theirs = dict.fromkeys((*hub_cache._PROXIES, hub_cache._OFFLINE), "")
+    here = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(tmp_path / "cache")}
+    yield {**os.environ, **theirs, **here}
+    server.kill()
+    server.wait()
+
+
+def test_weights_are_downloaded_once_all_else_is_checked(
+    tmp_path: Path, served: dict[str, str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be: that is the question. " * 200)
+
+    def train(flags: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "launcher.train", "--data", str(text), *flags.split()],
+            env=served,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    begun = "--tokenizer byte --steps 1 --micro-batch 1 --device cpu --report-to none --out run"
+    assert train(f"--init-from hf:org/tiny {begun} --optimizer lion").returncode == 2
+    assert "model.safetensors" not in (tmp_path / "asked").read_text()
+    done = train(f"--init-from hf:org/tiny {begun}")
+    assert done.returncode == 0, done.stderr
+    assert "downloading the weights of org/tiny" in done.stderr
+    assert "begins with the weights of" in done.stdout
+    asked = (tmp_path / "asked").read_text()
+    assert "GET /org/tiny/resolve/" in asked
+    assert asked.count("model.safetensors") > 0
+    missing = train(f"--init-from hf:org/other {begun}")
+    assert missing.returncode == 2
+    assert "there is no such model on the Hugging Face Hub" in missing.stderr
