@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from launcher.model import gpt
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
+from launcher.model.linears import is_adapter
 
 
 def new_decoder(config: ModelConfig) -> nn.Module:
@@ -37,7 +38,7 @@ def initial_value(name: str, shape: Sequence[int], config: ModelConfig, **how: A
         how: seed and device, on one type of which the value is a pure function of the arguments,
             so that any rank can take its shard of it.
     """
-    if isinstance(config, ForeignConfig):
+    if isinstance(config, ForeignConfig) and not is_adapter(name):
         from launcher.model.foreign import decoder
 
         return decoder.initial_value(name, shape, config, **how)

@@ -106,6 +106,8 @@ class ModelConfig:
                 require_positive(field, getattr(self, field))
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")
+        if self.lora is not None:
+            self.lora.check_own_targets()
         check_window(self.window, context=self.context)
         check_loss_chunk(self.loss_chunk)
         for field, literal in _CHOICES.items():

@@ -145,7 +145,7 @@ class QuantizedLinear(nn.Module):
 ADAPTERS = ("lora_a", "lora_b")
 
 
-class _Adapter(nn.Module):
+class Adapter(nn.Module):
     """Mixin that adds scale B A x to a projection's output for x.
 
     Args:
@@ -172,11 +172,11 @@ class _Adapter(nn.Module):
         return torch.addmm(super().forward(x), low, b.t(), alpha=self.scale)
 
 
-class LoRALinear(_Adapter, nn.Linear):
+class LoRALinear(Adapter, nn.Linear):
     """W x + bias + scale B A x, of which only A and B are trained."""
 
 
-class QuantizedLoRALinear(_Adapter, QuantizedLinear):
+class QuantizedLoRALinear(Adapter, QuantizedLinear):
     """A `LoRALinear` over a quantised W."""
 
 

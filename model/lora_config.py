@@ -35,8 +35,10 @@ class Lora:
     """Factor of the adapter's product, over the rank."""
     dropout: float = 0.0
     """Probability with which an element of an adapter's input is dropped in training."""
-    targets: tuple[LoraTarget, ...] = ("qkv", "proj")
-    """qkv and proj of attention, mlp for both (or all three) of the MLP's."""
+    targets: tuple[str, ...] = ("qkv", "proj")
+    """qkv and proj of attention, mlp for both (or all three) of the MLP's. Of a decoder of
+    transformers, qkv and proj together are attention's linear layers, mlp the other ones of a
+    block, and any other word is a layer's own name."""
     rslora: bool = False
     """Divide alpha by the root of the rank (arXiv:2312.03732): gradients then keep their size."""
 
@@ -49,13 +51,19 @@ class Lora:
             raise ValueError(
                 f"lora_dropout {self.dropout} is outside [0, 1); use 0 to turn it off."
             )
-        unknown = [target for target in self.targets if target not in TARGETS]
-        if unknown or not self.targets or len({*self.targets}) < len(self.targets):
-            given = ",".join(self.targets)
-            raise ValueError(
-                f"lora_targets {given!r} must name some of {', '.join(TARGETS)}, once each; "
-                "or be all."
-            )
+        if not all(self.targets) or len({*self.targets}) < len(self.targets) or not self.targets:
+            raise ValueError(self._wrong_targets())
+
+    def check_own_targets(self) -> None:
+        """Refuse targets that our own decoder does not have; raises ValueError."""
+        if not {*TARGETS}.issuperset(self.targets):
+            raise ValueError(self._wrong_targets())
+
+    def _wrong_targets(self) -> str:
+        given = ",".join(self.targets)
+        return (
+            f"lora_targets {given!r} must name some of {', '.join(TARGETS)}, once each; or be all."
+        )
 
     @property
     def scale(self) -> float:

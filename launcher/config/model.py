@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from launcher.config.transformers_config import (
     DecoderChoice,
@@ -13,7 +13,7 @@ from launcher.config.transformers_config import (
 )
 from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
-from launcher.model.lora_config import MOST_RANK, TARGETS, Lora, LoraTarget
+from launcher.model.lora_config import MOST_RANK, TARGETS, Lora
 from launcher.model.sizes import CUSTOM, known_name, named
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, flag, require_at_most, require_range
@@ -184,7 +184,7 @@ class ModelChoice:
             rank=self.lora_rank,
             alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
             dropout=self.lora_dropout,
-            targets=cast(tuple[LoraTarget, ...], TARGETS if names == ("all",) else names),
+            targets=TARGETS if names == ("all",) else names,
             rslora=self.rslora,
         )
 

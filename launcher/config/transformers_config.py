@@ -20,7 +20,7 @@ from launcher.util.packages import how_to_install
 DecoderChoice = Literal["auto", "own", "transformers"]
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
-_KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk"})
+_KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk", "lora"})
 """Options that a decoder of transformers takes, too."""
 _DEFAULTS: Final = {"quantize_base": "none"}
 
@@ -109,8 +109,6 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
         for name, value in options.items()
         if name not in _KEPT and value != _DEFAULTS.get(name)
     }
-    if (lora := given.pop("lora", None)) is not None:
-        given = {"lora_rank": lora.rank, **given}
     if given:
         raise UserError(
             f"{as_flags(given)} knows shardscale's own decoder only, and transformers computes "

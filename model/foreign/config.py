@@ -37,6 +37,10 @@ class ForeignConfig(ModelConfig):
     """Weights that a token is multiplied with: of experts, those that it is sent to."""
     attending_blocks: int
     """Blocks with attention; others have a state instead."""
+    adapter_parameters: int = 0
+    """Those of all adapters, beside the others."""
+    block_adapters: int = 0
+    """Those of the adapters of the largest block."""
     router_loss: float = 0.0
     """Factor of the router's auxiliary loss; 0 where the config asks for none."""
 
@@ -54,12 +58,22 @@ class ForeignConfig(ModelConfig):
     @property
     def block_parameter_count(self) -> int:
         """Parameters of the largest block."""
-        return self.block_parameters
+        return self.block_parameters + self.block_adapter_count
+
+    @property
+    def block_adapter_count(self) -> int:
+        """Parameters of the adapters of the largest block."""
+        return 0 if self.lora is None else self.block_adapters
+
+    @property
+    def trained_parameter_count(self) -> int:
+        """Parameters that have gradients: all, or those of adapters."""
+        return self.parameters if self.lora is None else self.adapter_parameters
 
     @property
     def parameter_count(self) -> int:
         """All parameters, a tied head counted once."""
-        return self.parameters
+        return self.parameters + (0 if self.lora is None else self.adapter_parameters)
 
     @property
     def attention_dim(self) -> int:

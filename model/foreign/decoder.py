@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
+from launcher.model.linears import freeze
 from launcher.model.parts import parts_of
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
@@ -44,6 +46,9 @@ class ForeignDecoder(nn.Module):
         )
         head = ForeignHead(linear, function, chunk_rows=config.loss_chunk)
         self.causal.set_output_embeddings(head)
+        if config.lora is not None:
+            adapt(self.causal, config.lora)
+            freeze(self)
         words = config.checkpointing.blocks(config.layers)
         for block, word in zip(parts_of(self).blocks, words, strict=True):
             if word == "full":

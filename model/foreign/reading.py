@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from torch import nn
 
 from launcher.model.config import AttentionKind
+from launcher.model.foreign.adapters import adapted, adapter_elements
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
-from launcher.model.parts import parts_of
+from launcher.model.lora_config import Lora
+from launcher.model.parts import block_of, parts_of
 from launcher.util.errors import UserError
 
 _UNLIMITED: Final = 2**20
@@ -27,6 +30,7 @@ def foreign_config(
     attention: AttentionKind = "auto",
     activation_checkpointing: str = "none",
     loss_chunk: int | None = None,
+    lora: Lora | None = None,
 ) -> ForeignConfig:
     """Return the sizes of a config.json's model.
 
@@ -54,6 +58,11 @@ def foreign_config(
     for reason in _obstacles_of(causal):
         raise UserError(reason)
     config, head = causal.config, causal.get_output_embeddings()
+    adapters = {} if lora is None else adapted(causal, lora)
+    each = [(n, adapter_elements(m, lora)) for n, m in adapters.items() if lora is not None]
+    of_blocks = Counter({block_of(name): 0 for name, _ in each})
+    for name, elements in each:
+        of_blocks[block_of(name)] += elements
     experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
     heads = getattr(config, "num_attention_heads", None) or 1
@@ -69,6 +78,9 @@ def foreign_config(
         attention=config._attn_implementation,
         activation_checkpointing=activation_checkpointing,
         loss_chunk=loss_chunk,
+        lora=lora,
+        adapter_parameters=sum(of_blocks.values()),
+        block_adapters=max(of_blocks.values(), default=0),
         document=text,
         architecture=type(causal).__name__,
         attending_blocks=attending,

@@ -75,12 +75,6 @@ CASES: Final = (
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
 )
-MEASURED: Final = tuple(
-    case
-    for case in CASES
-    if case.architecture in ("falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
-)
-"""Whose bytes are measured, too."""
 GIVEN: Final = (
     _case("mixtral", _zero(3)),
     _case("gemma2", _FSDP),
@@ -88,6 +82,29 @@ GIVEN: Final = (
     _case("qwen3", _DDP),
 )
 """Trained from a folder of weights: experts that are stored one by one, a tied head in shards."""
+ADAPTED: Final = (
+    _case("gemma2", _FSDP, {"lora_rank": 4, "lora_targets": "all"}),
+    _case("mixtral", _zero(3), {"lora_rank": 4, "lora_targets": "o_proj,k_proj"}),
+    _case("gpt_neox", _DDP, {"lora_rank": 4}),
+)
+"""Adapters beside the weights of a folder."""
+MEASURED: Final = (
+    *(
+        case
+        for case in CASES
+        if case.architecture
+        in ("falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
+    ),
+    # The plan's form of frozen experts in fp32 takes more than torch's does.
+    *(case for case in ADAPTED if case.architecture != "mixtral"),
+)
+"""Whose bytes are measured, too."""
+TARGETS: Final = {
+    "gemma2": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "mixtral": ["o_proj", "k_proj"],
+    "gpt_neox": ["query_key_value", "dense"],
+}
+"""The same layers, as PEFT is asked for them."""
 BOTH: Final = ("llama", "qwen3")
 """Whose folders our own decoder computes, too."""
 SAVED, LOADED = _case("gemma2", _FSDP), _case("gemma2", _zero(3))

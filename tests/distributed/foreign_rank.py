@@ -19,11 +19,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from foreign_cases import BASE, BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, STEPS, Case
+from foreign_cases import (
+    ADAPTED,
+    BASE,
+    BOTH,
+    CASES,
+    GIVEN,
+    LOADED,
+    MEASURED,
+    SAVED,
+    STEPS,
+    TARGETS,
+    Case,
+)
 from rank_loop import Work, rank_of_group, release, report, steps
 from tiny_architectures import ARCHITECTURES
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
@@ -35,8 +48,10 @@ from launcher.model.build import initial_value
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.entry import parameter_groups
 from launcher.parallel.world import World
+from launcher.run.provenance import base_of
 from launcher.run.saves import run_entries
-from launcher.strategies.engine import train_step
+from launcher.strategies.engine import Engine, train_step
+from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.export import ExportOptions, export
 from launcher.train import build_engine, to_device
@@ -68,7 +83,7 @@ def main() -> None:
         counted = [case for case in MEASURED if case.name in names]
         report(".", world, [({"counted": c.name}, partial(count, c, world)) for c in counted])
         report(".", world, [({"resumed": True}, partial(resume, world))])
-        mine = [case for case in GIVEN if case.name in names]
+        mine = [case for case in (*GIVEN, *ADAPTED) if case.name in names]
         if world.is_main:
             for case in mine:
                 write_folder(case)
@@ -97,6 +112,8 @@ def write_folder(case: Case) -> None:
     """Weights as transformers saves them: experts one by one, in several files."""
     from transformers import AutoModelForCausalLM
 
+    if Path(case.architecture).exists():
+        return
     torch.manual_seed(5)
     model: Any = AutoModelForCausalLM.from_config(config_of(case.architecture))
     model.to(torch.bfloat16).save_pretrained(case.architecture, max_shard_size="20KB")
@@ -112,25 +129,42 @@ def train_given(case: Case, world: World, decoder: str) -> dict[str, Any]:
     corpus = open_corpus(config.data, vocab_size=260, seq_len=resolved.seq_len)
     engine = build_engine(resolved, world)
     with open_stored(Path(case.architecture), config.model.decoder) as weights:
-        Checkpointer(Path("unused")).begin_with(weights, engine)
+        if world.size > 1:
+            Checkpointer(Path("unused")).begin_with(weights, engine)
+        else:  # which all ranks of the group would have to do together
+            fill(engine, weights)
     losses, _ = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
     if world.size > 1:
         saves = Checkpointer(run_folder(case) / "checkpoints", asynchronous=False)
-        saves.save(STEPS, engine, run_entries(resolved, corpus))
+        base = base_of(resolved)
+        beside = {} if base is None else {"base": base}
+        saves.save(STEPS, engine, {**run_entries(resolved, corpus), **beside})
     release(engine)
     return {"losses": losses}
 
 
+def fill(engine: Engine, weights: ReadableWeights) -> None:
+    """Give an engine of one process its weights."""
+    state = engine.training_state()
+    for shard in (*state.frozen(), *state.loaded()):
+        if shard.kind == PARAM and weights.has(shard.name):
+            weights.read_into(shard)
+    state.finish_load(state.counters())
+
+
 def run_folder(case: Case) -> Path:
     """Where the run of weights that were given keeps its checkpoints."""
-    return Path(f"run-{case.architecture}")
+    return Path(f"run-{GIVEN.index(case) if case in GIVEN else -1 - ADAPTED.index(case)}")
 
 
 def export_given(case: Case) -> dict[str, Any]:
     """Names of the parameters that transformers loads otherwise than the checkpoint has them."""
     from transformers import AutoModelForCausalLM
 
-    run, out = run_folder(case), Path(f"export-{case.architecture}")
+    run = run_folder(case)
+    out = Path(f"export-{run.name}")
+    if "lora_rank" in case.changes:
+        return export_adapter(run, out, case)
     export(ExportOptions(run=run, out=out, shard_size="30KB", tokenizer="none"))
     model: Any = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     with open_stored(run) as stored:
@@ -139,15 +173,37 @@ def export_given(case: Case) -> dict[str, Any]:
     return {"dtype": str(model.dtype), "differing": differing}
 
 
+def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
+    """Largest difference of the logits of PEFT and of a merged export."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = Path(f"{out}-adapter")
+    export(ExportOptions(run=run, out=adapter, adapter=True, dtype="fp32"))
+    export(ExportOptions(run=run, out=out, merge=True, dtype="fp32", tokenizer="none"))
+    base = AutoModelForCausalLM.from_pretrained(case.architecture, dtype=torch.float32)
+    tokens = torch.arange(3, 20)[None]
+    plain = base(input_ids=tokens).logits
+    theirs = PeftModel.from_pretrained(base, str(adapter))(input_ids=tokens).logits
+    ours = AutoModelForCausalLM.from_pretrained(out)(input_ids=tokens).logits
+    return {
+        "difference": (theirs - ours).abs().max().item(),
+        "learnt": (theirs - plain).abs().max().item(),
+    }
+
+
 def replaced(case: Case) -> Case:
     """The same batch in one process."""
-    return Case(architecture=case.architecture, changes={"strategy": "single"})
+    kept = {name: value for name, value in case.changes.items() if name.startswith("lora")}
+    return Case(architecture=case.architecture, changes={"strategy": "single", **kept})
 
 
 def run_of(case: Case, world: World) -> tuple[Resolved, Corpus]:
     config = Path(f"{case.architecture}-{os.getpid()}.json")
     config.write_text(json.dumps(ARCHITECTURES[case.architecture]), encoding="utf-8")
     changes: Mapping[str, Any] = {**BASE, **case.changes, "model": str(config)}
+    if case in ADAPTED:
+        changes = {**changes, "random_base": True}
     resolved = resolve(RunConfig().replace(**changes), world_size=world.size, device_type="cpu")
     return resolved, open_corpus(resolved.config.data, vocab_size=260, seq_len=resolved.seq_len)
 
@@ -218,6 +274,8 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
         fill_of_seed(model, resolved)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if "lora_rank" in case.changes:
+        model = with_peft(model, case)
     model.train()
     optimizer = torch.optim.AdamW(
         parameter_groups(model, BASE["weight_decay"]), lr=BASE["lr"], betas=(0.9, 0.95), eps=1e-8
@@ -238,7 +296,7 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
             output = model(input_ids=tokens, use_cache=False)
             loss = F.cross_entropy(output.logits.float().flatten(0, 1), targets.flatten())
             if getattr(config, "output_router_logits", False):
-                loss = loss + model.router_aux_loss_coef * output.aux_loss
+                loss = loss + config.router_aux_loss_coef * output.aux_loss
             (loss / len(micro_batches)).backward()
             total += loss.item() / len(micro_batches)
         torch.nn.utils.clip_grad_norm_(model.parameters(), BASE["clip"])
@@ -246,6 +304,26 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(total)
     return {"losses": losses}
+
+
+def with_peft(model: Any, case: Case) -> Any:
+    """Adapters of PEFT with the values that ours begin with."""
+    from peft import LoraConfig, get_peft_model
+
+    changes = {**BASE, **case.changes, "init_from": case.architecture, "decoder": "transformers"}
+    ours = parse_run_config(as_flags(changes).split()).model.build()
+    names = TARGETS[case.architecture]
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=names))
+    adapted = 0
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            own, half = name.removeprefix("base_model.model.").split(".lora_")
+            own_name = f"causal.{own}.lora_{half[0].lower()}"
+            values = initial_value(own_name, parameter.shape, ours, seed=BASE["seed"], device="cpu")
+            parameter.data.copy_(values)
+            adapted += parameter.numel()
+    assert adapted == ours.trained_parameter_count
+    return model
 
 
 def fill_of_seed(model: Any, resolved: Resolved) -> None:

@@ -1,7 +1,7 @@
 """Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
 
 import pytest
-from foreign_cases import BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, Case
+from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, Case
 from harness import HERE, Results, run_ranks, selected, write_text
 
 ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
@@ -13,7 +13,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("foreign")
     write_text(folder / "text.txt")
     asked = [params.get("case") for params in selected(request)]
-    names = [case.name for case in (*CASES, *GIVEN) if None in asked or case in asked]
+    names = [case.name for case in (*CASES, *GIVEN, *ADAPTED) if None in asked or case in asked]
     more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
     return Results.of(folder, run_ranks((2, "foreign_rank", folder, *names), **more))
 
@@ -44,7 +44,7 @@ def test_it_goes_on_under_another_strategy(results: Results) -> None:
     assert SAVED.architecture == LOADED.architecture
 
 
-@pytest.mark.parametrize("case", GIVEN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*GIVEN, *ADAPTED], ids=lambda case: case.name)
 def test_a_folders_weights_train_like_a_plain_loop_from_them(case: Case, results: Results) -> None:
     plain = results.get(plain_given=case.name)["losses"]
     assert results.get(given=case.name)["losses"] == pytest.approx(plain, rel=2e-5)
@@ -68,3 +68,12 @@ def test_transformers_loads_what_a_sharded_run_exports(case: Case, results: Resu
     exported = results.get(exported=case.name)
     assert exported["dtype"] == "torch.bfloat16"  # that of the weights it began with
     assert exported["differing"] == []
+
+
+@pytest.mark.parametrize("case", ADAPTED, ids=lambda case: case.name)
+def test_peft_reads_adapters_and_merging_them_computes_the_same(
+    case: Case, results: Results
+) -> None:
+    exported = results.get(exported=case.name)
+    assert exported["difference"] < 1e-5
+    assert exported["learnt"] > 1e-3

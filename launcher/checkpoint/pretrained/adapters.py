@@ -15,7 +15,8 @@ from launcher.config.families import Part, family_for
 from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model import parts
 from launcher.model.config import ModelConfig
-from launcher.model.lora_config import Lora, LoraTarget
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.lora_config import Lora
 from launcher.model.parts import is_projection, projection_of
 from launcher.strategies.parameters import parameter_shapes
 
@@ -30,7 +31,7 @@ class Projection:
 
     part: Part
     """Its rows in our matrix."""
-    target: LoraTarget
+    target: str
     sizes: tuple[int, ...]
     """Rows of our matrices that it consists of: three where query, key and value are one there."""
     number: int
@@ -63,6 +64,8 @@ def projections(config: ModelConfig) -> list[Projection]:
     Raises:
         UserError: no family of transformers has this model.
     """
+    if isinstance(config, ForeignConfig):
+        return _foreign_projections(config)
     family, theirs = family_for(dataclasses.replace(config, lora=None))
     found: list[Projection] = []
     for part in family.parts(theirs, parameter_shapes(theirs)):
@@ -81,6 +84,29 @@ def projections(config: ModelConfig) -> list[Projection]:
                 number=starts.index(part.start // inner),
             )
         )
+    return found
+
+
+def _foreign_projections(config: ForeignConfig) -> list[Projection]:
+    """Return the linear layers of a decoder of transformers; those without adapters have no
+    target."""
+    from launcher.model.foreign.adapters import adapted, linears
+    from launcher.model.foreign.conversion import PREFIX
+    from launcher.model.foreign.decoder import skeleton
+
+    causal, lora = skeleton(config.document, config.attention), config.lora
+    assert lora is not None
+    found, chosen = [], adapted(causal, lora)
+    for name, _, linear in linears(causal):
+        part = Part(
+            theirs=f"{name}.weight",
+            ours=f"{PREFIX}{name}.weight",
+            shape=(linear.out_features, linear.in_features),
+            start=0,
+            transposed=False,
+        )
+        target = lora.targets[0] if name in chosen else ""
+        found.append(Projection(part=part, target=target, sizes=part.shape[:1], number=0))
     return found
 
 
@@ -108,7 +134,9 @@ def write_adapter(
     lora = config.lora
     assert lora is not None
     rank = lora.rank
-    chosen = [p for p in projections(config) if p.target in lora.targets]
+    known = projections(config)
+    chosen = [p for p in known if p.target in lora.targets]
+    others = [f".{p.module}" for p in known if p.target not in lora.targets]
     tensors = {adapter_key(p, half): (p, half) for p in chosen for half in "AB"}
 
     def shape(projection: Projection, half: str) -> tuple[int, ...]:
@@ -132,7 +160,7 @@ def write_adapter(
         dtype=dtype,
         metadata={"format": "pt"},
     )
-    write_json(folder / ADAPTER_CONFIG, _settings_of(chosen, lora, base=base))
+    write_json(folder / ADAPTER_CONFIG, _settings_of(chosen, others, lora, base=base))
     joined = next((p for p in chosen if p.sizes[1:]), None)
     if joined is None:
         return "an adapter for PEFT"
@@ -143,8 +171,16 @@ def write_adapter(
     )
 
 
-def _settings_of(chosen: Sequence[Projection], lora: Lora, *, base: str | None) -> dict[str, Any]:
-    names = {short_name(p.module): len(p.sizes) for p in chosen}
+def _settings_of(
+    chosen: Sequence[Projection], others: Sequence[str], lora: Lora, *, base: str | None
+) -> dict[str, Any]:
+    """Return adapter_config.json; `others` are the modules without adapters, which a short name
+    must not match."""
+    names: dict[str, int] = {}
+    for projection in chosen:
+        short = short_name(projection.module)
+        ambiguous = any(other.endswith(f".{short}") for other in others)
+        names[projection.module if ambiguous else short] = len(projection.sizes)
     joined = {name: count for name, count in names.items() if count > 1}
     growth = math.sqrt if lora.rslora else float
     return {

@@ -21,10 +21,10 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
-from launcher.config.transformers_config import DecoderChoice, decoder_of
+from launcher.config.transformers_config import DecoderChoice, decoder_of, require_own
+from launcher.model.build import initial_value
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.gpt import initial_value
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError, naming
@@ -167,6 +167,7 @@ def open_stored(folder: Path, by: DecoderChoice = "auto") -> Iterator[Stored]:
             yield opened.enter_context(_open_folder(folder, by))
         elif (folder / ADAPTER_CONFIG).is_file():
             beside = opened.enter_context(open_stored(folder_beside(folder)))
+            require_own(beside.config, f"{folder}: reading PEFT's adapters")
             yield Adapted(opened.enter_context(PeftFolder(folder, beside.config)), beside)
         else:
             saved = opened.enter_context(_open_saved(folder))
@@ -249,6 +250,7 @@ def _beside(adapters: CheckpointWeights) -> Iterator[Stored]:
             f"checkpoint {checkpoint.path}: holds adapters beside the weights in {base.path}, "
             "which are not there any more: put them back there"
         )
-    with open_stored(Path(base.path)) as beside:
+    by: DecoderChoice = "transformers" if isinstance(adapters.config, ForeignConfig) else "auto"
+    with open_stored(Path(base.path), by) as beside:
         check_base(checkpoint, beside.base())
         yield beside

@@ -9,6 +9,7 @@ from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.stored import Stored
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.linears import (
     PACKED,
     dequantize,
@@ -74,6 +75,8 @@ class Merged:
         if not self._model.has(f"{module}.lora_a"):
             return weight
         a, b = (self._model.read(f"{module}.lora_{part}").float() for part in "ab")
+        if isinstance(self.config, ForeignConfig):  # where a matrix is one
+            return torch.addmm(weight.float(), b, a, alpha=self._lora.scale)
         projection = projection_of(module)
         assert projection is not None
         sizes = projections(self.config)[projection].sizes

@@ -6,13 +6,14 @@ from typing import Final
 from launcher.config.rules import Rule, Setting
 from launcher.config.sharding import ShardingChoice
 from launcher.model.checkpointing import kept_products
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import BLOCK
 
 
 def adapter_rank(setting: Setting) -> Iterator[str]:
     """Reject a rank larger than the narrowest matrix."""
     model, lora = setting.model, setting.model.lora
-    if lora is None:
+    if lora is None or isinstance(model, ForeignConfig):  # whose layers were asked
         return
     qkv, proj, up, down = model.linear_shapes
     widths = {"qkv": (*qkv[:1], *model.qkv_sizes), "proj": proj, "mlp": (*up[:1], *down)}

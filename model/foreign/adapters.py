@@ -1,0 +1,103 @@
+"""Low-rank adapters (LoRA) on the linear layers of a decoder of transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from launcher.model.linears import Adapter
+from launcher.model.lora_config import Lora
+from launcher.model.parts import parts_of
+
+
+class _LinearOf(nn.Module):
+    """A Linear whose weight, with its name, is that of one which exists."""
+
+    def __init__(self, inner: int, outer: int, *, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inner, outer
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.linear(x, self.weight, self.bias)
+        return y
+
+
+class AdaptedLinear(Adapter, _LinearOf):
+    """A linear layer of transformers with an adapter beside it: [*, in] -> [*, out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [*, in] -> [*, out]."""
+        y: Tensor = super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+        return y
+
+
+def linears(causal: Any) -> Iterator[tuple[str, str, nn.Linear]]:
+    """Yield the linear layers of the blocks: name, the target that they belong to, module.
+
+    `attention` is what is inside of a module of that name, `mlp` all others.
+    """
+    blocks = parts_of(causal).blocks
+    path = next(path for path, module in causal.named_modules() if module is blocks)
+    for name, child in blocks.named_modules(prefix=path):
+        if type(child) is nn.Linear:
+            owners = [causal.get_submodule(name[:end]) for end, c in enumerate(name) if c == "."]
+            inside = any("Attention" in type(owner).__name__ for owner in owners)
+            yield name, "attention" if inside else "mlp", child
+
+
+def adapted(causal: Any, lora: Lora) -> dict[str, nn.Linear]:
+    """Return the linear layers that get adapters, by name.
+
+    Raises:
+        ValueError: a target names none of them, the model computes with the weight of one itself,
+            or the rank is more than one of them has.
+    """
+    known = [*linears(causal)]
+    wanted = {*lora.targets}
+    if {"qkv", "proj"} <= wanted:
+        wanted = wanted - {"qkv", "proj"} | {"attention"}
+    found = {n: m for n, kind, m in known if wanted & {kind, _last(n)}}
+    names = {word for n, kind, _ in known for word in (kind, _last(n))}
+    unknown = sorted(wanted - names)
+    if not found or (unknown and wanted != {"attention", "mlp"}):
+        own = ", ".join(dict.fromkeys(_last(n) for n, _, _ in known))
+        raise ValueError(
+            f"--lora-targets {','.join(lora.targets)}: this model has no {unknown[0]}: give all, "
+            f"qkv,proj for attention, mlp for all others, or names of {own}"
+        )
+    for name in found:
+        owner = causal.get_submodule(name.rpartition(".")[0])
+        if f".{_last(name)}.weight" in inspect.getsource(type(owner)):
+            raise ValueError(
+                f"--lora-targets {','.join(lora.targets)}: {type(owner).__name__} computes with "
+                f"the weight of {_last(name)} itself, past an adapter: name other layers"
+            )
+    most = min(min(m.in_features, m.out_features) for m in found.values())
+    if lora.rank > most:
+        raise ValueError(
+            f"--lora-rank {lora.rank} is more than the {most} rows or columns of the narrowest "
+            f"matrix that gets an adapter: use at most {most}, 8 is usual"
+        )
+    return found
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def adapt(causal: Any, lora: Lora) -> None:
+    """Put adapters beside the linear layers of the blocks."""
+    for name, linear in adapted(causal, lora).items():
+        owner, _, own_name = name.rpartition(".")
+        module = AdaptedLinear(linear.in_features, [linear.out_features], lora=lora, linear=linear)
+        setattr(causal.get_submodule(owner), own_name, module)
+
+
+def adapter_elements(linear: nn.Linear, lora: Lora) -> int:
+    """Return the parameters of a layer's adapter."""
+    return lora.rank * (linear.in_features + linear.out_features)
