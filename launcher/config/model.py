@@ -106,7 +106,8 @@ class ModelChoice:
     lora_dropout: float = 0.0
     """Dropout probability of an adapter's input."""
     lora_targets: str = "qkv,proj"
-    """Projections with adapters: qkv, proj and mlp, separated by commas, or all."""
+    """Projections with adapters: qkv, proj and mlp, separated by commas, or all. Of a decoder of
+    transformers also names of its layers, as q_proj,v_proj."""
     rslora: bool = False
     """Rank-stabilised LoRA: scale by alpha / sqrt(rank)."""
     random_base: bool = False
