@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from launcher.model.linears import Adapter
 from launcher.model.lora_config import Lora
-from launcher.model.parts import parts_of
+from launcher.model.parts import block_of, parts_of
 
 
 class _LinearOf(nn.Module):
@@ -98,6 +99,10 @@ def adapt(causal: Any, lora: Lora) -> None:
         setattr(causal.get_submodule(owner), own_name, module)
 
 
-def adapter_elements(linear: nn.Linear, lora: Lora) -> int:
-    """Return the parameters of a layer's adapter."""
-    return lora.rank * (linear.in_features + linear.out_features)
+def adapter_counts(causal: Any, lora: Lora) -> Counter[int | None]:
+    """Return the parameters of the adapters of each block, by its number; ValueError as of
+    `adapted`."""
+    found: Counter[int | None] = Counter()
+    for name, linear in adapted(causal, lora).items():
+        found[block_of(name)] += lora.rank * (linear.in_features + linear.out_features)
+    return found

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from torch import nn
 
 from launcher.model.config import AttentionKind
-from launcher.model.foreign.adapters import adapted, adapter_elements
+from launcher.model.foreign.adapters import adapter_counts
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
 from launcher.model.lora_config import Lora
-from launcher.model.parts import block_of, parts_of
+from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
 _UNLIMITED: Final = 2**20
@@ -45,8 +44,7 @@ def foreign_config(
             f"--attention {attention} is a kernel of shardscale's own decoder, and transformers "
             f"computes this model: use one of {', '.join(_ATTENTION)}"
         )
-    text = json.dumps(document, sort_keys=True)
-    text = json.dumps(json.loads(text, object_hook=_number))  # as save_pretrained writes infinity
+    text = _text(document)
     try:
         causal = skeleton(text, attention)
         blocks = parts_of(causal).blocks
@@ -58,12 +56,7 @@ def foreign_config(
     for reason in _obstacles_of(causal):
         raise UserError(reason)
     config, head = causal.config, causal.get_output_embeddings()
-    adapters = {} if lora is None else adapted(causal, lora)
-    each = [(n, adapter_elements(m, lora)) for n, m in adapters.items() if lora is not None]
-    of_blocks = Counter({block_of(name): 0 for name, _ in each})
-    for name, elements in each:
-        of_blocks[block_of(name)] += elements
-    experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
+    of_blocks = {} if lora is None else adapter_counts(causal, lora)
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
     heads = getattr(config, "num_attention_heads", None) or 1
     d_model = config.hidden_size
@@ -86,9 +79,16 @@ def foreign_config(
         attending_blocks=attending,
         parameters=sum(p.numel() for p in causal.parameters()),
         block_parameters=max(sum(p.numel() for p in block.parameters()) for block in blocks),
-        matmul_parameters=_matmul_parameters(causal, experts),
+        matmul_parameters=_matmul_parameters(causal),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
     )
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """Return it as JSON with sorted keys, in which infinity is a number, not an object of
+    save_pretrained."""
+    text = json.dumps(document, sort_keys=True)
+    return json.dumps(json.loads(text, object_hook=_number))
 
 
 def _number(document: dict[str, Any]) -> Any:
@@ -146,10 +146,12 @@ def _routes(config: Any) -> bool:
     return bool(getattr(config, "output_router_logits", False))
 
 
-def _matmul_parameters(causal: Any, experts: int) -> int:
+def _matmul_parameters(causal: Any) -> int:
     """Weights that a token is multiplied with: a head that is tied counts, an embedding does not,
     and of experts, which are one parameter together, those that a token is sent to."""
-    chosen = getattr(causal.config, "num_experts_per_tok", None) or 1
+    config = causal.config
+    experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
     head = causal.get_output_embeddings()
     found: int = head.weight.numel()
     for module in causal.modules():

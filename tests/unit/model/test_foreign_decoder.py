@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from launcher.model.foreign.reading import foreign_config
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
 from launcher.strategies.build_inputs import materialize_whole
-from launcher.strategies.parameters import parameter_shapes
+from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError
 
 CPU = torch.device("cpu")
@@ -236,6 +237,23 @@ def test_what_only_our_own_decoder_does_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resolved(written(tmp_path, "gemma2"), **changes)
+
+
+def test_adapters_are_beside_the_layers_that_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "falcon_h1")
+    for targets, layers in (
+        ("qkv,proj", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("o_proj,gate_proj", {"o_proj", "gate_proj"}),
+    ):
+        model = resolved(path, lora_rank=2, lora_targets=targets, random_base=True)
+        assert {n.split(".")[-2] for n in trained_shapes(model)} == layers
+        counted = sum(math.prod(shape) for shape in trained_shapes(model).values())
+        assert model.trained_parameter_count == counted
+        assert model.parameter_count == sum(map(math.prod, parameter_shapes(model).values()))
+    path = written(tmp_path, "mamba2")
+    with pytest.raises(UserError, match="computes with the weight of out_proj itself"):
+        resolved(path, lora_rank=2, lora_targets="in_proj,out_proj", random_base=True)
+    assert resolved(path, lora_rank=2, lora_targets="in_proj", random_base=True).lora is not None
 
 
 def test_a_config_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
