@@ -8,6 +8,7 @@ from typing import Any, Final
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
 from launcher.config.transformers_config import TOKENIZER, DecoderChoice, decoder_of, names_config
+from launcher.config.users_decoder import is_function, require_transformers
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
@@ -38,6 +39,11 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     if folder is None:
         return config
     with naming("--init-from"):
+        if is_function(config.model.decoder):
+            raise UserError(
+                f"{folder}: --decoder {config.model.decoder} has initial values of its own: leave "
+                "--init-from out"
+            )
         model, words = _model_in(folder, read_config, config.model.decoder)
     _check_adapters(config, model)
     _check_shape(config.model, model, words, named_by_user="model" in given)
@@ -85,6 +91,7 @@ def _model_in(
     names = {f.name for f in dataclasses.fields(ModelChoice)} & fields.keys()
     choice = ModelChoice(**{name: fields[name] for name in names})
     model = choice.build()
+    require_transformers(model, f"{folder}: what reads a run's weights")
     words = _words(model, choice.model)
     if by not in ("auto", decoder := words["decoder"] if words["decoder"] != "auto" else "own"):
         raise UserError(

@@ -11,6 +11,7 @@ from launcher.config.transformers_config import (
     label_of,
     names_config,
 )
+from launcher.config.users_decoder import from_function, is_function
 from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora
@@ -41,7 +42,8 @@ class ModelChoice:
     hf:ORG/NAME, a folder or a config.json: any causal decoder of transformers, by its config."""
     decoder: DecoderChoice = "auto"
     """Code that computes a config of transformers: own (shardscale's, for the families it has),
-    transformers, or auto: own where it computes the same."""
+    transformers, or auto: own where it computes the same. package.module:function: a decoder of
+    your own, built from a config (docs/your-own-decoder.md)."""
     init_from: Path | None = None
     """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
     run folder or a checkpoint (without its optimizer), or hf:ORG/NAME from the hub's cache."""
@@ -131,6 +133,8 @@ class ModelChoice:
     @property
     def label(self) -> str:
         """Name for tables and folders: of a custom model, the folder that it starts from."""
+        if is_function(self.decoder):
+            return self.decoder.partition(":")[0].rpartition(".")[2]
         if self.model == CUSTOM and self.init_from is not None:
             return name_of_folder(self.init_from)
         return label_of(self.model) if names_config(self.model) else self.model
@@ -141,7 +145,8 @@ class ModelChoice:
         Raises:
             UserError: unknown name, or dimensions that do not go together.
         """
-        if self.decoder != "auto" and not names_config(self.model):
+        by_user = is_function(self.decoder)
+        if self.decoder != "auto" and not by_user and not names_config(self.model):
             raise UserError(
                 f"--decoder {self.decoder} chooses who computes a config of transformers, and "
                 f"--model {self.model} is none: leave it out, or give --model hf:ORG/NAME"
@@ -156,6 +161,8 @@ class ModelChoice:
         try:
             changes["lora"] = self.build_lora()
             changes = {name: value for name, value in changes.items() if value is not None}
+            if by_user:
+                return from_function(name, by, changes)
             model = from_config(name, by, changes) if names_config(name) else named(name, **changes)
         except ValueError as error:
             raise UserError(str(error)) from None

@@ -196,7 +196,7 @@ def _attention(
     """
     choice = _able(config, model, model.attention, device_type, elsewhere)
     if isinstance(model, ForeignConfig):
-        return dataclasses.replace(choice, reason=f"of transformers' {model.architecture}")
+        return dataclasses.replace(choice, reason=model.attention_reason)
     recomputes = model.checkpointing.keeps_products and not config.loop.compile
     if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
         if model.attention == choice.kind:

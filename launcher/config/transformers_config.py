@@ -4,7 +4,7 @@ config of transformers describes, computed by our own code or by that of transfo
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from launcher.config.families import FAMILIES, family_of
 from launcher.model.config import ModelConfig
@@ -17,7 +17,9 @@ from launcher.util.hub_cache import HUB_PREFIX, cached_folder, name_of_folder
 from launcher.util.json_file import JsonObject, read_json
 from launcher.util.packages import how_to_install
 
-DecoderChoice = Literal["auto", "own", "transformers"]
+DecoderChoice = str
+BY_NAME: Final = ("auto", "own", "transformers")
+"""Values of `--decoder`, beside functions of users."""
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 _KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk", "lora"})
@@ -98,17 +100,23 @@ def require_own(model: ModelConfig, what: str) -> None:
     """
     if isinstance(model, ForeignConfig):
         raise UserError(
-            f"{what} knows shardscale's own decoder only, and {model.architecture} of transformers "
-            "computes this model: it can be trained, exported and generated from"
+            f"{what} knows shardscale's own decoder only, and {model.computed_by} computes this "
+            "model: it can be trained and resumed"
         )
 
 
-def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that a decoder of others takes, and those given ones that it does not."""
     given = {
         name: value
         for name, value in options.items()
         if name not in _KEPT and value != _DEFAULTS.get(name)
     }
+    return {name: value for name, value in options.items() if name in _KEPT}, given
+
+
+def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
+    kept, given = split_options(options)
     if given:
         raise UserError(
             f"{as_flags(given)} knows shardscale's own decoder only, and transformers computes "
@@ -118,7 +126,6 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
         from launcher.model.foreign.reading import foreign_config
     except ImportError as error:
         raise UserError(f"needs the library transformers: {how_to_install('hf')}") from error
-    kept = {name: value for name, value in options.items() if name in _KEPT}
     return foreign_config(document, **kept)
 
 

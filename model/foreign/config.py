@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from launcher.model.config import ModelConfig
 from launcher.model.config_checks import check_loss_chunk
 
+USERS: Final = "--decoder"
+"""Field of a document that a user's own function builds: its name, as package.module:function."""
 _UNIMPORTANT = frozenset(
     {"architectures", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )
@@ -17,7 +19,7 @@ _UNIMPORTANT = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignConfig(ModelConfig):
-    """A decoder that transformers computes; its config.json says all of it.
+    """A decoder that transformers or a user's own code computes; its document says all of it.
 
     Fields of our own decoder's block (norm, activation, biases) keep their defaults and mean
     nothing here: strategies ask the module, or the counts below.
@@ -43,6 +45,8 @@ class ForeignConfig(ModelConfig):
     """Those of the adapters of the largest block."""
     router_loss: float = 0.0
     """Factor of the router's auxiliary loss; 0 where the config asks for none."""
+    code: str = ""
+    """Hash of a user's source files, so that no prediction of older ones is taken for its own."""
 
     def __post_init__(self) -> None:
         check_loss_chunk(self.loss_chunk)
@@ -85,8 +89,23 @@ class ForeignConfig(ModelConfig):
         """Weights that a token is multiplied with."""
         return self.matmul_parameters
 
+    @property
+    def computed_by(self) -> str:
+        """Whose code it is, as the beginning of a sentence."""
+        mine = USERS in self.fields
+        return self.architecture if mine else f"{self.architecture} of transformers"
+
+    @property
+    def attention_reason(self) -> str:
+        """Why its attention is what the config says."""
+        if USERS in self.fields:
+            return f"for the plan, since {self.architecture} computes what it likes"
+        return f"of transformers' {self.architecture}"
+
     def lines(self) -> list[str]:
         """Describe, for the console, what is trained."""
+        if USERS in self.fields:
+            return [f"decoder: {self.architecture}"]
         router = ""
         if "router_aux_loss_coef" in self.fields or self.router_loss:
             router = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.model.foreign.adapters import adapt
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.linears import freeze
 from launcher.model.parts import parts_of
@@ -114,10 +114,14 @@ def new_causal(document: str, attention: str) -> Any:
     """Build the model of a config.json under the device and modes of the caller's context, without
     drawing values."""
     silence_imports()
+    fields = json.loads(document)
+    if USERS in fields:
+        from launcher.model.foreign.users import users_causal
+
+        return users_causal(fields)
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.initialization import no_init_weights
 
-    fields = json.loads(document)
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     config.dtype = torch.float32  # master weights; strategies cast what they compute with
     config._attn_implementation = None if attention == "auto" else attention
@@ -149,7 +153,9 @@ def skeleton(document: str, attention: str) -> Any:
 @lru_cache(maxsize=4)
 def head_function(document: str, attention: str) -> LogitFunction:
     """Return what the model does to the products of its head."""
-    return logit_function(skeleton(document, attention))
+    causal = skeleton(document, attention)
+    # A user's forward has been checked to return the products themselves.
+    return LogitFunction() if causal.config is None else logit_function(causal)
 
 
 _drawn: dict[tuple[str, int, str, str], dict[str, Tensor]] = {}
@@ -182,7 +188,7 @@ def initial_value(
     if not _drawn[key]:
         del _drawn[key]
     if value.isnan().any():
-        raise ValueError(f"transformers has no initial values for {inner}")
+        raise ValueError(f"{config.computed_by} has no initial values for {inner}")
     assert tuple(value.shape) == tuple(shape)
     return value
 

@@ -11,6 +11,8 @@ BASE: Mapping[str, Any] = {
     **{"clip": 0.5, "micro_batch": 2, "global_batch": 4, "data": "text.txt"},
 }
 STEPS: Final = 10
+USERS: Final = "examples.decoder:build"
+"""A decoder that a user's own function builds."""
 _FULL: Final = {"activation_checkpointing": "full"}
 _BY_TWO: Final = {"global_batch": 8}
 _GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
@@ -74,6 +76,8 @@ CASES: Final = (
     _case("gemma2", _zero(3), {"precision": "bf16"}),
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
+    *(_case(USERS, each) for each in (_DDP, _FSDP, _zero(2))),
+    _case(USERS, _zero(3), _FULL),
 )
 GIVEN: Final = (
     _case("mixtral", _zero(3)),
@@ -93,7 +97,7 @@ MEASURED: Final = (
         case
         for case in CASES
         if case.architecture
-        in ("falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
+        in (USERS, "falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
     ),
     # The plan's form of frozen experts in fp32 takes more than torch's does.
     *(case for case in ADAPTED if case.architecture != "mixtral"),
@@ -107,5 +111,5 @@ TARGETS: Final = {
 """The same layers, as PEFT is asked for them."""
 BOTH: Final = ("llama", "qwen3")
 """Whose folders our own decoder computes, too."""
-SAVED, LOADED = _case("gemma2", _FSDP), _case("gemma2", _zero(3))
+RESUMED: Final = {name: (_case(name, _FSDP), _case(name, _zero(3))) for name in ("gemma2", USERS)}
 """A checkpoint of the first continues under the second."""

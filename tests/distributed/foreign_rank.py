@@ -25,16 +25,17 @@ from foreign_cases import (
     BOTH,
     CASES,
     GIVEN,
-    LOADED,
     MEASURED,
-    SAVED,
+    RESUMED,
     STEPS,
     TARGETS,
+    USERS,
     Case,
 )
 from rank_loop import Work, rank_of_group, release, report, steps
 from tiny_architectures import ARCHITECTURES
 
+from examples.decoder import Config, build
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.pretrained.stored import open_stored
@@ -56,6 +57,11 @@ from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.export import ExportOptions, export
 from launcher.train import build_engine, to_device
 from launcher.util.flags import as_flags
+
+FIELDS: Mapping[str, Mapping[str, Any]] = {
+    **ARCHITECTURES,
+    USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 32},
+}
 
 
 def main() -> None:
@@ -82,7 +88,7 @@ def main() -> None:
         report(".", world, [({"name": c.name}, partial(train, c, world)) for c in cases])
         counted = [case for case in MEASURED if case.name in names]
         report(".", world, [({"counted": c.name}, partial(count, c, world)) for c in counted])
-        report(".", world, [({"resumed": True}, partial(resume, world))])
+        report(".", world, [({"resumed": n}, partial(resume, n, world)) for n in RESUMED])
         mine = [case for case in (*GIVEN, *ADAPTED) if case.name in names]
         if world.is_main:
             for case in mine:
@@ -200,8 +206,9 @@ def replaced(case: Case) -> Case:
 
 def run_of(case: Case, world: World) -> tuple[Resolved, Corpus]:
     config = Path(f"{case.architecture}-{os.getpid()}.json")
-    config.write_text(json.dumps(ARCHITECTURES[case.architecture]), encoding="utf-8")
-    changes: Mapping[str, Any] = {**BASE, **case.changes, "model": str(config)}
+    config.write_text(json.dumps(FIELDS[case.architecture]), encoding="utf-8")
+    by = {"decoder": USERS} if case.architecture == USERS else {}
+    changes: Mapping[str, Any] = {**BASE, **case.changes, **by, "model": str(config)}
     if case in ADAPTED:
         changes = {**changes, "random_base": True}
     resolved = resolve(RunConfig().replace(**changes), world_size=world.size, device_type="cpu")
@@ -237,17 +244,19 @@ def count(case: Case, world: World) -> dict[str, Any]:
     return {"measured": max(memory.peaks().values()), "predicted": max(trained)}
 
 
-def resume(world: World) -> dict[str, Any]:
+def resume(architecture: str, world: World) -> dict[str, Any]:
     """Half of the steps under one strategy, and the other half under another."""
     losses: list[float] = []
-    for case, numbers in ((SAVED, range(1, 6)), (LOADED, range(6, STEPS + 1))):
+    folder = Path(f"saved-{architecture}")
+    halves = range(1, 6), range(6, STEPS + 1)
+    for case, numbers in zip(RESUMED[architecture], halves, strict=True):
         resolved, corpus = run_of(case, world)
         engine = build_engine(resolved, world)
         if losses:
-            assert Checkpointer(Path("unused")).load(Path("saved"), engine) is not None
+            assert Checkpointer(Path("unused")).load(folder, engine) is not None
         losses += steps(resolved, corpus, world, engine, numbers)[0]
-        if case is SAVED:
-            Checkpointer(Path("saved"), asynchronous=False).save(5, engine, {})
+        if numbers is halves[0]:
+            Checkpointer(folder, asynchronous=False).save(5, engine, {})
         release(engine)
     return {"losses": losses}
 
@@ -267,9 +276,12 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
     changes = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
     two = replace(World(rank=0, local_rank=0, size=2, local_size=2, device=torch.device("cpu")))
     resolved, corpus = run_of(Case(architecture=case.architecture, changes=changes), two)
-    config = config_of(case.architecture)
     model: Any
-    if folder is None:
+    config = None if case.architecture == USERS else config_of(case.architecture)
+    if config is None:
+        model = build(Config(**FIELDS[USERS]))
+        fill_of_seed(model, resolved)
+    elif folder is None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         fill_of_seed(model, resolved)
     else:
@@ -293,8 +305,9 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
         micro_batches = [pair for mine in of_ranks for pair in to_device(mine, 2, cpu)]
         total = 0.0
         for tokens, targets in micro_batches:
-            output = model(input_ids=tokens, use_cache=False)
-            loss = F.cross_entropy(output.logits.float().flatten(0, 1), targets.flatten())
+            output: Any = model(tokens)
+            logits = output if config is None else output.logits
+            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
             if getattr(config, "output_router_logits", False):
                 loss = loss + config.router_aux_loss_coef * output.aux_loss
             (loss / len(micro_batches)).backward()
@@ -329,13 +342,13 @@ def with_peft(model: Any, case: Case) -> Any:
 def fill_of_seed(model: Any, resolved: Resolved) -> None:
     """Give it the values that our decoder begins with."""
     weights = {
-        name.removeprefix("causal."): initial_value(
+        name.removeprefix("causal.").removeprefix("inner."): initial_value(
             name, shape, resolved.model, seed=BASE["seed"], device="cpu"
         )
         for name, shape in parameter_shapes(resolved.model).items()
     }
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert set(missing) <= set(model.all_tied_weights_keys), missing
+    assert set(missing) <= set(getattr(model, "all_tied_weights_keys", ())), missing
     assert not unexpected
 
 

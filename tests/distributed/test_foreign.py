@@ -1,7 +1,7 @@
 """Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
 
 import pytest
-from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, LOADED, MEASURED, SAVED, Case
+from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, MEASURED, RESUMED, Case
 from harness import HERE, Results, run_ranks, selected, write_text
 
 ALONE = sorted({case.architecture for case in CASES if case.accumulation == 1})
@@ -38,10 +38,10 @@ def test_its_bytes_are_predicted(case: Case, results: Results) -> None:
     assert counted["predicted"] == pytest.approx(counted["measured"], rel=0.01)
 
 
-def test_it_goes_on_under_another_strategy(results: Results) -> None:
-    plain = results.get(plain=SAVED.architecture, accumulation=1)["losses"]
-    assert results.get(resumed=True)["losses"] == pytest.approx(plain, rel=2e-5)
-    assert SAVED.architecture == LOADED.architecture
+@pytest.mark.parametrize("architecture", RESUMED)
+def test_it_goes_on_under_another_strategy(architecture: str, results: Results) -> None:
+    plain = results.get(plain=architecture, accumulation=1)["losses"]
+    assert results.get(resumed=architecture)["losses"] == pytest.approx(plain, rel=2e-5)
 
 
 @pytest.mark.parametrize("case", [*GIVEN, *ADAPTED], ids=lambda case: case.name)

@@ -42,7 +42,7 @@ _KNOWS_OURS: Final = "knows shardscale's own decoder only"
 
 
 def _computed_by(model: ForeignConfig) -> str:
-    return f"{model.architecture} of transformers computes this model"
+    return f"{model.computed_by} computes this model"
 
 
 RULES: Final[tuple[Rule, ...]] = (own_decoder_only,)

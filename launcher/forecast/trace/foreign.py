@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.decoder import skeleton
 from launcher.model.parts import parts_of
 
@@ -44,6 +44,8 @@ def with_blocks(model: ForeignConfig, numbers: Sequence[int]) -> ForeignConfig |
     Lists of a config that are as long as the model is deep have an entry per block.
     """
     config = skeleton(model.document, model.attention).config
+    if config is None:  # of a user's own decoder, whose fields have any names
+        return None
     fields = config.to_dict()
     chosen = {
         name: [value[n] for n in numbers]
@@ -65,7 +67,7 @@ def as_with_values(model: ModelConfig, dtype: torch.dtype) -> Iterator[None]:
     T x T mask where it cannot look (transformers 5.23's masking_utils.py). Grouped products of
     experts are faked in bf16 only; its own form of them has the same results.
     """
-    if not isinstance(model, ForeignConfig):
+    if not isinstance(model, ForeignConfig) or USERS in model.fields:
         yield
         return
     from transformers import masking_utils

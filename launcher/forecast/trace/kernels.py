@@ -127,9 +127,8 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        attn_mask: Tensor | None,
-        dropout_p: float,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
         **how: Any,
     ) -> Tensor:
         shared = own_kernel or takes_groups("cuda", q.dtype, attn_mask, backend)
@@ -139,14 +138,17 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
         return out
 
-    def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
-        if torch.compiler.is_compiling():  # a compiler takes the kernel apart, too
+    def rms_norm(
+        x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        # A compiler takes the kernel apart, too.
+        if torch.compiler.is_compiling() or weight is None:
             normed: Tensor = composed_norm(x, shape, weight, eps)
         else:
             normed = _RMSNorm.apply(x, weight)
         return normed
 
-    def dropout(x: Tensor, p: float, training: bool = True, inplace: bool = False) -> Tensor:
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
 
     fuses, add_product = of_loss.fuses, of_loss.add_product_

@@ -26,6 +26,7 @@ from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, 
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.config.transformers_config import require_own
+from launcher.config.users_decoder import require_transformers
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.layouts import layout_of
@@ -91,6 +92,7 @@ def export(options: ExportOptions) -> str:
     check_run_folder(options.out)
     while True:
         with open_stored(options.run) as stored:
+            require_transformers(stored.config, f"{options.run}: shardscale export")
             if options.format in GRAPH_FORMATS:
                 require_own(stored.config, f"--format {options.format}")
             try:

@@ -1,0 +1,138 @@
+"""A user's own decoder: what is found in it, and what is refused in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.config.schema import RunConfig
+from launcher.forecast.plan_cli import main as plan
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import UserError
+
+EXAMPLE = "examples.decoder:build"
+HEADER = """
+import torch
+from torch import nn
+SHARED = nn.Parameter(torch.zeros(8))
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        return x + self.linear(x)
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 20, bias=False)
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+class Changed(Decoder):
+    def __init__(self):
+        super().__init__()
+        self.change()
+"""
+CHANGES = {
+    "two lists of blocks": (
+        "def change(self): self.more = nn.ModuleList([Block()])",
+        "must have one nn.ModuleList of blocks, not blocks and more",
+    ),
+    "no list of blocks": ("def change(self): self.blocks = nn.Sequential(Block())", "not none"),
+    "a tuple": (
+        "def change(self): pass\n    def forward(self, t): return super().forward(t), None",
+        "its forward returns a tuple: return the logits alone",
+    ),
+    "scaled logits": (
+        "def change(self): pass\n    def forward(self, t): return 2 * super().forward(t)",
+        "does more than return",
+    ),
+    "a parameter of outside": (
+        "def change(self): self.blocks[0].shared = SHARED",
+        "blocks.0.shared is made outside",
+    ),
+    "a buffer with a state": (
+        "def change(self): self.register_buffer('seen', torch.zeros(1))",
+        "seen is a buffer whose values checkpoints do not hold",
+    ),
+    "values of tensors": (
+        "def change(self): pass\n"
+        "    def forward(self, t): return super().forward(t if t.max() else t)",
+        "cannot run on .* no tensor's values",
+    ),
+    "no initial values": (
+        "def change(self): self.blocks[0].w = nn.Parameter(torch.zeros(8))",
+        r"blocks.0 has parameters without initial values",
+    ),
+    "no head": ("def change(self): self.head = nn.Identity()", "has no nn.Linear after"),
+    "not built": ("def change(self): float(self.head.weight.sum())", "cannot be built without"),
+}
+
+
+def built(decoder: str, **changes: object) -> ModelConfig:
+    return RunConfig().replace(decoder=decoder, **changes).model.build()
+
+
+def test_its_parts_are_found_and_flags_are_fields_of_its_config() -> None:
+    model = built(EXAMPLE, layers=3, d_model=32, vocab_size=50)
+    assert isinstance(model, ForeignConfig)
+    assert (model.layers, model.d_model, model.vocab_size, model.context) == (3, 32, 50, 128)
+    assert not model.tied
+    assert model.code
+    shapes = parameter_shapes(model)
+    assert model.parameter_count == sum(map(_size, shapes.values()))
+    assert model.matmul_parameter_count == 3 * 16 * 32 * 32 + 32 * 50
+    assert RunConfig().replace(decoder=EXAMPLE).model.label == "decoder"
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) > 1 else 1)
+
+
+def test_it_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--gpus 2 --gpu-memory 24GiB --strategy fsdp --micro-batch 2 --global-batch 4"
+    more = "--precision bf16 --activation-checkpointing full --layers 2"
+    assert plan(f"--decoder {EXAMPLE} {flags} {more}".split()) == 0
+    printed = capsys.readouterr().out
+    assert f"decoder: {EXAMPLE}" in printed
+    assert f"-m launcher.train --decoder {EXAMPLE}" in printed
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_wrong_one_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, says = CHANGES[name]
+    module = f"wrong_{'_'.join(name.split())}"
+    text = f"{HEADER}    {change}\ndef build(config):\n    return Changed()\n"
+    (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=says) as refused:
+        built(f"{module}:build")
+    assert str(refused.value).startswith(f"--decoder {module}:build: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "changes", "says"),
+    [
+        ("nowhere.to_be:found", {}, "nowhere.to_be:found cannot be imported"),
+        ("examples.decoder:nothing", {}, "examples.decoder:nothing cannot be imported"),
+        ("other", {}, "give auto, own, transformers, or a function of your own"),
+        (EXAMPLE, {"norm": "rms"}, "Config has no field norm: it has vocab_size, context"),
+        (EXAMPLE, {"model": "gpt2"}, "--model gpt2 is no JSON file"),
+        (EXAMPLE, {"heads": 5}, "--decoder examples.decoder:build: .*forward cannot run"),
+        (EXAMPLE, {"attention": "flash"}, "--attention flash knows"),
+        (EXAMPLE, {"lora_rank": 4, "random_base": True}, "--lora-rank knows"),
+    ],
+)
+def test_what_it_does_not_take_is_refused_by_name(
+    decoder: str, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        built(decoder, **changes)
