@@ -69,6 +69,9 @@ _ANSWERS: Final[Mapping[str, str]] = {
     "--context-parallel": "context_parallel_size cp cp_size parallelism.context_parallel_degree",
     "--tensor-parallel or --strategy fsdp: there is no pipeline parallelism": "pp "
     "pipeline_model_parallel_size pipeline_parallel parallelism.pipeline_parallel_degree",
+    "--strategy fsdp or --zero 3, which shard experts like all parameters: there is no expert "
+    "parallelism": "ep expert_parallel expert_parallel_size expert_model_parallel_size "
+    "expert_parallel_degree moe_expert_parallel_size ep_size parallelism.expert_parallel_degree",
     _START: "num_processes nproc nproc_per_node num_gpus n_gpus gpus world_size",
     "--layers": "n_layer n_layers num_layers num_hidden_layers",
     "--heads": "n_head n_heads num_heads num_attention_heads",

@@ -49,6 +49,8 @@ class WorkCounter:
         if kind == "product":
             total, left, right = _operands(args)
             self.product(left, right, out, total=total)
+        elif kind == "grouped product":
+            self._grouped_products(_name(func), args, out)
         elif kind == "attention":
             here.attention_flops[self._attention_flops(func, args)] += 1
         else:
@@ -71,6 +73,16 @@ class WorkCounter:
         self.here.products[Product(*sizes, out.element_size(), fp8)] += 1
         if total is not None and total.dim() > 1:
             self.here.copied_bytes[total.nbytes] += 1
+
+    def _grouped_products(self, name: str, args: Any, out: Any) -> None:
+        """Rows that are sent to one of several matrices each: as many FLOPs as with one matrix."""
+        left, right = args[:2]
+        if not name.endswith("backward"):
+            self.product(left, right, out)
+            return
+        of_left, of_right = out
+        self.product(args[-1], right.mT, of_left)
+        self.product(left.mT, args[-1], of_right)
 
     def _attention_flops(self, func: Any, args: Any) -> int:
         """Q K^T and A V, two FLOPs for each pair; a fused backward has five products for these
@@ -177,6 +189,8 @@ _VIEWS: Final = frozenset(
 )
 _VIEWS_TOO: Final = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias"})
 _PRODUCTS: Final = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"})
+_GROUPED: Final = frozenset({"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"})
+"""Products of experts: torch's own, and what transformers has where that cannot run."""
 _COPIES: Final = frozenset(
     {
         *("_to_copy", "copy_", "clone", "cat", "stack", "constant_pad_nd", "repeat"),
@@ -200,6 +214,8 @@ def _kind(func: Any) -> str:
         return "view"
     if name in _PRODUCTS:
         return "product"
+    if name in _GROUPED:
+        return "grouped product"
     if "attention" in name:
         return "attention"
     return "copy" if name in _COPIES else "elementwise"

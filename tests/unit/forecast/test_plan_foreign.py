@@ -17,6 +17,7 @@ from launcher.model.foreign.reading import foreign_config
 from launcher.parallel.mesh import WHOLE_MODEL
 
 ON_GPU = Compute(device_type="cuda", params_dtype=torch.bfloat16)
+IN_FP32 = Compute(device_type="cuda")
 DEEP: Mapping[str, tuple[int, int]] = {"gemma2": (9, 7), "gemma3_text": (14, 13), "olmoe": (6, 3)}
 """Layers of a model, and of those that are recorded for it."""
 
@@ -54,6 +55,18 @@ def test_few_blocks_stand_for_many_where_they_compute_the_same(name: str) -> Non
 def test_blocks_that_differ_stand_for_themselves() -> None:
     routed = foreign_config({**ARCHITECTURES["mixtral"], "num_hidden_layers": 6})
     assert blocks._shallow(routed)[0] is routed  # a loss of all routers together
+
+
+@pytest.mark.parametrize("compute", [ON_GPU, IN_FP32], ids=["bf16", "fp32"])
+def test_products_of_experts_are_those_of_the_tokens_sent_to_them(compute: Compute) -> None:
+    def flops(chosen: int) -> list[float]:
+        model = foreign_config({**ARCHITECTURES["olmoe"], "num_experts_per_tok": chosen})
+        work = blocks.pass_work(model, compute, micro_batch=2, seq_len=40)
+        return [each.matmul_flops for each in work]
+
+    forward, backward = (two - one for one, two in zip(flops(1), flops(2), strict=True))
+    expert = 2 * 3 * 32 * 48  # layers x matrices x width x width of an expert
+    assert (forward, backward) == (2 * 80 * expert, 4 * 80 * expert)
 
 
 def test_one_recording_serves_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
