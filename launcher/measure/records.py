@@ -18,11 +18,8 @@ WARMUP_STEPS = 2  # compile, allocator and communication start-up: reported, not
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord(Record):
-    """First line of every file: the description of the run.
-
-    A watched program (`shardscale watch`) has `strategy` by its wrappers' names, and None for what
-    cannot be read off it.
-    """
+    """First line of every file: the description of the run. A watched program (`shardscale watch`)
+    has `strategy` by its wrappers' names, and None for what cannot be read off it."""
 
     kind: ClassVar[str] = "run"
     schema_version: int = SCHEMA_VERSION
@@ -54,7 +51,8 @@ class RunRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord(Record):
-    """One optimizer step. Losses and norms are global; times and bytes are this rank's."""
+    """One optimizer step. Losses, norms and experts' tokens (over an equal share, entropy over its
+    maximum) are global; times and bytes are this rank's."""
 
     kind: ClassVar[str] = "step"
     step: int
@@ -71,6 +69,9 @@ class StepRecord(Record):
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     device_used_bytes: int | None = None
+    expert_load_min: float | None = None
+    expert_load_max: float | None = None
+    expert_entropy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

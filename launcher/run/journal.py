@@ -5,7 +5,6 @@ then one small all-reduce makes the losses global, and all pending steps are wri
 """
 
 import collections
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,17 +26,16 @@ from launcher.measure.records import (
     SampleRecord,
     StepRecord,
 )
+from launcher.model.foreign.routing import load_of
 from launcher.parallel.world import World
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
 from launcher.run.record_file import RecordFile
-from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together
+from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together, straggler
 from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import one_line
 from launcher.util.json_file import Record
 from launcher.util.sizes import GIB, duration, gib
-
-STRAGGLES_FROM = 1.5  # times the median of the other ranks
 
 
 class Journal:
@@ -118,6 +116,7 @@ class Journal:
                     reserved_peak_bytes=reserved_peak_bytes,
                     device_used_bytes=used_bytes,
                     **asdict(spent),
+                    **figures.expert_fields,
                 )
             )
         for spent in times:
@@ -209,21 +208,30 @@ class Journal:
         of_rank = [0.0] * (2 * size)
         of_rank[rank], of_rank[size + rank] = alone_s, used_bytes / GIB
         mine = [*self._agreement.requests(step), *of_rank]
+        routed = [p.routed for p in pending if p.routed is not None]
+        sizes = [len(pending), *(tokens.numel() for tokens in routed)]
         sums = torch.stack([p.loss.float() for p in pending])
+        sums = torch.cat([sums, *(tokens.flatten() for tokens in routed)])
         if size > 1:
             # Not page-locked: the driver has copied it when this returns, and the GPU runs on.
             sent = torch.tensor(mine, dtype=sums.dtype).to(sums.device, non_blocking=True)
             sums = torch.cat([sums, sent])
             dist.all_reduce(sums)
-        values, norms, applied = read_together(
-            sums.unbind(), [p.grad_norm for p in pending], [p.applied for p in pending]
+        losses_there, *counts, rest_there = sums.split([*sizes, len(sums) - sum(sizes)])
+        loads = [load_of(n.view_as(own)) for n, own in zip(counts, routed, strict=True)]
+        values, norms, applied, shares = read_together(
+            [*losses_there.unbind(), *rest_there.unbind()],
+            [p.grad_norm for p in pending],
+            [p.applied for p in pending],
+            [share for load in loads for share in load.unbind()],
         )
         losses, rest = values[: len(pending)], values[len(pending) :] or mine
         self._agreement.settle(step, rest[:REQUESTS])
         by_rank = rest[REQUESTS:]
+        each = [shares[n : n + 3] for n in range(0, len(shares), 3)] or [[] for _ in pending]
         figures = [
-            Figures(loss=loss / size, grad_norm=norm, applied=took != 0)
-            for loss, norm, took in zip(losses, norms, applied, strict=True)
+            Figures(loss=loss / size, grad_norm=norm, applied=took != 0, expert_load=load)
+            for loss, norm, took, load in zip(losses, norms, applied, each, strict=True)
         ]
         return figures, by_rank[:size], int(max(by_rank[size:]) * GIB)
 
@@ -257,6 +265,7 @@ class Journal:
             line["left"] = duration(step_s * (self._last_step - last.step))
         self._console.figures(line)
         scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}
+        scalars |= {f"experts/{n}": v for n, v in figures.expert_fields.items()}
         skipped = self._skipped.total + sum(not step.applied for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= loggers.time_scalars(times) | loggers.flops_scalars(
@@ -282,16 +291,3 @@ class Journal:
             self.write(record)
             if isinstance(record, GpuRecord):
                 self._sample = record
-
-
-def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
-    """Return the rank that keeps the others waiting, if one does, and its time over their median.
-
-    Args:
-        alone_s: each rank's time outside collectives.
-    """
-    if len(alone_s) < 2:
-        return None
-    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
-    ratio = alone_s[slowest] / statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
-    return (slowest, ratio) if ratio > STRAGGLES_FROM else None

@@ -183,6 +183,7 @@ class Session:
                 grad_norm=result.grad_norm,
                 applied=result.applied,
                 lr=lr,
+                routed=None if self._engine is None else self._engine.routed(),
                 peak_bytes=self.memory.step_peak_bytes(),
             )
         )

@@ -1,5 +1,6 @@
 """Ended steps: their figures, and those that were skipped because a number was not finite."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -19,6 +20,7 @@ class Diverged(Failure):
     """Loss or gradients are not finite any more, and training cannot recover."""
 
 
+STRAGGLES_FROM = 1.5  # times the median of the other ranks
 MOST_IN_A_ROW = 20
 """Skipped steps in a row that end a run."""
 
@@ -84,6 +86,8 @@ class EndedStep:
     applied: Tensor | bool
     lr: float
     peak_bytes: int | None = None
+    routed: Tensor | None = None
+    """This rank's tokens [blocks, experts]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +97,14 @@ class Figures:
     loss: float
     grad_norm: float
     applied: bool
+    expert_load: Sequence[float] = ()
+    """As `load_of` returns it, if there are experts."""
+
+    @property
+    def expert_fields(self) -> dict[str, float]:
+        """Fields of a step record that say how tokens are spread over experts."""
+        names = ("expert_load_min", "expert_load_max", "expert_entropy")
+        return dict(zip(names, self.expert_load, strict=False))
 
 
 def read_together(*groups: Sequence[Tensor | float]) -> list[list[float]]:
@@ -113,3 +125,16 @@ def read_together(*groups: Sequence[Tensor | float]) -> list[list[float]]:
 
 def _on_gpu(value: Tensor | float) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.device.type == "cuda"
+
+
+def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
+    """Return the rank that keeps the others waiting, if one does, and its time over their median.
+
+    Args:
+        alone_s: each rank's time outside collectives.
+    """
+    if len(alone_s) < 2:
+        return None
+    slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
+    ratio = alone_s[slowest] / statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
+    return (slowest, ratio) if ratio > STRAGGLES_FROM else None

@@ -139,6 +139,9 @@ class Engine(Protocol):
         Gathered parameters are freed again: a save may come next.
         """
 
+    def routed(self) -> Tensor | None:
+        """Tokens [blocks, experts] of this rank since the last call; None without experts."""
+
     def count_states(self) -> StorageCount:
         """The storages of training state this rank holds right now."""
 

@@ -118,7 +118,7 @@ class MaskedEngine:
         self._masks = Masks(engine.training_state().updated())
         self.begin_step, self.step = engine.begin_step, engine.step
         self.forward, self.backward = engine.forward, engine.backward
-        self.evaluate = engine.evaluate
+        self.evaluate, self.routed = engine.evaluate, engine.routed
         self.loss_scale, self.set_loss_scale = engine.loss_scale, engine.set_loss_scale
 
     def count_states(self) -> StorageCount:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from launcher.model.foreign.routing import Routing
 from launcher.optim.dtensor import is_dtensor, local_part
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.build_inputs import BuildInputs
@@ -113,6 +114,7 @@ class NativeEngine:
         hidden_gradients: Callable[[], Iterable[Tensor | None]] = tuple,
     ) -> None:
         self._module = module
+        self._routing = Routing.of(module)
         self._optimizer = optimizer
         self._scale = 1.0 / accumulation
         self._clip = clip
@@ -169,6 +171,9 @@ class NativeEngine:
         self._free_gathered()
         self._module.train()
         return loss_or_logits
+
+    def routed(self) -> Tensor | None:
+        return None if self._routing is None else self._routing.take()
 
     def count_states(self) -> StorageCount:
         count = StorageCount()

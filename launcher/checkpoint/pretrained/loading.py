@@ -21,6 +21,7 @@ from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.transformers_config import require_own
+from launcher.config.users_decoder import require_transformers
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.build import new_decoder, prepare
@@ -70,6 +71,7 @@ def open_source(folder: Path) -> Iterator[Source]:
     """
     folder = model_folder(folder)
     with open_stored(folder) as stored:
+        require_transformers(stored.config, f"{folder}: this command")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint
         if checkpoint is None:

@@ -19,7 +19,9 @@ Floats = NDArray[np.float64]
 FEWEST = 5  # steps needed for quartiles
 STEP_PREFIX = '{"kind": "step", '
 STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
-_KEPT = ("step", "loss", "tokens", "duration_s", *(f"{name}_s" for name in PHASES), *STEP_PEAKS)
+EXPERTS = ("expert_load_max", "expert_entropy")
+_TIMES = ("duration_s", *(f"{name}_s" for name in PHASES))
+_KEPT = ("step", "loss", "tokens", *_TIMES, *STEP_PEAKS, *EXPERTS)
 BUCKETS = 160
 READINGS: dict[str, Callable[[Sequence[float]], float]] = {
     "memory_used_bytes": max,
@@ -49,6 +51,8 @@ class StepSeries:
     first_step_s: float
     peaks_bytes: Mapping[str, int | None]
     """Maximum of each of `STEP_PEAKS`."""
+    expert_load_max: float | None
+    expert_entropy: float | None
 
 
 def read_steps(text: str) -> tuple[StepSeries | None, int]:
@@ -97,6 +101,7 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
         steady_steps=len(rates),
         rate_quartiles=None if quartiles is None else (quartiles[0], quartiles[1], quartiles[2]),
         first_step_s=float(duration_s[0]),
+        **{name: _last(columns[name]) for name in EXPERTS},
         peaks_bytes={kind: _highest(columns[kind]) for kind in STEP_PEAKS},
     )
 
@@ -104,6 +109,10 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
 def _highest(values: Floats) -> int | None:
     known = values[np.isfinite(values)]
     return int(known.max()) if len(known) else None
+
+
+def _last(values: Floats) -> float | None:
+    return float(values[-1]) if np.isfinite(values[-1]) else None
 
 
 def thin(x: NDArray[Any], y: Floats, points: int) -> tuple[list[float], list[float | None]]:

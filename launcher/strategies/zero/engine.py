@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.model.build import prepare
+from launcher.model.foreign.routing import Routing
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.build_inputs import BuildInputs, fill_flat_slice, place_buffers
 from launcher.strategies.compiled import compile_blocks
@@ -75,6 +76,7 @@ class ZeroEngine:
     """
 
     def __init__(self, engine: Any, inputs: BuildInputs) -> None:
+        self._routing = Routing.of(engine.module)
         self._engine = engine
         self._scale = 1.0 / inputs.resolved.accumulation
         self._norm_is_ours = inputs.config.sharding.zero == 0
@@ -129,6 +131,9 @@ class ZeroEngine:
             loss_or_logits: Tensor = self._engine(tokens, targets, starts)
         self._engine.train()
         return loss_or_logits
+
+    def routed(self) -> Tensor | None:
+        return None if self._routing is None else self._routing.take()
 
     def count_states(self) -> StorageCount:
         return count_states(self._engine)

@@ -22,6 +22,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ForeignDecoder, skeleton
 from launcher.model.foreign.head import LogitFunction, logit_function
 from launcher.model.foreign.reading import foreign_config
+from launcher.model.foreign.routing import Routing, load_of
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
 from launcher.strategies.build_inputs import materialize_whole
@@ -268,3 +269,19 @@ def test_a_config_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     written(tmp_path, "llama")
     with pytest.raises(UserError, match="leave --model out"):
         parse_run_config(["--model", "hf:a/b", "--init-from", str(tmp_path)])
+
+
+def test_tokens_per_expert_are_counted_once_per_step() -> None:
+    counts = torch.tensor([[4.0, 4.0, 4.0, 4.0], [8.0, 8.0, 0.0, 0.0]])
+    assert load_of(counts).tolist() == pytest.approx([0.0, 2.0, (1.0 + 0.5) / 2])
+    module = built(foreign_config(ARCHITECTURES["mixtral"]))
+    routing = Routing.of(module)
+    assert routing is not None
+    tokens = torch.randint(260, (2, 17))
+    module(tokens[:, :-1], tokens[:, 1:])
+    found = routing.take()
+    assert found is not None
+    assert found.sum(dim=1).tolist() == [64.0, 64.0]  # 32 tokens to two of four experts
+    module.eval()(tokens[:, :-1], tokens[:, 1:])
+    assert routing.take() is None
+    assert Routing.of(built(foreign_config(ARCHITECTURES["phi3"]))) is None
