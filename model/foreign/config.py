@@ -45,6 +45,8 @@ class ForeignConfig(ModelConfig):
     """Those of the adapters of the largest block."""
     router_loss: float = 0.0
     """Factor of the router's auxiliary loss; 0 where the config asks for none."""
+    idle_parameters: int = 0
+    """Those of experts that a token is not sent to."""
     code: str = ""
     """Hash of a user's source files, so that no prediction of older ones is taken for its own."""
 
@@ -113,4 +115,6 @@ class ForeignConfig(ModelConfig):
                 if self.router_loss
                 else "; no router loss, as output_router_logits is false in its config"
             )
-        return [f"decoder: transformers' {self.architecture}{router}"]
+        active = f"{self.parameters - self.idle_parameters:,} parameters active per token"
+        experts = f"; {active}" if self.idle_parameters else ""
+        return [f"decoder: transformers' {self.architecture}{experts}{router}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -80,6 +79,7 @@ def foreign_config(
         parameters=sum(p.numel() for p in causal.parameters()),
         block_parameters=max(sum(p.numel() for p in block.parameters()) for block in blocks),
         matmul_parameters=_matmul_parameters(causal),
+        idle_parameters=sum(_idle(p, causal) for p in causal.parameters()),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
     )
 
@@ -149,17 +149,22 @@ def _routes(config: Any) -> bool:
 def _matmul_parameters(causal: Any) -> int:
     """Weights that a token is multiplied with: a head that is tied counts, an embedding does not,
     and of experts, which are one parameter together, those that a token is sent to."""
-    config = causal.config
-    experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
     head = causal.get_output_embeddings()
     found: int = head.weight.numel()
     for module in causal.modules():
         if isinstance(module, nn.Embedding) or module is head:
             continue
         for parameter in module.parameters(recurse=False):
-            if parameter.ndim == 3 and parameter.size(0) == experts:
-                found += parameter.numel() * chosen // experts
-            elif parameter.ndim >= 2:
-                found += math.prod(parameter.shape)
+            if parameter.ndim >= 2:
+                found += parameter.numel() - _idle(parameter, causal)
     return found
+
+
+def _idle(parameter: nn.Parameter, causal: Any) -> int:
+    """Elements that a token is not sent to, of the experts that are one parameter together."""
+    config = causal.config
+    experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
+    if parameter.ndim != 3 or parameter.size(0) != experts:
+        return 0
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    return parameter.numel() * (experts - chosen) // experts

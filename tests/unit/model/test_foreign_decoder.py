@@ -166,7 +166,8 @@ def test_a_plan_needs_the_config_only(tmp_path: Path, capsys: pytest.CaptureFixt
     more = "--precision bf16 --activation-checkpointing full --seq-len 32"
     assert plan([*f"--model {path} {flags} {more}".split()]) == 0
     printed = capsys.readouterr().out
-    assert "decoder: transformers' MixtralForCausalLM; router loss x 0.02" in printed
+    assert "decoder: transformers' MixtralForCausalLM; " in printed
+    assert "parameters active per token; router loss x 0.02" in printed
     assert f"-m launcher.train --model {path}" in printed
 
 

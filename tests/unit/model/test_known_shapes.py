@@ -10,6 +10,7 @@ from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import new_causal
+from launcher.model.foreign.reading import foreign_config
 from launcher.model.foreign.shapes import known_shapes
 from launcher.model.sizes import NAMED, known_name
 from launcher.util.errors import UserError
@@ -28,6 +29,17 @@ def test_all_have_the_published_number_of_parameters() -> None:
         if abs(found / unit - figure) > 0.5001 * 10**-digits:
             differing.append((shape.name, shape.parameters, found))
     assert not differing
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("mixtral-8x7b", 12.9e9), ("qwen3-30b-a3b", 3.3e9), ("olmoe-1b-7b", 1.3e9)],
+)
+def test_active_parameters_are_the_published_ones(name: str, published: float) -> None:
+    model = foreign_config(known_shapes()[name].config)
+    active = model.parameter_count - model.idle_parameters
+    assert active == pytest.approx(published, rel=0.02)
+    assert f"{active:,} parameters active per token" in model.lines()[0]
 
 
 @pytest.mark.parametrize(
