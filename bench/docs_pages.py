@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import architectures
 from runs import ROOT
 from will_it_fit import CHOICES, GPUS, MODELS
 
@@ -280,6 +281,7 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "memory-of": memory_of,
     "held": held,
     "exit-codes": exit_codes,
+    "architectures": architectures.table,
     "shapes": shapes,
     "records": lambda _: schema(RECORDS),
     "files": lambda _: schema(FILES),

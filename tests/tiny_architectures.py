@@ -53,3 +53,47 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         **{"chunk_size": 16, "time_step_limit": [0.0, float("inf")]},
     },
 }
+
+_MORE_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "gemma": {"head_dim": 8},
+    "olmo": {},
+    "olmo3": {"sliding_window": 8},
+    "cohere": {"logit_scale": 0.25},
+    "glm4": {"head_dim": 8},
+    "nemotron": {},
+    "exaone4": {"sliding_window": 8},
+    "ernie4_5": {"head_dim": 8},
+    "helium": {"head_dim": 8},
+    "arcee": {},
+    "apertus": {},
+    "seed_oss": {"head_dim": 8},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "granitemoe": {"num_local_experts": 4, **_EXPERTS},
+    "qwen2_moe": {
+        **{"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+        **_EXPERTS,
+    },
+    "deepseek_v2": {
+        **{"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 16},
+        **{"first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "v_head_dim": 8},
+        **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "num_experts_per_tok": 2, "head_dim": 8},
+        **{"num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
+    },
+    "qwen3_next": {
+        **{"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, **_EXPERTS},
+        **{"shared_expert_intermediate_size": 16, "full_attention_interval": 2},
+        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2},
+        **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    },
+    "lfm2": {"full_attn_idxs": [1], "conv_L_cache": 3},
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "falcon": {"ffn_hidden_size": 48, "new_decoder_architecture": False},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    "starcoder2": {},
+}
+MORE: Mapping[str, Mapping[str, Any]] = {
+    name: {"model_type": name, **_SIZES, **own} for name, own in _MORE_FIELDS.items()
+}
+"""Further ones, which bench/architectures.py tries besides."""

@@ -208,8 +208,7 @@ class Session:
 
     def end_test(self) -> None:
         """Save a run that was stopped meanwhile; its next start reads the test split."""
-        if self.agreement.preempted:
-            assert self._engine is not None
+        if self.agreement.preempted and self._engine is not None:
             self._saves.after_training(self.step, self._engine, preempted=True)
 
     @property
