@@ -5,7 +5,7 @@ from typing import Final
 
 from launcher.config.rules import Rule, Setting
 from launcher.config.schema import AutoMicroBatch
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.optim.registry import OPTIMIZERS
 
 
@@ -45,4 +45,14 @@ def _computed_by(model: ForeignConfig) -> str:
     return f"{model.computed_by} computes this model"
 
 
-RULES: Final[tuple[Rule, ...]] = (own_decoder_only,)
+def users_write_nothing(setting: Setting) -> Iterator[str]:
+    """Reject samples of a user's decoder, whose forward has no cache."""
+    model, every = setting.model, setting.config.loop.sample_every
+    if every and isinstance(model, ForeignConfig) and USERS in model.fields:
+        yield (
+            f"--sample-every {every} needs a cache of keys and values, which {model.computed_by} "
+            "does not take: leave it out"
+        )
+
+
+RULES: Final[tuple[Rule, ...]] = (own_decoder_only, users_write_nothing)

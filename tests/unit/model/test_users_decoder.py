@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
 from launcher.model.config import ModelConfig
@@ -88,6 +89,12 @@ def test_its_parts_are_found_and_flags_are_fields_of_its_config() -> None:
     assert model.parameter_count == sum(map(_size, shapes.values()))
     assert model.matmul_parameter_count == 3 * 16 * 32 * 32 + 32 * 50
     assert RunConfig().replace(decoder=EXAMPLE).model.label == "decoder"
+
+
+def test_it_writes_no_samples() -> None:
+    config = RunConfig().replace(decoder=EXAMPLE, sample_every=5)
+    with pytest.raises(UserError, match="--sample-every 5 needs a cache"):
+        resolve(config, world_size=1, device_type="cpu")
 
 
 def _size(shape: tuple[int, ...]) -> int:
