@@ -32,7 +32,7 @@ ON_TWO: Mapping[str, Mapping[str, Any]] = {
     "sequence": {"strategy": "ddp", "context_parallel": 2},
     "LoRA": {"strategy": "ddp", "lora_rank": 4, "random_base": True},
 }
-"""What is refused, if it is, before anything starts."""
+"""Accepted or rejected before anything starts; not run."""
 COLUMNS = ("trains", "plans", "generates", "exports", *ON_TWO)
 
 
@@ -79,6 +79,18 @@ def loads(folder: Path) -> None:
         raise ValueError(f"from_pretrained: {wrong}")
 
 
+def refused(model: Path) -> dict[str, str | None]:
+    """Column of ON_TWO -> None, or the sentence that rejects it."""
+    found: dict[str, str | None] = dict.fromkeys(ON_TWO)
+    for name, changes in ON_TWO.items():
+        config = {"model": str(model), "decoder": "transformers", "seq_len": 16, **changes}
+        try:
+            resolve(RunConfig().replace(**config), world_size=2, device_type="cpu")
+        except UserError as refusal:
+            found[name] = str(refusal)
+    return found
+
+
 def tried(fields: Mapping[str, Any], folder: Path) -> dict[str, str | None]:
     """Column -> None, or why it does not work."""
     model, run, out = folder / "model", folder / "run", folder / "export"
@@ -104,13 +116,7 @@ def tried(fields: Mapping[str, Any], folder: Path) -> dict[str, str | None]:
         found["exports"] = in_fork(command("launcher", *export), log)
         if found["exports"] is None:
             found["exports"] = in_fork(lambda: loads(out), log)
-    for name, changes in ON_TWO.items():
-        config = {"model": str(model), "decoder": "transformers", "seq_len": 16, **changes}
-        found[name] = None
-        try:
-            resolve(RunConfig().replace(**config), world_size=2, device_type="cpu")
-        except UserError as refusal:
-            found[name] = str(refusal)
+    found |= refused(model)
     return {
         name: None if why is None else why.replace(str(folder), "") for name, why in found.items()
     }

@@ -308,7 +308,7 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
             output: Any = model(tokens)
             logits = output if config is None else output.logits
             loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-            if getattr(config, "output_router_logits", False):
+            if config is not None and getattr(config, "output_router_logits", False):
                 loss = loss + config.router_aux_loss_coef * output.aux_loss
             (loss / len(micro_batches)).backward()
             total += loss.item() / len(micro_batches)
