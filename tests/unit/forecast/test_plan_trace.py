@@ -1,7 +1,7 @@
 """What is put together from short traces is what a full trace of the same model says."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -100,9 +100,25 @@ def test_blocks_with_rotary_positions_too(compute: str) -> None:
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 3))
 
 
-@pytest.mark.parametrize("targets", [("mlp",), ("qkv", "proj", "mlp")])
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("compute", ["fp32", "stage3", "gpu", "frozen"])
+def by_pairs(
+    computes: Sequence[str], checkpointings: Sequence[str], targets: Sequence[tuple[str, ...]]
+) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return every pair of a way to compute and to checkpoint; targets meet each value of both."""
+    return [
+        (compute, checkpointing, targets[(row + column) % len(targets)])
+        for row, compute in enumerate(computes)
+        for column, checkpointing in enumerate(checkpointings)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("compute", "checkpointing", "targets"),
+    by_pairs(
+        ("fp32", "stage3", "gpu", "frozen"),
+        ("none", "selective", "full"),
+        (("mlp",), ("qkv", "proj", "mlp")),
+    ),
+)
 def test_blocks_with_adapters_too(
     compute: str, checkpointing: ActivationCheckpointing, targets: tuple[LoraTarget, ...]
 ) -> None:
@@ -134,11 +150,12 @@ def test_modules_are_marked_where_they_run() -> None:
         ]
 
 
-@pytest.mark.parametrize("checkpointing", PARTLY)
-@pytest.mark.parametrize("targets", [("mlp",), ("qkv", "proj")])
-@pytest.mark.parametrize("compute", ["stage3", "frozen"])
+@pytest.mark.parametrize(
+    ("compute", "checkpointing", "targets"),
+    by_pairs(("stage3", "frozen"), PARTLY, (("mlp",), ("qkv", "proj"))),
+)
 def test_blocks_with_adapters_that_checkpoint_differently_too(
-    compute: str, targets: tuple[LoraTarget, ...], checkpointing: str
+    compute: str, checkpointing: str, targets: tuple[LoraTarget, ...]
 ) -> None:
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of("none", **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
