@@ -98,6 +98,8 @@ MEASURED: Final = (
         for case in CASES
         if case.architecture
         in (USERS, "falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
+        # gloo's thread holds what is reduced a little longer at times, where the peak is.
+        and case.name != "mixtral strategy=fsdp precision=bf16"
     ),
     # The plan's form of frozen experts in fp32 takes more than torch's does.
     *(case for case in ADAPTED if case.architecture != "mixtral"),
