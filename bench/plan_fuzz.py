@@ -7,6 +7,8 @@ these processes fork, and the CPU seconds of that are counted in each.
 A question that is refused in one sentence (exit code 2) is drawn again. No plan may end in a
 traceback, have a row that failed, or take more than 40 CPU seconds. Results are written plan by
 plan, and a second run plans what is missing; `--again` repeats the plans that missed one of these.
+A question is drawn from the models and GPUs that are known; one that has a result is asked again as
+it was drawn then.
 """
 
 import argparse
@@ -208,13 +210,15 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "plan_fuzz.json")
     options = parser.parse_args()
-    if options.only is not None:
-        print(json.dumps(planned(flags_of(options.seed, options.only)), indent=2))
-        return
     cases: dict[str, Any] = {}
     if options.out.exists():
         known = json.loads(options.out.read_text())
         cases = known["cases"] if known["seed"] == options.seed else {}
+    drawn = {number: shlex.split(case["flags"]) for number, case in cases.items()}
+    if options.only is not None:
+        flags = drawn.get(str(options.only)) or flags_of(options.seed, options.only)
+        print(json.dumps(planned(flags), indent=2))
+        return
     if options.again:
         cases = {n: case for n, case in cases.items() if _holds(case)}
     for number in map(str, itertools.count()):
@@ -222,8 +226,10 @@ def main() -> None:
             break
         if number in cases:
             continue
-        case = cases[number] = planned(flags_of(options.seed, int(number)))
+        flags = drawn.get(number) or flags_of(options.seed, int(number))
+        case = cases[number] = planned(flags)
         print(number, case, flush=True)
+        cases = dict(sorted(cases.items(), key=lambda item: int(item[0])))
         record = {"seed": options.seed, "cores": os.cpu_count(), "cases": cases}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
         options.out.with_suffix(".md").write_text(page(cases, options.seed))
