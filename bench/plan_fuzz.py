@@ -219,20 +219,24 @@ def main() -> None:
         flags = drawn.get(str(options.only)) or flags_of(options.seed, options.only)
         print(json.dumps(planned(flags), indent=2))
         return
+
+    def ask(number: str) -> None:
+        flags = drawn.get(number) or flags_of(options.seed, int(number))
+        cases[number] = planned(flags)
+        print(number, cases[number], flush=True)
+        found = dict(sorted(cases.items(), key=lambda item: int(item[0])))
+        record = {"seed": options.seed, "cores": os.cpu_count(), "cases": found}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(page(found, options.seed))
+
     if options.again:
-        cases = {n: case for n, case in cases.items() if _holds(case)}
+        for number in [n for n, case in cases.items() if not _holds(case)]:
+            ask(number)
     for number in map(str, itertools.count()):
         if len([case for case in cases.values() if case["code"] != REFUSED]) >= options.plans:
             break
-        if number in cases:
-            continue
-        flags = drawn.get(number) or flags_of(options.seed, int(number))
-        case = cases[number] = planned(flags)
-        print(number, case, flush=True)
-        cases = dict(sorted(cases.items(), key=lambda item: int(item[0])))
-        record = {"seed": options.seed, "cores": os.cpu_count(), "cases": cases}
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(page(cases, options.seed))
+        if number not in cases:
+            ask(number)
 
 
 def _holds(case: dict[str, Any]) -> bool:
