@@ -111,16 +111,15 @@ def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
         kinds = [f"{kind}, {own}" for kind, own in zip(kinds, block_kinds(model), strict=True)]
     traced, representatives = _representative_blocks(kinds)
     spelling = spelled([words[n] for n in traced])
-    few: ModelConfig | None
-    if isinstance(model, ForeignConfig):
-        plain = replace(model, activation_checkpointing="none")
-        # A router loss computes with all blocks' routers at once.
-        few = None if model.router_loss else with_blocks(plain, traced)
-        if few is None:
-            return model, [*range(model.layers)], [*range(model.layers)]
-    else:
-        few = replace(model, layers=len(traced))
-    return replace(few, activation_checkpointing=spelling), traced, representatives
+    if not isinstance(model, ForeignConfig):
+        few = replace(model, layers=len(traced), activation_checkpointing=spelling)
+        return few, traced, representatives
+    plain = replace(model, activation_checkpointing="none")
+    # A router loss computes with all blocks' routers at once.
+    theirs = None if model.router_loss else with_blocks(plain, traced)
+    if theirs is None:
+        return model, [*range(model.layers)], [*range(model.layers)]
+    return replace(theirs, activation_checkpointing=spelling), traced, representatives
 
 
 def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:

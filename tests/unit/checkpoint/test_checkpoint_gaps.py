@@ -569,7 +569,7 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     out = tmp_path / "hf"
     assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
     monkeypatch.setattr(
-        "launcher.checkpoint.pretrained.source.CHUNK_ELEMENTS", 100
+        "launcher.checkpoint.pretrained.folder_weights.CHUNK_ELEMENTS", 100
     )  # a few rows each
     draw = random.Random(0)
     for folder in (out, tmp_path / "run"):
