@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from launcher.data.files import (
     stamps,
     template_files,
 )
-from launcher.data.formats import FIELDS
-from launcher.data.sources import Source, find_source, form_of_source
+from launcher.data.formats import FIELDS, Form
+from launcher.data.sources import Files, Source, find_source
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.util.errors import UserError
 from launcher.util.files import default_cache_dir
@@ -93,8 +93,8 @@ def open_corpus(
     """
     data, tokenizer, mask_prompt = choice.data, choice.tokenizer, choice.mask_prompt
     source = find_source(choice)
-    if mask_prompt:
-        _require_prompts(source)
+    if mask_prompt and isinstance(source, Files):  # a dataset is not loaded for it
+        _require_prompts(source.label, source.form())
     directory = _built(
         source,
         tokenizer,
@@ -104,6 +104,8 @@ def open_corpus(
     )
     meta = read_meta(directory)
     assert meta is not None
+    if mask_prompt and meta.learned is None:
+        _require_prompts(source.label, "text")
     check_vocabulary(tokenizer, meta.vocab_size, vocab_size)
     masked, in_documents = meta.learned is not None, choice.document_attention
     masked &= mask_prompt is not False
@@ -125,10 +127,10 @@ def open_corpus(
     )
 
 
-def _require_prompts(source: Source) -> None:
-    if form_of_source(source) == "text":
+def _require_prompts(label: str, form: str) -> None:
+    if form == "text":
         raise UserError(
-            f"--mask-prompt: --data {source.label} has no prompts (JSON lines with prompt and "
+            f"--mask-prompt: --data {label} has no prompts (JSON lines with prompt and "
             "completion, instruction and output, messages or conversations): leave it out"
         )
 
@@ -140,11 +142,13 @@ def _built(
 
     def key_now() -> str:
         parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
-        form = form_of_source(source)
+        templates = template_files(tokenizer)
+        # A dataset's form follows from its name, without loading it.
+        form = source.form() if isinstance(source, Files) else ("messages" if templates else "text")
         if form in ("alpaca", "sharegpt"):
             parts.append(form)
         if form not in ("text", "completions"):  # a chat template may render them
-            parts.append(hash_files(template_files(tokenizer)))
+            parts.append(hash_files(templates))
         parts.append(source.content_key(cache_dir / "hashes"))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -222,8 +226,8 @@ def _documents(directory: Path, name: str, split: Split, most: int) -> list[Spli
 
 
 def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:
-    form = form_of_source(source)
-    holds = "" if form == "text" else f" ({FIELDS[form]})"
+    form = source.form() if isinstance(source, Files) else meta.form
+    holds = "" if form == "text" else f" ({FIELDS[cast(Form, form)]})"
     name = f"BPE {meta.vocab_size}" if tokenizer == "bpe" else tokenizer
     # The train split is 80%: less than half of the text means that the sample was capped.
     if 0 < meta.sample_bytes < meta.text_bytes // 2:

@@ -16,7 +16,7 @@ from launcher.data.cache import Progress, Report
 from launcher.data.conversations import example_reader
 from launcher.data.files import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
 from launcher.data.formats import Document, documents
-from launcher.data.sources import Files, Source, form_of_source
+from launcher.data.sources import Source
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, train_bpe
 from launcher.util.errors import UserError
 
@@ -61,11 +61,11 @@ def build_corpus(
     encoder: Encoder | None = None if train else load_encoder(tokenizer)
     if encoder is not None:
         check_vocabulary(tokenizer, encoder.vocab_size, vocab_size)
-    form = form_of_source(source)
+    form = source.form()
     read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
 
     def read() -> Iterator[Document]:
-        if isinstance(source, Files) and read_example is not None:
+        if read_example is not None:
             return source.examples(form, read_example)
         return map(Document, documents(source.texts()))
 
@@ -96,6 +96,7 @@ def build_corpus(
         split_documents={split: writer.documents for split, writer in writers.items()},
         learned=None if form == "text" else learned,
         fingerprint=fingerprint,
+        form=form,
     )
     (directory / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
 

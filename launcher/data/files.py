@@ -113,6 +113,7 @@ class Meta:
     split_documents: dict[str, int]
     learned: dict[str, int] | None  # tokens to learn; None where all are
     fingerprint: str
+    form: str = "text"  # of the examples; older folders lack it
 
 
 def read_meta(directory: Path) -> Meta | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launcher.data.files import HUB_PREFIX, field_key, hub_files, hub_key
-from launcher.data.formats import check_fields
+from launcher.data.files import HUB_PREFIX, TEXT_FIELD, field_key, hub_files, hub_key
+from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
 from launcher.util.errors import UserError
 from launcher.util.hub_cache import go_offline_if_unreachable, is_offline
 from launcher.util.packages import how_to_install
@@ -72,6 +72,29 @@ class HubDataset:
         part += f" first {self.stream_bytes}" if self.stream_bytes else ""
         return f"{hub_key(self.name)} {self.config}{part}{field_key(self.field)}"
 
+    def form(self) -> Form:
+        """Return the form of the rows, by their columns; "text" where the field is named. Loads the
+        dataset.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        if self.field != TEXT_FIELD:
+            return "text"
+        names = _load(self).column_names  # unknown of some streams
+        return form_of(dict.fromkeys(names) if names else next(self._rows(), None))
+
+    def examples(self, form: Form, read: ReadExample) -> Iterator[Document]:
+        """Yield a document per row, of a form other than plain text."""
+        left_bytes = self.stream_bytes
+        for number, row in enumerate(self._rows(), start=1):
+            document = read(row, f"{self.label} row {number}")
+            yield document
+            if left_bytes is not None:
+                left_bytes -= len(document.text.encode())
+                if left_bytes <= 0:
+                    return
+
     def texts(self) -> Iterator[str]:
         """Yield the text of each row."""
         return self._whole() if self.stream_bytes is None else self._streamed(self.stream_bytes)
@@ -86,19 +109,20 @@ class HubDataset:
             yield from (text or "" for text in batch.column(self.field).to_pylist())
 
     def _streamed(self, left_bytes: int) -> Iterator[str]:
+        for row in self._rows():
+            check_fields(row, self.field, self.label)
+            text = "" if row[self.field] is None else row[self.field]
+            if not isinstance(text, str):
+                kind = type(text).__name__
+                raise UserError(f"{self.label}: column {self.field!r} holds {kind}, not strings")
+            yield text
+            left_bytes -= len(text.encode())
+            if left_bytes <= 0:
+                return
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
         with _one_sentence(self, "read on"):
-            for row in _load(self):
-                check_fields(row, self.field, self.label)
-                text = "" if row[self.field] is None else row[self.field]
-                if not isinstance(text, str):
-                    kind = type(text).__name__
-                    raise UserError(
-                        f"{self.label}: column {self.field!r} holds {kind}, not strings"
-                    )
-                yield text
-                left_bytes -= len(text.encode())
-                if left_bytes <= 0:
-                    return
+            yield from _load(self)
 
 
 @functools.lru_cache(maxsize=1)  # a build reads the documents twice

@@ -129,15 +129,6 @@ Source: TypeAlias = "Files | HubDataset"
 `content_key(memo_dir)` is the same for the same text; `memo_dir` caches slow hashes."""
 
 
-def form_of_source(source: Source) -> Form:
-    """Return the form of a source; only files hold anything but texts.
-
-    Raises:
-        UserError: as `Files.form`, or a first line that cannot be read.
-    """
-    return source.form() if isinstance(source, Files) else "text"
-
-
 def find_source(choice: DataChoice) -> Source:
     """Return the source of a run's data settings; reads no text yet.
 

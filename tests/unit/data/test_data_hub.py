@@ -289,3 +289,23 @@ def test_a_tokenizer_without_the_network(tmp_path: Path, opened: Opened, text: s
 def test_a_tokenizer_without_the_extra(tmp_path: Path, opened: Opened, text: str) -> None:
     answer = opened(tmp_path, data=text, tokenizer="hf:gpt2", missing=("transformers",))
     assert how_to_install("hf") in str(answer["refused"])
+
+
+@pytest.mark.parametrize("part", ["", "[:8000]"])
+def test_rows_of_examples_are_recognised_by_their_columns(
+    tmp_path: Path, opened: Opened, part: str
+) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "dataset").mkdir()
+    rows = [
+        {"instruction": f"Add {n} and 1.", "input": "", "output": str(n + 1)} for n in range(60)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "dataset" / "train.parquet")
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (tmp_path / "lines.jsonl").write_text(lines)
+    found = opened(tmp_path, data=f"hf:{tmp_path}/dataset{part}")
+    assert f"hf:{tmp_path}/dataset (instruction and output): " in str(found["description"])
+    same = opened(tmp_path, data=str(tmp_path / "lines.jsonl"))
+    assert (found["fingerprint"] == same["fingerprint"]) == (part == "")
+    warm = opened(tmp_path, data=f"hf:{tmp_path}/dataset{part}", missing=("datasets",))
+    assert warm["description"] == found["description"]
