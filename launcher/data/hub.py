@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,15 @@ from typing import Any, Final, Self
 from launcher.data.files import HUB_PREFIX, TEXT_FIELD, field_key, hub_files, hub_key
 from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
 from launcher.util.errors import UserError
-from launcher.util.hub_cache import go_offline_if_unreachable, is_offline
+from launcher.util.hub_cache import go_offline_if_unreachable, is_cached, is_offline
 from launcher.util.packages import how_to_install
 from launcher.util.sizes import parse_bytes
 
 _SLICE: Final = re.compile(r"(.*)\[:([^\[\]]*)\]")
+_UNREACHABLE: Final = (
+    "{}: the Hugging Face Hub cannot be reached and {!r} is not in its local cache: connect to the "
+    "network, or give a local {}folder"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +134,9 @@ class HubDataset:
 def _load(source: HubDataset) -> Any:
     if not source.local_files():
         go_offline_if_unreachable()
+        # Before seconds of imports; a missing library is said first.
+        if is_offline() and _found("datasets") and not is_cached(source.name, "datasets"):
+            raise UserError(_UNREACHABLE.format(f"--data {source.label}", source.name, "file or "))
     try:
         import datasets
     except ImportError as error:
@@ -151,6 +159,13 @@ def _load(source: HubDataset) -> Any:
     return found["train"] if "train" in found else next(iter(found.values()))
 
 
+def _found(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ValueError:  # marked as missing
+        return False
+
+
 @contextlib.contextmanager
 def _one_sentence(source: HubDataset, what: str) -> Iterator[None]:
     """Turn the library's exceptions into one sentence; a stream fails while it is read."""
@@ -160,8 +175,7 @@ def _one_sentence(source: HubDataset, what: str) -> Iterator[None]:
         raise
     except (ConnectionError, TimeoutError) as error:
         raise UserError(
-            f"--data {source.label}: the Hugging Face Hub cannot be reached and {source.name!r} is "
-            "not in its local cache: connect to the network, or give a local file or folder"
+            _UNREACHABLE.format(f"--data {source.label}", source.name, "file or ")
         ) from error
     except Exception as error:
         # Many kinds: unknown configuration or split, a loading script, unreadable files.
@@ -207,8 +221,12 @@ def load_from_transformers(tokenizer: str) -> Any:
         UserError: transformers is missing, or cannot load it.
     """
     name = tokenizer.removeprefix(HUB_PREFIX)
-    if not Path(name).expanduser().is_dir():
+    unreachable = _UNREACHABLE.format(f"tokenizer {tokenizer}", name, "")
+    there = Path(name).expanduser().is_dir()
+    if not there:
         go_offline_if_unreachable()
+        if is_offline() and _found("transformers") and not is_cached(name, "models"):
+            raise UserError(unreachable)
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -222,11 +240,8 @@ def load_from_transformers(tokenizer: str) -> Any:
         )
     except Exception as error:
         # Many kinds, and the same one for a wrong name and for no network.
-        if is_offline() and not Path(name).expanduser().is_dir():
-            raise UserError(
-                f"tokenizer {tokenizer}: the Hugging Face Hub cannot be reached and {name!r} is "
-                "not in its local cache: connect to the network, or give a local folder"
-            ) from error
+        if is_offline() and not there:
+            raise UserError(unreachable) from error
         reason = " ".join(str(error).split())
         raise UserError(
             f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "

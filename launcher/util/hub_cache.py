@@ -8,7 +8,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from launcher.util.errors import UserError, naming
@@ -126,6 +126,17 @@ def go_offline_if_unreachable() -> None:
 def is_offline() -> bool:
     """Return whether the Hugging Face libraries use their caches only."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def is_cached(name: str, kind: Literal["models", "datasets"]) -> bool:
+    """Return whether the caches of this machine hold anything of ORG/NAME."""
+    from huggingface_hub import constants
+
+    folders = [Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"]
+    if kind == "datasets":  # as the library prepares them
+        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+        folders.append(Path(prepared) / name.replace("/", "___"))
+    return any(folder.is_dir() for folder in folders)
 
 
 @cache
