@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.families import FAMILIES, family_of
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.shapes import known_shapes
@@ -79,6 +78,8 @@ def decoder_of(path: Path, by: DecoderChoice, options: Mapping[str, Any]) -> Mod
 def _decoder(
     path: Path, document: JsonObject, by: DecoderChoice, options: Mapping[str, Any]
 ) -> ModelConfig:
+    from launcher.config.families import FAMILIES, family_of
+
     if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
         try:
             family = family_of(document, path)
