@@ -184,14 +184,19 @@ class ProgressLine:
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._started_s = self._said_s = time.monotonic()
+        self._reached_s = {0: self._started_s}
         self._shown = ""
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` candidates are evaluated."""
         now_s = time.monotonic()
-        elapsed_s = now_s - self._started_s
-        left = f", about {duration(elapsed_s * (total - done) / done)} left" if done else ""
-        text = f"planning: {done} of {total} choices, {duration(elapsed_s)}{left}"
+        self._reached_s.setdefault(done, now_s)
+        text = f"planning: {done} of {total} choices, {duration(now_s - self._started_s)}"
+        if done * 4 >= total:
+            # The first ones record what the others share, so that they say nothing of the rest.
+            half = max(number for number in self._reached_s if number <= done / 2)
+            left_s = (now_s - self._reached_s[half]) * (total - done) / (done - half)
+            text += f", about {duration(left_s)} left"
         if self._live and text != self._shown:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = text

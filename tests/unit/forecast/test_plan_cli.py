@@ -212,6 +212,9 @@ def test_what_the_allocator_makes_of_less_memory_is_told() -> None:
 def test_progress_is_told_and_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = ProgressLine()
     waiting._said_s -= 100
+    waiting(1, 12)  # which records what others share: nothing follows from it
+    assert capsys.readouterr().err == "planning: 1 of 12 choices, 0 s\n"
+    waiting._said_s -= 100
     waiting(3, 12)
     waiting(4, 12)  # sparse where nobody looks on
     waiting.close()
