@@ -26,7 +26,7 @@ from launcher.util.errors import UserError
 
 RESULT = ROOT / "bench" / "results" / "architectures.json"
 MOST_S = 180
-"""Of one command; a longer one has failed."""
+"""Time limit of one command."""
 ON_TWO: Mapping[str, Mapping[str, Any]] = {
     "tensor": {"strategy": "ddp", "tensor_parallel": 2},
     "sequence": {"strategy": "ddp", "context_parallel": 2},

@@ -134,7 +134,7 @@ class HubDataset:
 def _load(source: HubDataset) -> Any:
     if not source.local_files():
         go_offline_if_unreachable()
-        # Before seconds of imports; a missing library is said first.
+        # Checked before an import that takes seconds; a missing library comes first.
         if is_offline() and _found("datasets") and not is_cached(source.name, "datasets"):
             raise UserError(_UNREACHABLE.format(f"--data {source.label}", source.name, "file or "))
     try:

@@ -23,7 +23,7 @@ SMALLEST_QUANTIZED: Final = 4096
 """Tensors with fewer elements (biases, norms) keep fp32 moments, as in bitsandbytes and torchao."""
 _CHUNK_ELEMENTS: Final = 2**22
 _PIECE_ELEMENTS: Final = 2**20
-"""What a checkpoint reads at a time: 11 MiB in fp32 with what is compared."""
+"""Elements that a checkpoint reads at a time; decoding them takes 11 MiB."""
 assert _PIECE_ELEMENTS % BLOCK_ELEMENTS == 0
 
 

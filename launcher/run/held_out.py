@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from launcher.run.sampling import Samples
 
 BEFORE_AND_AFTER_SEQUENCES: Final = 64
-"""Of the validation split, where `--eval-every` is not given: a fine-tune of a large model on a CPU
-reads them in minutes."""
+"""Validation sequences of a fine-tune without `--eval-every`: few, since a large model on a CPU
+takes minutes for them."""
 
 
 class HeldOut:
-    """What a run reads and writes of the validation split between its steps.
+    """Evaluate and sample a run on the validation split, between its steps.
 
     A run that begins from given weights does so before its first step and after its last one, and
     prints both side by side: the loss, and answers to two prompts where the data has prompts.

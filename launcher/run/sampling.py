@@ -82,7 +82,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 MOST_TOKENS = 64
 FREE, ANSWER = Sampling(temperature=0.8), Sampling()
-"""Of texts from nothing, and of answers: these differ before and after only as the weights do."""
+"""Texts from nothing are drawn; answers are greedy, so that they differ only as the weights do."""
 PROMPTS = 2
 LEAST_TOKENS = 8
 
@@ -114,7 +114,7 @@ class Samples:
         shown = [each for each in corpus.validation_documents if 0 < each.prompt_tokens <= room]
         begun = (tuple(each.tokens[: each.prompt_tokens].tolist()) for each in shown)
         prompts: list[tuple[int, ...]] = list(dict.fromkeys(begun))[:PROMPTS]
-        # The last token of a document ends what is to be learned, whatever a chat template has.
+        # The last token of a document ends its answer, with any chat template.
         ends = frozenset({encoder.end_of_text, *(int(each.tokens[-1]) for each in shown)})
         sampling = ANSWER if prompts else FREE
         prompts = prompts or [tuple(encoder.encode_prompt("") or [encoder.end_of_text])]

@@ -17,7 +17,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import skeleton
 
 PREFIX = "causal."
-"""Of every parameter of ours: our module holds the one of transformers."""
+"""Prefix of parameter names: our module holds the one of transformers."""
 
 
 @dataclass(frozen=True, slots=True)

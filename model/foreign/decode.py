@@ -12,7 +12,7 @@ from launcher.model.foreign.decoder import ForeignDecoder
 
 
 class ForeignCache:
-    """What a decoder of transformers keeps of one sequence; it grows with the sequence."""
+    """Cache of one sequence, as a decoder of transformers makes it; it grows with the sequence."""
 
     def __init__(self, model: ForeignDecoder) -> None:
         self._causal: Any = model.causal

@@ -32,7 +32,7 @@ _HEADS: Final = ("heads", "n_head", "n_heads", "num_heads", "num_attention_heads
 _UNLIMITED: Final = 2**20
 _DRAWING: Final = frozenset({"normal_", "uniform_", "erfinv_"})
 _RESETS: Final = ("reset_parameters", "_reset_parameters")
-"""How modules of torch draw their values."""
+"""Methods by which modules of torch draw their initial values."""
 
 
 class UsersCausal(nn.Module):

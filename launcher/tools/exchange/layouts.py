@@ -17,7 +17,7 @@ from launcher.strategies.parameters import parameter_shapes
 
 
 class Layout(NamedTuple):
-    """What is written for a model, one tensor at a time."""
+    """Names, shapes and values of an exported model, one tensor at a time."""
 
     architecture: str
     document: Mapping[str, Any]
