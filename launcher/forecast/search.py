@@ -52,13 +52,12 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         UserError: no candidate is valid.
         Failure: none could be evaluated.
     """
-    models = [config]
     if search.goal == LARGEST_MODEL:
-        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
-        models = [config.replace(model=name) for name in names]
-    for model in models:
-        candidates = choices_on(search.cluster, model, fixed | {"model"})
-        last = model is models[-1]
+        models = _every_size(config, fixed, search)
+    else:
+        models = [(config, choices_on(search.cluster, config, fixed | {"model"}))]
+    for model, candidates in models:
+        last = model is models[-1][0]
         any_fit = dataclasses.replace(search, any_fit=True)
         if not last and not _any_fits(_evaluate_leanest(candidates, any_fit, progress), search):
             continue
@@ -81,6 +80,28 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         else _with_adapters(model, fixed, search, progress),
         failed=failed,
     )
+
+
+def _every_size(
+    config: RunConfig, fixed: set[str], search: Search
+) -> list[tuple[RunConfig, list[Choice]]]:
+    """Return the named sizes that the given flags allow, largest first, with their candidates.
+
+    Raises:
+        UserError: they allow none.
+    """
+    found = []
+    refused: UserError | None = None
+    for name in sorted(NAMED, key=lambda name: -NAMED[name].parameter_count):
+        model = config.replace(model=name)
+        try:
+            found.append((model, choices_on(search.cluster, model, fixed | {"model"})))
+        except UserError as error:  # heads that a cut does not divide, for one
+            refused = refused or error
+    if not found:
+        assert refused is not None
+        raise refused
+    return found
 
 
 def _adapters_may_fit(a: Assessment) -> bool:

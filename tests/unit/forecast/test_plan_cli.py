@@ -89,6 +89,21 @@ def test_the_largest_model_is_named_and_has_the_adapters_that_are_asked_for(
     assert fitting == ["gpt2", "gpt2-medium"]
 
 
+def test_sizes_that_a_flag_rules_out_are_passed_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25 heads of gpt2-xl are not divided by 4; 16 of gpt2-medium are."""
+    few = {name: NAMED[name] for name in ("gpt2-medium", "gpt2-xl")}
+    monkeypatch.setattr("launcher.forecast.search.NAMED", few)
+    ulysses = "--context-parallel 4 --context-parallel-method ulysses --strategy ddp"
+    asked = f"{ulysses} --micro-batch 1 --seq-len 256 --gpus 4 --gpu-memory 24GiB --quiet"
+    assert main([*asked.split(), "--goal", "largest-model"]) == 0
+    assert capsys.readouterr().out.startswith("gpt2-medium: ")
+    few.pop("gpt2-medium")
+    assert main([*asked.split(), "--goal", "largest-model"]) == 2
+    assert "25 heads" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "more", "weights"),
     [
