@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,18 +52,16 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         UserError: no candidate is valid.
         Failure: none could be evaluated.
     """
-    if search.goal == LARGEST_MODEL:
-        models = _every_size(config, fixed, search)
-    else:
-        models = [(config, choices_on(search.cluster, config, fixed | {"model"}))]
-    for model, candidates in models:
-        last = model is models[-1][0]
-        any_fit = dataclasses.replace(search, any_fit=True)
-        if not last and not _any_fits(_evaluate_leanest(candidates, any_fit, progress), search):
+    largest = search.goal == LARGEST_MODEL
+    any_fit = dataclasses.replace(search, any_fit=True)
+    for model, candidates in _models(config, fixed, search):  # noqa: B007  # read below
+        if largest and not _any_fits(_evaluate_leanest(candidates, any_fit, progress), search):
             continue
         results = evaluate(candidates, search, progress)
-        if last or _any_fits(results, search):
+        if not largest or _any_fits(results, search):
             break
+    else:  # the smallest one shows what is missing
+        results = evaluate(candidates, search, progress)
     assessed = [result for result in results if isinstance(result, Assessment)]
     failed = [result for result in results if isinstance(result, Failed)]
     if not assessed:
@@ -82,26 +80,29 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
     )
 
 
-def _every_size(
+def _models(
     config: RunConfig, fixed: set[str], search: Search
-) -> list[tuple[RunConfig, list[Choice]]]:
-    """Return the named sizes that the given flags allow, largest first, with their candidates.
+) -> Iterator[tuple[RunConfig, list[Choice]]]:
+    """Yield the model, or every named size from the largest on, with the candidates that the given
+    flags allow it.
 
     Raises:
-        UserError: they allow none.
+        UserError: they allow no candidate of any.
     """
-    found = []
-    refused: UserError | None = None
-    for name in sorted(NAMED, key=lambda name: -NAMED[name].parameter_count):
-        model = config.replace(model=name)
+    models = [config]
+    if search.goal == LARGEST_MODEL:
+        names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
+        models = [config.replace(model=name) for name in names]
+    refused = 0
+    for model in models:
         try:
-            found.append((model, choices_on(search.cluster, model, fixed | {"model"})))
-        except UserError as error:  # heads that a cut does not divide, for one
-            refused = refused or error
-    if not found:
-        assert refused is not None
-        raise refused
-    return found
+            candidates = choices_on(search.cluster, model, fixed | {"model"})
+        except UserError:  # such as heads that a cut does not divide
+            refused += 1
+            if refused == len(models):
+                raise
+        else:
+            yield model, candidates
 
 
 def _adapters_may_fit(a: Assessment) -> bool:
