@@ -79,6 +79,13 @@ ALL_VERBS = {
     ),
 }
 """Verb -> its module, and what it does."""
+BY_OPTION = {
+    "plan": {
+        "--from": "launcher.tools.plan_from.plan_from_cli",
+        "--check": "launcher.tools.plan_from.plan_from_cli",
+    },
+}
+"""Verb -> options that another module answers."""
 
 
 def _is_present(module: str) -> bool:
@@ -123,10 +130,16 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb == "train":
         importlib.import_module("launcher.config.arguments").print_help_if_asked(arguments)
     with importing():
-        module = importlib.import_module(VERBS[verb][0])
+        module = importlib.import_module(_module_of(verb, arguments))
     with interruptible():
         code: int = module.main(arguments)
     return code
+
+
+def _module_of(verb: str, arguments: Sequence[str]) -> str:
+    names = [token.partition("=")[0] for token in arguments]
+    answered = [module for option, module in BY_OPTION.get(verb, {}).items() if option in names]
+    return next(filter(_is_present, answered), VERBS[verb][0])
 
 
 def usage() -> str:

@@ -56,7 +56,15 @@ def read_yaml(path: Path) -> Any:
     Raises:
         UserError: no file to read, or not YAML.
     """
-    text = read_small_file(path, what="a YAML file")
+    return parse_yaml(path, read_small_file(path, what="a YAML file"))
+
+
+def parse_yaml(path: Path, text: str) -> Any:
+    """Return the content of the text of a YAML file; `path` names it in refusals.
+
+    Raises:
+        UserError: not YAML.
+    """
     try:
         content = yaml.load(text, Loader=_Loader)
     except RecursionError:

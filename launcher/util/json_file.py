@@ -38,6 +38,16 @@ def read_json(
         UserError: missing, unreadable, no regular file, too large, not JSON, or not an object.
     """
     text = read_small_file(path, what=what, most_bytes=most_bytes)
+    return parse_json(path, text, what=what, infinite=infinite)
+
+
+def parse_json(path: Path, text: str, *, what: str, infinite: bool = False) -> JsonObject:
+    """Parse the text of a file that holds one JSON object, as strictly as `read_json`; `path` names
+    it in refusals.
+
+    Raises:
+        UserError: not JSON, or not an object.
+    """
     try:
         content = json.loads(
             text,

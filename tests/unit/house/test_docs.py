@@ -35,6 +35,7 @@ from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
 from launcher.tools.exchange.export import ExportOptions
 from launcher.tools.generate.generate_cli import GenerateOptions
+from launcher.tools.plan_from.plan_from_cli import parse as parse_plan_from
 from launcher.tools.rehearse import rehearse_cli
 from launcher.tools.snapshot.snapshot_cli import snapshot_parser
 from launcher.tools.watch import watch_cli
@@ -103,6 +104,8 @@ def check(words: list[str], *, started: bool) -> None:
         assert verb in VERBS, words
         if verb == "train":
             check_training(arguments, 1, started=started)
+        elif verb == "plan" and {"--from", "--check"} & {*arguments}:
+            parse_plan(parse_plan_from(arguments)[1])
         elif verb == "plan":
             options, training = parse_plan(without_files(arguments))
             parse_run_config(training, find_cluster(options)[0].world_size)

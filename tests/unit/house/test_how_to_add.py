@@ -31,10 +31,15 @@ def names_in(path: Path) -> Iterator[str]:
             yield node.arg or ""
 
 
+OTHERS_WORDS = ROOT / "launcher" / "tools" / "plan_from"
+"""Turns the names that other trainers give into ours; nothing new of ours has to be added there."""
+
+
 @pytest.fixture(scope="module")
 def names() -> dict[Path, list[str]]:
     files = [path for top in ("launcher", "model") for path in (ROOT / top).rglob("*.py")]
-    ours = [path for path in files if (ROOT / "launcher" / "model") not in path.parents]
+    others = {ROOT / "launcher" / "model", OTHERS_WORDS}
+    ours = [path for path in files if others.isdisjoint(path.parents)]
     return {path.relative_to(ROOT): list(names_in(path)) for path in ours}
 
 

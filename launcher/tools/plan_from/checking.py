@@ -1,0 +1,82 @@
+"""`plan --check`: one line per config and an exit code, for continuous integration."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.tools.plan_from.assess import plan_of
+from launcher.tools.plan_from.output import record_of, verdict_line
+from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
+from launcher.tools.plan_from.translate import kind_of
+from launcher.util.errors import ExitCode, Failure, UserError
+
+TOO_CLOSE: Final = 3
+"""Exit code of a run within the error of a prediction. It is not `ExitCode.OUT_OF_MEMORY`, since
+nothing has run."""
+MOST_FILES: Final = 10_000
+_PASSED_OVER: Final = frozenset({"node_modules", "site-packages", "__pycache__"})
+_CODES: Final = {"fits": 0, "tight": TOO_CLOSE, "does not fit": int(ExitCode.NOTHING_FITS)}
+
+
+def check(paths: Sequence[Path], argv: Sequence[str], *, as_json: bool) -> int:
+    """Check files, and the configs of folders; return 0 where all fit with room, 1 where one does
+    not, 3 where one is too close to call.
+
+    A config of a folder that lacks a fact is listed and does not fail the check.
+
+    Raises:
+        UserError: a file cannot be read or lacks a fact, or a folder has no config.
+    """
+    records, codes = [], []
+    for source, alone in _sources(paths):
+        record = _checked(source, argv, alone=alone)
+        records.append(record)
+        codes.append(_CODES.get(record["verdict"], 0))
+        if not as_json:
+            print(record["line"], flush=True)
+    if not records:
+        raise UserError(f"{', '.join(map(str, paths))}: no config of a known trainer in there")
+    if as_json:
+        print(json.dumps(records, indent=2, default=str))
+    return 1 if 1 in codes else max(codes)
+
+
+def _checked(source: Source, argv: Sequence[str], *, alone: bool) -> dict[str, Any]:
+    try:
+        planned = plan_of([source], argv)
+    except (UserError, Failure) as error:
+        if alone:
+            raise
+        text = str(error)
+        line = text if text.startswith(str(source.path)) else f"{source.path}: {text}"
+        reason = line.removeprefix(f"{source.path}: ")
+        return {"file": str(source.path), "verdict": "not known", "reason": reason, "line": line}
+    return record_of(planned, []) | {"line": f"{source.path}: {verdict_line(planned)}"}
+
+
+def _sources(paths: Sequence[Path]) -> Iterator[tuple[Source, bool]]:
+    """Yield the configs, and whether each was named itself."""
+    for path in paths:
+        if not path.is_dir():
+            yield read_source(path), True
+            continue
+        for inner in _files(path):
+            try:
+                source = read_source(inner)
+            except UserError:
+                continue  # a repository holds all kinds of YAML
+            if kind_of(source) is not None:
+                yield source, False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that may be configs, in order; hidden folders are passed over."""
+    left = MOST_FILES
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(f for f in folders if f[0] != "." and f not in _PASSED_OVER)
+        for name in sorted(names):
+            if name.lower().endswith(SUFFIXES) and left > 0:
+                left -= 1
+                yield Path(place) / name

@@ -1,0 +1,151 @@
+"""Change keys of a config in its text, so that comments and order stay."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from launcher.tools.plan_from.reading import Source
+
+
+class CannotEdit(Exception):
+    """The text is not of a form that an edit is certain to keep whole."""
+
+
+def edited(source: Source, changes: Mapping[str, Any]) -> str:
+    """Return the text with keys changed or added.
+
+    Raises:
+        CannotEdit: a value spans what cannot be replaced.
+    """
+    text = source.text
+    for key, value in changes.items():
+        suffix = source.path.suffix.lower()
+        if suffix == ".toml":
+            text = _in_toml(text, key, value)
+        elif suffix in (".sh", ".bash", ".txt"):
+            text = _in_command(text, key, value, source)
+        else:
+            text = _in_tree(text, key, value, is_json=suffix == ".json")
+    return text
+
+
+def said(key: str, value: Any, suffix: str) -> str:
+    """Spell a change as the file does."""
+    if suffix == ".toml":
+        return f"{key} = {_literal(value, suffix)}"
+    if suffix in (".sh", ".bash", ".txt"):
+        return f"--{key} {value}"
+    return f"{key}: {_literal(value, suffix)}"
+
+
+def _literal(value: Any, suffix: str) -> str:
+    if suffix in (".json", ".toml") or not isinstance(value, str):
+        return json.dumps(value)
+    return value if re.fullmatch(r"[A-Za-z][\w.-]*( [\w.-]+)*", value) else json.dumps(value)
+
+
+def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
+    """Edit YAML or JSON, whose places a YAML parser knows."""
+    suffix = ".json" if is_json else ".yaml"
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise CannotEdit(str(error)) from None
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if not isinstance(node, yaml.MappingNode):
+            raise CannotEdit(key)
+        inner = next((v for k, v in node.value if k.value == part), None)
+        if inner is None:
+            return _added(text, node, parts[depth:], value, suffix)
+        is_last = depth == len(parts) - 1
+        if isinstance(inner, yaml.ScalarNode) and (is_last or inner.value in ("", "null", "~")):
+            begin, end = inner.start_mark.index, inner.end_mark.index
+            new = _nested(parts[depth + 1 :], value, suffix)
+            return text[:begin] + (" " if begin == end else "") + new + text[end:]
+        if is_last and isinstance(inner, yaml.SequenceNode) and isinstance(value, list):
+            return _appended(text, inner, value[0], suffix)
+        node = inner
+    raise CannotEdit(key)
+
+
+def _nested(parts: list[str], value: Any, suffix: str) -> str:
+    literal = _literal(value, suffix)
+    for part in reversed(parts):
+        literal = f"{{{json.dumps(part) if suffix == '.json' else part}: {literal}}}"
+    return literal
+
+
+def _appended(text: str, node: Any, item: Any, suffix: str) -> str:
+    if node.flow_style or not node.value:
+        at = node.end_mark.index - 1
+        return f"{text[:at]}{', ' if node.value else ''}{_literal(item, suffix)}{text[at:]}"
+    first = node.value[0].start_mark
+    begin = text.rindex("-", 0, first.index)
+    return f"{text[:begin]}- {_literal(item, suffix)}\n{' ' * node.start_mark.column}{text[begin:]}"
+
+
+def _added(text: str, node: Any, parts: list[str], value: Any, suffix: str) -> str:
+    literal, is_top = _nested(parts[1:], value, suffix), node.start_mark.column == 0
+    name = json.dumps(parts[0]) if suffix == ".json" else parts[0]
+    if suffix != ".json" and is_top and not node.flow_style:
+        block = f"{name}:{_block(parts[1:], value, suffix)}"
+        return text + ("" if text.endswith("\n") or not text else "\n") + block + "\n"
+    if not node.value:
+        at = node.start_mark.index + 1
+        return f"{text[:at]}{name}: {literal}{text[at:]}"
+    first = node.value[0][0].start_mark
+    line = text[text.rfind("\n", 0, first.index) + 1 : first.index]
+    gap = f"\n{line}" if not line.strip() and first.line > 0 else " "
+    comma = "," if node.flow_style else ""
+    if not node.flow_style and line.strip():
+        raise CannotEdit(parts[0])
+    return f"{text[: first.index]}{name}: {literal}{comma}{gap}{text[first.index :]}"
+
+
+def _block(parts: list[str], value: Any, suffix: str, indent: str = "  ") -> str:
+    if not parts:
+        return f" {_literal(value, suffix)}"
+    return f"\n{indent}{parts[0]}:{_block(parts[1:], value, suffix, indent + '  ')}"
+
+
+def _in_toml(text: str, key: str, value: Any) -> str:
+    section, _, name = key.rpartition(".")
+    literal = _literal(value, ".toml")
+    lines, here = text.splitlines(keepends=True), ""
+    for number, line in enumerate(lines):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            here = header[1].strip()
+        elif here == section and (found := re.match(rf"(\s*{re.escape(name)}\s*=\s*)", line)):
+            rest = re.match(r"""("[^"]*"|'[^']*'|[^\s#"'\[]+)""", line[found.end() :])
+            if rest is None:
+                raise CannotEdit(key)
+            lines[number] = line[: found.end()] + literal + line[found.end() + rest.end() :]
+            return "".join(lines)
+    for number, line in enumerate(lines):
+        if re.match(rf"\s*\[{re.escape(section)}\]", line):
+            lines.insert(number + 1, f"{name} = {literal}\n")
+            return "".join(lines)
+    end = "" if text.endswith("\n") or not text else "\n"
+    return f"{text}{end}\n[{section}]\n{name} = {literal}\n"
+
+
+def _in_command(text: str, key: str, value: Any, source: Source) -> str:
+    spelled = rf"--{re.escape(key).replace('_', '[-_]')}"
+    found = list(re.finditer(rf"(?<!\S){spelled}(=|[ \t]+)([^\s\\-]\S*)", text))
+    if found:
+        last = found[-1]
+        return f"{text[: last.start(2)]}{value}{text[last.end(2) :]}"
+    if re.search(rf"(?<!\S){spelled}(?!\S)", text):
+        raise CannotEdit(key)
+    flags = [re.escape(name).replace("_", "[-_]") for name in source.flat]
+    places = [
+        place for name in flags for place in re.finditer(rf"(?<!\S)--{name}(?=[=\s]|$)", text)
+    ]
+    if not places:
+        raise CannotEdit(key)
+    at = max(place.start() for place in places)
+    return f"{text[:at]}--{key} {value} {text[at:]}"

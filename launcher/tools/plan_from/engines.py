@@ -1,0 +1,82 @@
+"""How the bytes of each trainer differ: one row each, with the version and where it says so."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Engine(NamedTuple):
+    """What a trainer does where its config says nothing, for the version named."""
+
+    version: str
+    source: str
+    whole_logits: bool
+    """The loss holds the logits of all tokens in fp32; otherwise in chunks."""
+    foreach: bool
+    """AdamW's update holds a temporary of the weights' size: torch's foreach and not its fused
+    implementation."""
+    upcasts: bool = True
+    """FSDP keeps shards in fp32 where bf16 is only computed in."""
+    zero_gradients: str = "bf16"
+    """Type in which DeepSpeed adds up gradients in bf16."""
+    checkpoints_when_sharded: bool = False
+    """Blocks are recomputed wherever there are several GPUs."""
+    compiled_loss_in_chunks: bool = False
+    """A compiled loss holds no logits in fp32."""
+    buckets: bool = True
+    """DeepSpeed's default buckets, where its config gives none."""
+
+
+_HF: Final = Engine(
+    version="transformers 5.23",
+    source="training_args.py (optim), loss/loss_utils.py (logits.float()), "
+    "integrations/deepspeed.py (auto buckets)",
+    whole_logits=True,
+    foreach=False,
+)
+ENGINES: Final[Mapping[str, Engine]] = {
+    "transformers": _HF,
+    "accelerate": _HF._replace(
+        version="accelerate 1.15",
+        source="utils/fsdp_utils.py (trained shards in fp32), accelerator.py (autocast)",
+    ),
+    "deepspeed": _HF._replace(
+        version="DeepSpeed 0.19",
+        source="runtime/zero/config.py (buckets), runtime/engine.py (bf16 gradients)",
+    ),
+    "trl": _HF._replace(
+        version="trl f2cd577 (2026-07)",
+        source="trainer/sft_config.py, base_config.py (chunked loss, checkpointing, bf16)",
+        whole_logits=False,
+    ),
+    "axolotl": _HF._replace(
+        version="Axolotl 067b021 (2026-07)",
+        source="utils/config (torch_dtype from bf16), utils/schemas/training.py (optimizer)",
+    ),
+    "llama-factory": _HF._replace(
+        version="LLaMA-Factory ff6d4d1 (2026-08)",
+        source="model/adapter.py (trained weights in fp32), hparams (checkpointing is on)",
+    ),
+    "litgpt": Engine(
+        version="LitGPT 2685705",
+        source="finetune/full.py (FSDP with checkpointing, AdamW not fused), pretrain.py",
+        whole_logits=True,
+        foreach=True,
+        upcasts=False,
+        checkpoints_when_sharded=True,
+    ),
+    "torchtitan": Engine(
+        version="torchtitan 0.2 (until 2026-02)",
+        source="config/job_config.py, components/loss.py (pred.float()), fused AdamW",
+        whole_logits=True,
+        foreach=False,
+        upcasts=False,
+        compiled_loss_in_chunks=True,
+    ),
+    "torchtitan-2026": Engine(
+        version="torchtitan b5bcd76 (2026-08)",
+        source="models/*/config_registry.py (ChunkedLossWrapper, SelectiveAC)",
+        whole_logits=False,
+        foreach=False,
+        upcasts=False,
+    ),
+}

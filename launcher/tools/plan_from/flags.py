@@ -1,0 +1,159 @@
+"""Facts of a reading as flags of `launcher.train`, and what is still to be asked for."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from launcher.config.arguments import parse_run_config
+from launcher.forecast.cluster import GPUS_PER_NODE
+from launcher.tools.plan_from.keys import Facts
+from launcher.tools.plan_from.translate import Reading, model_of, precision, sharding
+from launcher.util.errors import UserError
+from launcher.util.flags import as_flags, fields_of
+
+_AS_THEY_ARE: Final = (
+    *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
+)
+_SHARDED_BY: Final = {"fsdp": "FSDP", "zero": "DeepSpeed", "ddp": "DDP"}
+
+
+def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[int, int]:
+    """Return the GPUs in all and the machines, as `--gpus` or the file says.
+
+    Raises:
+        UserError: neither does, and it shards over several.
+    """
+    facts = reading.facts
+    machines = facts.get("machines", 1)
+    found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0)
+    if not found:
+        strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
+        if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
+            how = _SHARDED_BY.get(str(strategy), "tensor parallelism")
+            raise UserError(
+                f"{reading.source.path}: asks for {how} and does not say on how many GPUs: give "
+                "--gpus N"
+            )
+        reading.notes.append("1 GPU is assumed: --gpus N for more")
+        found = 1
+    nodes = max(machines, -(-found // (per_node or GPUS_PER_NODE)))
+    return found, nodes
+
+
+def training_flags(
+    reading: Reading, user: Sequence[str], gpus: int, machines: int
+) -> tuple[list[str], Facts]:
+    """Return the flags of the run that the files describe, the user's last, and its fields.
+
+    Raises:
+        UserError: the model or the batch is in no file and no flag.
+    """
+    facts, given = reading.facts, fields_of(user)
+    own = parse_run_config(user).flat() if user else {}
+    fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
+    model = model_of(facts)
+    if not given & {"model", "init_from"}:
+        fields["model"] = _model(reading, model)
+    if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
+        _ask(reading, given, own)
+    fields |= sharding(facts, gpus, machines)
+    fields |= _adapters(reading)
+    fields |= precision(reading, fields["strategy"], adapters="lora_rank" in fields)
+    fields |= _loss(reading)
+    layers = _layers([*as_flags(_model_fields(fields)).split(), *user])
+    fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
+    micro = own["micro_batch"] if "micro_batch" in given else _micro_batch(facts, fields)
+    ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
+    whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)
+    if "global_batch_tokens" in facts:
+        whole = facts["global_batch_tokens"] // fields["seq_len"]
+    whole = max(whole - whole % (micro * ranks), micro * ranks)
+    fields |= {"micro_batch": micro, "global_batch": whole}
+    if fields["strategy"] == "zero" and not given & {"strategy", "deepspeed"}:
+        fields.pop("strategy")
+    return [*as_flags(fields).split(), *user], fields
+
+
+def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:
+    """Refuse configs that hold no batch and no flag does."""
+    facts = reading.facts
+    missing = []
+    if "micro_batch" not in facts and "micro_batch" not in given:
+        missing.append("the micro-batch: give --micro-batch N")
+    if "seq_len" not in facts and "seq_len" not in given:
+        missing.append("the length of sequences: give --seq-len N")
+    if missing:
+        raise UserError(f"{reading.source.path}: does not say {' and '.join(missing)}")
+    assert own
+
+
+def _model(reading: Reading, model: str | None) -> str:
+    if model is not None:
+        return model
+    facts, path = reading.facts, reading.source.path
+    said = facts.get("model") or " ".join(
+        str(facts[name]) for name in ("family", "flavor") if name in facts
+    )
+    if not said:
+        raise UserError(f"{path}: does not say which model: give --model NAME or --hf-config FILE")
+    raise UserError(
+        f"{path}: its model {said:.80} has no name here: give --hf-config FILE with its "
+        "config.json, or --model hf:ORG/NAME"
+    )
+
+
+def _model_fields(fields: Facts) -> Facts:
+    return {name: fields[name] for name in ("model",) if name in fields}
+
+
+def _layers(flags: list[str]) -> int:
+    return int(parse_run_config(flags).model.build().layers)
+
+
+def _adapters(reading: Reading) -> Facts:
+    facts = reading.facts
+    targets = [name for name in ("qkv", "proj", "mlp") if facts.get(f"target {name}")]
+    is_lora = facts.get("lora") or any(name.startswith("target ") for name in facts)
+    if not is_lora:
+        facts.pop("lora_rank", None)
+        return {}
+    rank = facts.get("lora_rank") or facts.get("lora_rank if lora") or 8
+    found: Facts = {"lora_rank": rank, "random_base": True}
+    named = facts.get("lora_targets") or ",".join(targets) or facts.get("lora_targets if lora")
+    if named:
+        found["lora_targets"] = named
+    if "quantize_base" in facts:
+        found["quantize_base"] = facts["quantize_base"]
+    return found
+
+
+def _loss(reading: Reading) -> Facts:
+    facts, engine = reading.facts, reading.engine
+    whole = engine.whole_logits
+    if "loss" in facts:
+        whole = facts["loss"] == "whole"
+    elif engine.compiled_loss_in_chunks and facts.get("compile"):
+        whole = False
+    sharded = facts.get("tensor_parallel", 1) > 1
+    return {"loss_chunk": 0} if whole and not sharded else {}
+
+
+def _checkpointing(reading: Reading, layers: int, gpus: int) -> str:
+    facts, engine = reading.facts, reading.engine
+    mode = str(facts.get("activation_checkpointing", "none"))
+    if engine.checkpoints_when_sharded and gpus > 1:
+        return "full"
+    if mode != "selective":
+        return mode
+    if facts.get("selective") != "op":
+        return str(facts["selective"])
+    # Every second product is kept: of half of the blocks all four, of the others two.
+    half = layers // 2
+    if not half:
+        return "keep=attention,qkv"
+    return f"keep=attention,qkv,proj,mlp-up:{layers - half}/keep=attention,qkv:{half}"
+
+
+def _micro_batch(facts: Mapping[str, Any], fields: Facts) -> int:
+    if "micro_batch_tokens" in facts:
+        return max(1, int(facts["micro_batch_tokens"]) // int(fields["seq_len"]))
+    return int(facts.get("micro_batch", 1))

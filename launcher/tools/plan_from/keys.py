@@ -1,0 +1,109 @@
+"""One trainer's keys as data: their name, what it is here, and what has no effect on bytes."""
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Final, NamedTuple
+
+Facts = dict[str, Any]
+"""Fields of RunConfig, and the facts of `translate.py` (gpus, accumulation, mixed, weights ...)."""
+Flat = Mapping[str, Any]
+"""Keys of a file, with dots between levels."""
+Reader = Callable[[Any], Facts]
+"""Turn a value into facts; raises `Unknown` where it has no counterpart."""
+OFF: Final = (None, False, 0, "", "none", "no", "NO", "auto", "false", "False")
+MOST_VALUE: Final = 10**9
+
+
+class Unknown(Exception):
+    """A value without a counterpart; the message says what is planned instead."""
+
+
+class Kind(NamedTuple):
+    """A trainer whose configs are read."""
+
+    name: str
+    engine: str
+    """Row of `engines.ENGINES`."""
+    marks: tuple[str, ...]
+    """Keys that only its files have: the kind with most of them in a file is the file's."""
+    keys: Mapping[str, Reader]
+    left_out: Mapping[str, str]
+    """Keys that bear on bytes and are not planned -> the reason."""
+    no_effect: str
+    """Keys without effect on bytes, between spaces; `*` stands for any text."""
+    defaults: Facts = {}  # noqa: RUF012
+    changes: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """(what it does, key -> value) of edits that need less memory, mildest first."""
+    micro_batch: str = ""
+    """Key of the micro-batch, and of the accumulation that makes up for a smaller one."""
+    accumulation: str = ""
+
+    def has_no_effect(self, key: str) -> bool:
+        """Return whether a key or the section that it is in has no effect on bytes."""
+        places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
+        return any(fnmatchcase(place, name) for place in places for name in self.no_effect.split())
+
+
+def whole(fact: str) -> Reader:
+    """Read a whole number above 0; raises ValueError for another value."""
+
+    def read(value: Any) -> Facts:
+        if value is None or str(value).strip().lower() in ("auto", "", "none", "null"):
+            return {}
+        number = number_of(value)
+        if number is None or number != int(number) or not 0 < number <= MOST_VALUE:
+            raise ValueError("is no whole number above 0")
+        return {fact: int(number)}
+
+    return read
+
+
+def text(fact: str) -> Reader:
+    """Read any text."""
+    return lambda value: {} if value in OFF else {fact: str(value)}
+
+
+def when(**facts: Any) -> Reader:
+    """Take `facts` where a switch is on."""
+    return lambda value: dict(facts) if is_on(value) else {}
+
+
+def unless(**facts: Any) -> Reader:
+    """Take `facts` where a switch is off."""
+    return lambda value: {} if is_on(value) else dict(facts)
+
+
+def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> Reader:
+    """Read one of a few words, in any capitals."""
+    lower = {name.lower(): facts for name, facts in table.items()}
+
+    def read(value: Any) -> Facts:
+        name = str(value).strip().lower().rpartition(".")[2] if value not in OFF else ""
+        if name not in lower:
+            if value in OFF:
+                return {}
+            raise Unknown(otherwise)
+        return dict(lower[name])
+
+    return read
+
+
+def alike(names: str, **facts: Any) -> dict[str, Facts]:
+    """Return the same facts for several words, between spaces."""
+    return {name: dict(facts) for name in names.split()}
+
+
+def is_on(value: Any) -> bool:
+    """Return whether a switch is on, as YAML, JSON or a flag spell it."""
+    return str(value).strip().lower() not in ("", "none", "false", "no", "off", "0", "null", "auto")
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number, also one that is text (`5e8` is text in YAML 1.1), or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value) if len(str(value)) <= 30 else None
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) < float("inf") else None

@@ -1,0 +1,24 @@
+"""One table of keys per trainer, in `KINDS`; nothing else names one."""
+
+from launcher.tools.plan_from.keys import Kind
+from launcher.tools.plan_from.kinds.accelerate import ACCELERATE
+from launcher.tools.plan_from.kinds.axolotl import AXOLOTL
+from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
+from launcher.tools.plan_from.kinds.litgpt import LITGPT
+from launcher.tools.plan_from.kinds.llama_factory import LLAMA_FACTORY
+from launcher.tools.plan_from.kinds.torchtitan import TORCHTITAN, TORCHTITAN_FLAGS
+from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
+from launcher.tools.plan_from.kinds.trl import TRL
+
+KINDS: tuple[Kind, ...] = (
+    ACCELERATE,
+    DEEPSPEED,
+    AXOLOTL,
+    LLAMA_FACTORY,
+    LITGPT,
+    TORCHTITAN,
+    TORCHTITAN_FLAGS,
+    TRL,
+    TRAINING_ARGUMENTS,
+)
+"""Of two with as many marks in a file, the first is taken."""

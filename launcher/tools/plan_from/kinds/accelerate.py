@@ -1,0 +1,102 @@
+"""Accelerate's YAML: `accelerate config` writes it, `accelerate launch --config_file` reads it."""
+
+from launcher.tools.plan_from.keys import Kind, text, unless, when, whole, words
+from launcher.tools.plan_from.kinds.shared import (
+    DEEPSPEED_KEYS,
+    DEEPSPEED_LEFT_OUT,
+    DEEPSPEED_NO_EFFECT,
+    device,
+    fsdp_left_out,
+    fsdp_no_effect,
+    fsdp_section,
+    names_under,
+    stage,
+    under,
+)
+
+_D = "deepspeed_config"
+_P = "parallelism_config.parallelism_config"
+ACCELERATE = Kind(
+    name="accelerate YAML",
+    engine="accelerate",
+    marks=(
+        "distributed_type",
+        "compute_environment",
+        "num_processes",
+        "main_training_function",
+        "mixed_precision",
+        "fsdp_config.fsdp_auto_wrap_policy",
+    ),
+    keys={
+        "distributed_type": words(
+            {
+                "NO": {"strategy": "single"},
+                "MULTI_GPU": {"strategy": "ddp"},
+                "FSDP": {"strategy": "fsdp"},
+                "DEEPSPEED": {"engine": "deepspeed"},
+            },
+            otherwise="is not planned",
+        ),
+        "num_processes": whole("gpus"),
+        "num_machines": whole("machines"),
+        "mixed_precision": words(
+            {
+                "no": {},
+                "bf16": {"mixed": "bf16"},
+                "fp16": {"mixed": "fp16"},
+                "fp8": {"mixed": "fp8"},
+            }
+        ),
+        "use_cpu": when(cpu=True),
+        "dynamo_config.dynamo_backend": words(
+            {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
+        ),
+        **fsdp_section(),
+        **under(_D, DEEPSPEED_KEYS),
+        f"{_D}.zero_stage": stage,
+        f"{_D}.offload_optimizer_device": device("offload_optimizer"),
+        f"{_D}.offload_param_device": device("offload_param"),
+        f"{_D}.offload_optimizer_nvme_path": text("nvme_path"),
+        f"{_D}.offload_param_nvme_path": text("nvme_path"),
+        f"{_D}.deepspeed_config_file": text("companion deepspeed"),
+        f"{_P}_dp_replicate_size": whole("replicas"),
+        f"{_P}_tp_size": whole("tensor_parallel"),
+        f"{_P}_cp_size": whole("context_parallel"),
+        f"{_P}_sp_size": whole("context_parallel"),
+        "same_network": unless(),
+    },
+    left_out={
+        "megatron_lm_config": "Megatron's dimensions are not planned",
+        "fp8_config": "fp8 is planned as torchao's",
+        f"{_D}.deepspeed_moe_layer_cls_names": "experts are planned by the model",
+        **fsdp_left_out(),
+        **under(_D, DEEPSPEED_LEFT_OUT),
+    },
+    no_effect=(
+        "compute_environment debug downcast_bf16 machine_rank main_process_ip main_process_port "
+        "main_training_function rdzv_backend same_network tpu_* enable_cpu_affinity gpu_ids "
+        "command_file commands mpirun_config dynamo_config deepspeed_config.zero3_init_flag "
+        "deepspeed_config.zero3_save_16bit_model deepspeed_config.deepspeed_multinode_launcher "
+        "deepspeed_config.deepspeed_hostfile deepspeed_config.deepspeed_*clusion_filter "
+        f"{_P}_dp_shard_size {_P}_cp_* {_P}_sp_* fp16 "
+        f"{fsdp_no_effect()} {names_under(_D, DEEPSPEED_NO_EFFECT)}"
+    ),
+    accumulation="gradient_accumulation_steps",
+    changes=(
+        ("computes in bf16", {"mixed_precision": "bf16"}),
+        ("recomputes activations", {"fsdp_config.fsdp_activation_checkpointing": True}),
+        ("frees gathered parameters", {"fsdp_config.fsdp_reshard_after_forward": True}),
+        (
+            "shards states with FSDP",
+            {
+                "distributed_type": "FSDP",
+                "fsdp_config.fsdp_version": 2,
+                "fsdp_config.fsdp_reshard_after_forward": True,
+                "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            },
+        ),
+        ("shards parameters, too", {f"{_D}.zero_stage": 3}),
+        ("moves states to the host", {"fsdp_config.fsdp_offload_params": True}),
+        ("moves optimizer states to the host", {f"{_D}.offload_optimizer_device": "cpu"}),
+    ),
+)

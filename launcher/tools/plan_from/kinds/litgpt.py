@@ -1,0 +1,94 @@
+"""LitGPT's YAML files of config_hub: `litgpt pretrain`, `finetune_full` and `finetune_lora`."""
+
+from typing import Any
+
+from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, number_of, text, whole, words
+
+
+def _model(value: Any) -> Facts:
+    """Read a folder as `litgpt download` names it: checkpoints/ORG/NAME."""
+    return {"model": "/".join(str(value).rstrip("/").split("/")[-2:])} if is_on(value) else {}
+
+
+def _devices(value: Any) -> Facts:
+    return {"per_machine": int(number_of(value) or 1)} if number_of(value) else {}
+
+
+def _target(name: str) -> Any:
+    return lambda value: {f"target {name}": is_on(value)}
+
+
+def _quantized(value: Any) -> Facts:
+    if not is_on(value):
+        return {}
+    name = str(value).removeprefix("bnb.")
+    if name.startswith(("nf4", "fp4")):
+        return {"quantize_base": "nf4"}
+    if name.startswith("int8"):
+        return {"quantize_base": "int8"}
+    raise Unknown("is planned as not quantized")
+
+
+LITGPT = Kind(
+    name="LitGPT YAML",
+    engine="litgpt",
+    marks=(
+        *("train.micro_batch_size", "train.global_batch_size", "checkpoint_dir", "train.max_norm"),
+        *("train.max_seq_length", "eval.interval", "precision", "train.lr_warmup_steps"),
+        *("lora_query", "out_dir", "model_name", "train.save_interval"),
+    ),
+    keys={
+        "checkpoint_dir": _model,
+        "initial_checkpoint_dir": _model,
+        "model_name": text("model"),
+        "model.name": text("model"),
+        "precision": words(
+            {
+                "bf16-true": {"mixed": "bf16", "weights": "bf16"},
+                "bf16-mixed": {"mixed": "bf16"},
+                "16-mixed": {"mixed": "fp16"},
+                "32-true": {"mixed": None},
+            },
+            otherwise="is planned as bf16-mixed",
+        ),
+        "quantize": _quantized,
+        "devices": _devices,
+        "num_nodes": whole("machines"),
+        "train.micro_batch_size": whole("micro_batch"),
+        "train.global_batch_size": whole("global_batch"),
+        "train.max_seq_length": whole("seq_len"),
+        "model.block_size": whole("block_size"),
+        "lora_r": whole("lora_rank"),
+        "lora_query": _target("qkv"),
+        "lora_key": _target("k"),
+        "lora_value": _target("v"),
+        "lora_projection": _target("proj"),
+        "lora_mlp": _target("mlp"),
+        "lora_head": _target("head"),
+        "optimizer": words(
+            {"AdamW": {"optimizer": "adamw"}, "GaLoreAdamW": {"optimizer": "adamw"}},
+            otherwise="is planned as AdamW",
+        ),
+        "optimizer.class_path": words(
+            {"AdamW": {"optimizer": "adamw"}, "SGD": {"optimizer": "sgd", "momentum": 0.0}},
+            otherwise="is planned as AdamW",
+        ),
+    },
+    left_out={
+        "model_config": "the named model is planned",
+        "optimizer.init_args.rank": "GaLore's projections are planned as AdamW",
+    },
+    no_effect=(
+        "out_dir seed data data.* train.* eval.* logger_name resume tokenizer_dir access_token "
+        "optimizer.init_args.* lora_alpha lora_dropout generate_* log.* model.* wandb_*"
+    ),
+    defaults={"micro_batch": 1, "mixed": "bf16", "sharding of several": "fsdp"},
+    micro_batch="train.micro_batch_size",
+    changes=(
+        ("keeps weights and moments in bf16", {"precision": "bf16-true"}),
+        ("keeps the frozen weights in 4 bits", {"quantize": "bnb.nf4"}),
+        ("shards states over 2 GPUs", {"devices": 2}),
+        ("shards states over 4 GPUs", {"devices": 4}),
+        ("shards states over 8 GPUs", {"devices": 8}),
+    ),
+)

@@ -1,0 +1,258 @@
+"""Keys that several trainers share: Accelerate's FSDP section, DeepSpeed's JSON, launchers."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Reader,
+    Unknown,
+    alike,
+    is_on,
+    number_of,
+    text,
+    when,
+    whole,
+    words,
+)
+
+_FULL: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True}
+_GRAD_OP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": False}
+SHARDING_WORDS: Final[Mapping[str, Facts]] = {
+    **alike("FULL_SHARD 1", **_FULL),
+    **alike("SHARD_GRAD_OP 2", **_GRAD_OP),
+    **alike("NO_SHARD 3", strategy="ddp"),
+    **alike("HYBRID_SHARD 4", **_FULL, replicas="nodes"),
+    **alike("HYBRID_SHARD_ZERO2 _HYBRID_SHARD_ZERO2 5", **_GRAD_OP, replicas="nodes"),
+}
+
+
+def reshards(value: Any) -> Facts:
+    """Read `reshard_after_forward`: a switch in FSDP2, a strategy's name in some FSDP1 files."""
+    if str(value).upper() in SHARDING_WORDS and not str(value).isdigit():
+        return dict(SHARDING_WORDS[str(value).upper()])
+    return _FULL if is_on(value) else _GRAD_OP
+
+
+FSDP_SECTION: Final[Mapping[str, Reader]] = {
+    "version": lambda value: {"strategy": "fsdp"},
+    "sharding_strategy": words(SHARDING_WORDS, otherwise="is planned as full shard"),
+    "reshard_after_forward": reshards,
+    "offload_params": when(offload_optimizer="cpu", offload_param="cpu"),
+    "cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
+    "activation_checkpointing": when(activation_checkpointing="full"),
+}
+FSDP_LEFT_OUT: Final[Mapping[str, str]] = {
+    "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
+    "min_num_params": "each block is planned as a group",
+    "use_orig_params": "",
+    "limit_all_gathers": "gathers are planned as limited",
+}
+FSDP_NO_EFFECT: Final = (
+    "auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy "
+    "forward_prefetch use_orig_params sync_module_states cpu_ram_efficient_loading "
+    "state_dict_type final_state_dict_type limit_all_gathers cpu_offload_pin_memory xla "
+    "xla_fsdp_v2 xla_fsdp_grad_ckpt"
+)
+
+
+def fsdp_section(place: str = "fsdp_config") -> dict[str, Reader]:
+    """Return the keys of a section, with the prefix `fsdp_` of Accelerate and without."""
+    return {
+        f"{place}.{prefix}{name}": reader
+        for name, reader in FSDP_SECTION.items()
+        for prefix in ("", "fsdp_")
+    } | {f"{place}.fsdp": when(strategy="fsdp")}
+
+
+def fsdp_left_out(place: str = "fsdp_config") -> dict[str, str]:
+    """Return the keys of a section that are not planned, in both spellings."""
+    return {
+        f"{place}.{prefix}{name}": reason
+        for name, reason in FSDP_LEFT_OUT.items()
+        if reason
+        for prefix in ("", "fsdp_")
+    }
+
+
+def fsdp_no_effect(place: str = "fsdp_config") -> str:
+    """Return the keys of a section without effect on bytes, in both spellings."""
+    return " ".join(
+        f"{place}.{prefix}{name}" for name in FSDP_NO_EFFECT.split() for prefix in ("", "fsdp_")
+    )
+
+
+def device(fact: str) -> Reader:
+    """Read where something is offloaded to."""
+    return words({"none": {}, "cpu": {fact: "cpu"}, "nvme": {fact: "nvme"}})
+
+
+def stage(value: Any) -> Facts:
+    """Read a ZeRO stage."""
+    number = number_of(value)
+    if number not in (0, 1, 2, 3):
+        raise Unknown("is no stage from 0 to 3")
+    return {"strategy": "ddp"} if number == 0 else {"strategy": "zero", "zero": int(number)}
+
+
+def _bucket(name: str) -> Reader:
+    def read(value: Any) -> Facts:
+        if str(value) == "auto":
+            return {f"bucket {name}": "auto"}
+        return {f"bucket {name}": int(number_of(value) or 0)} if number_of(value) else {}
+
+    return read
+
+
+def _precision(name: str) -> Reader:
+    return lambda value: {"mixed": name} if str(value) != "auto" and is_on(value) else {}
+
+
+_BUCKETS: Final = (
+    "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
+    "stage3_param_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance"
+)
+_Z: Final = "zero_optimization."
+DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
+    "train_micro_batch_size_per_gpu": whole("micro_batch"),
+    "gradient_accumulation_steps": whole("accumulation"),
+    "train_batch_size": whole("global_batch"),
+    "bf16.enabled": _precision("bf16"),
+    "bfloat16.enabled": _precision("bf16"),
+    "fp16.enabled": _precision("fp16"),
+    "bf16.bf16_master_weights_and_grads": when(weights="bf16"),
+    "data_types.grad_accum_dtype": words(
+        {"fp32": {"grad_accum_dtype": "fp32"}, "bf16": {"grad_accum_dtype": "bf16"}}
+    ),
+    f"{_Z}stage": stage,
+    f"{_Z}offload_optimizer.device": device("offload_optimizer"),
+    f"{_Z}offload_param.device": device("offload_param"),
+    f"{_Z}offload_optimizer.nvme_path": text("nvme_path"),
+    f"{_Z}offload_param.nvme_path": text("nvme_path"),
+    f"{_Z}cpu_offload": when(offload_optimizer="cpu"),
+    **{_Z + name: _bucket(name) for name in _BUCKETS.split()},
+    **{_Z + name.removeprefix("stage3_"): _bucket(name) for name in _BUCKETS.split()},
+    "optimizer.type": words(
+        {
+            **alike("adam adamw fusedadam cpuadam", optimizer="adamw"),
+            "sgd": {"optimizer": "sgd", "momentum": 0.0},
+        },
+        otherwise="is planned as AdamW",
+    ),
+    "tensor_parallel.autotp_size": whole("tensor_parallel"),
+    "sequence_parallel_size": whole("context_parallel"),
+}
+_NOT_IN_ZERO: Final = "is no part of the planned ZeRO"
+DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            *(f"{_Z}{name}" for name in ("zero_hpz_partition_size", "mics_shard_size", "zenflow")),
+            *(f"{_Z}zero_quantized_{name}" for name in ("weights", "gradients")),
+        ),
+        _NOT_IN_ZERO,
+    ),
+    "activation_checkpointing": "Megatron's own calls it; give --activation-checkpointing full",
+    "pipeline": "pipelines are not planned",
+    "compression_training": "compression is not planned",
+    "curriculum_learning": "the longest sequences are planned",
+    "data_efficiency": "the longest sequences are planned",
+    f"{_Z}offload_optimizer.ratio": "the whole optimizer is planned as offloaded",
+    "torch_autocast": "give --precision",
+}
+_ZERO_NO_EFFECT: Final = (
+    "overlap_comm contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
+    "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
+    "round_robin_gradients ignore_unused_parameters load_from_fp32_weights elastic_checkpoint "
+    "offload_optimizer.pin_memory offload_param.pin_memory offload_*.buffer_* "
+    "offload_*.fast_init offload_*.pipeline* offload_*.max_in_cpu memory_efficient_linear "
+    "cpu_offload_use_pin_memory legacy_stage1 log_trace_cache_warnings "
+    "use_all_reduce_for_fetch_params gather_16bit_weights_on_model_save module_granularity_*"
+)
+DEEPSPEED_NO_EFFECT: Final = (
+    "gradient_clipping steps_per_print wall_clock_breakdown memory_breakdown scheduler "
+    "optimizer.params.* optimizer.legacy_fusion zero_allow_untested_optimizer "
+    "zero_force_ds_cpu_optimizer fp16.* bf16.* bfloat16.* aio flops_profiler comms_logger "
+    "comms_config tensorboard wandb csv_monitor monitor_config dump_state prescale_gradients "
+    "gradient_predivide_factor sparse_gradients communication_data_type checkpoint elasticity "
+    "autotuning compile.backend dataloader_drop_last log_level amp.enabled seed "
+    + " ".join(f"zero_optimization.{name}" for name in _ZERO_NO_EFFECT.split())
+)
+
+
+def under(place: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a section named `place`."""
+    return {f"{place}.{name}": value for name, value in keys.items()}
+
+
+def names_under(place: str, names: str) -> str:
+    """Return names without effect of a section named `place`."""
+    return " ".join(f"{place}.{name}" for name in names.split())
+
+
+LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
+    "nproc_per_node": whole("per_machine"),
+    "nnodes": whole("machines"),
+    "num_processes": whole("gpus"),
+    "num_machines": whole("machines"),
+    "num_gpus": whole("gpus"),
+    "mixed_precision": words(
+        {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
+    ),
+    "use_fsdp": when(strategy="fsdp"),
+    "zero_stage": stage,
+    "config_file": text("companion config_file"),
+    "deepspeed_config_file": text("companion deepspeed"),
+    "multi_gpu": when(),
+}
+LAUNCHER_NO_EFFECT: Final = (
+    "rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
+    "machine_rank max_restarts monitor_interval module dynamo_backend local_ranks_filter tee "
+    "log_dir role hostfile include exclude"
+)
+ATTENTION: Final = words(
+    {
+        **alike("sdpa math", attention="sdpa"),
+        "eager": {"attention": "eager"},
+        **alike("flash_attention_2 flash_attention_3 fa2 fa3 flash flash-attn2", attention="flash"),
+        **alike("flex_attention flex", attention="flex"),
+    },
+    otherwise="is planned as sdpa, which keeps as few bytes",
+)
+WEIGHTS: Final = words(
+    {
+        **alike("bfloat16 bf16", weights="bf16"),
+        **alike("float16 fp16", weights="fp16"),
+        **alike("float32 fp32", weights="fp32"),
+    }
+)
+ADAPTER_TARGETS: Final = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"), "qkv"),
+    **dict.fromkeys(("o_proj", "out_proj", "dense"), "proj"),
+    **dict.fromkeys(
+        ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "c_fc", "fc1", "fc2"), "mlp"
+    ),
+}
+
+
+def adapter_targets(value: Any) -> Facts:
+    """Read the names of layers with adapters; q, k and v are one layer here."""
+    names = value if isinstance(value, list) else _words_of(str(value)) if is_on(value) else []
+    if not names:
+        return {}
+    if "all" in names or "all-linear" in names:
+        return {"lora_targets": "all"}
+    known = [ADAPTER_TARGETS.get(str(name).rpartition(".")[2]) for name in names]
+    found = [target for target in ("qkv", "proj", "mlp") if target in known]
+    if not found:
+        raise Unknown("is planned as qkv,proj")
+    return {"lora_targets": ",".join(found)}
+
+
+def _words_of(value: str) -> list[str]:
+    """Split at commas and spaces."""
+    return value.replace(",", " ").split()
+
+
+def compiled() -> Reader:
+    """Read a switch for torch.compile."""
+    return when(compile=True)

@@ -1,0 +1,80 @@
+"""`shardscale plan --from FILE` and `plan --check`: plan somebody's config, and say what it is."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from launcher.tools.plan_from.assess import Planned, plan_of
+from launcher.tools.plan_from.changes import changes_of, patch_of
+from launcher.tools.plan_from.checking import check
+from launcher.tools.plan_from.output import print_planned
+from launcher.tools.plan_from.reading import read_source
+from launcher.util.errors import ExitCode, Failure, UserError, refusing
+from launcher.util.flags import OptionParser, split_options
+
+MOST_FILES: Final = 8
+
+
+@refusing
+def main(argv: Sequence[str]) -> int:
+    """Plan the run of a file, or check files; returns an exit code."""
+    options, rest = parse(argv)
+    try:
+        if options.check:
+            return check(options.files, rest, as_json=options.json)
+        sources = [read_source(path) for path in options.files]
+        planned = plan_of(sources, rest)
+        return _show(planned, options, rest)
+    except Failure as error:
+        print(f"shardscale: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split the arguments into the options of this verb and those of a plan.
+
+    Raises:
+        UserError: an option's value is invalid.
+    """
+    options, rest = split_options(_parser(), argv)
+    if not options.files and not options.check:
+        raise UserError("--from needs a file: give --from FILE")
+    if len(options.files) > MOST_FILES and not options.check:
+        raise UserError(f"--from takes at most {MOST_FILES} files of one run")
+    if options.patch and options.check:
+        raise UserError("--patch and --check: give one of them")
+    return options, rest
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="shardscale plan",
+        usage="shardscale plan --from FILE [FILE...] [--gpu NAME] [--gpus N] [options]",
+        description="Plan the run that a config of another trainer describes: accelerate, "
+        "transformers, trl, Axolotl, LLaMA-Factory, torchtitan, DeepSpeed, LitGPT.",
+        epilog="All options of a plan and flags of launcher.train apply as well and win over the "
+        "file: --gpu A100-80GB --seq-len 4096. See `shardscale plan --help`.",
+    )
+    add = parser.add_argument
+    add("--from", dest="files", type=Path, nargs="+", default=[], metavar="FILE", help="config, "
+        "and files beside it, such as accelerate's; with --check also folders")  # fmt: skip
+    add("--patch", action="store_true", help="print the cheapest change as a unified diff")
+    add("--check", action="store_true", help="print one line; exit 0 fits, 1 not, 3 too close")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _show(planned: Planned, options: argparse.Namespace, rest: Sequence[str]) -> int:
+    changes = changes_of(planned, rest)
+    if options.patch:
+        if not changes:
+            path = planned.reading.source.path
+            print(f"shardscale: {path}: no change of its keys fits", file=sys.stderr)
+            return ExitCode.NOTHING_FITS
+        print(patch_of(planned.reading.source, changes[0]), end="")
+        return ExitCode.DONE
+    print_planned(planned, changes, as_json=options.json)
+    fits = planned.verdict != "does not fit"
+    return ExitCode.DONE if fits else ExitCode.NOTHING_FITS

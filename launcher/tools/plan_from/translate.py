@@ -1,0 +1,241 @@
+"""Turn a file's keys into facts by its trainer's table, and facts into flags of a training."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from launcher.model.sizes import known_name
+from launcher.tools.plan_from.engines import ENGINES, Engine
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown, is_on
+from launcher.tools.plan_from.kinds import KINDS
+from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
+from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
+from launcher.util.errors import UserError, one_line
+
+FEWEST_MARKS: Final = 2
+_COMPANIONS: Final = 4
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What was understood of one or more files."""
+
+    kind: Kind
+    source: Source
+    facts: Facts
+    words: list[tuple[str, Any, Facts]] = field(default_factory=list)
+    """(their key, its value, our facts)"""
+    left_out: list[str] = field(default_factory=list)
+    no_effect: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        """Row of the trainer."""
+        return ENGINES[self.kind.engine]
+
+
+def kind_of(source: Source) -> Kind | None:
+    """Return the trainer whose marks a file has most of, or None where it has fewer than two."""
+
+    def marks(kind: Kind) -> int:
+        return sum(mark in source.flat for mark in kind.marks)
+
+    best = max(KINDS, key=marks)
+    return best if marks(best) >= FEWEST_MARKS else None
+
+
+def read_files(sources: Sequence[Source]) -> Reading:
+    """Read a run from its files; what a later one says replaces the earlier's.
+
+    Raises:
+        UserError: a file is of no known trainer, or one that it names cannot be read.
+    """
+    reading: Reading | None = None
+    for source in sources:
+        kind = kind_of(source)
+        if kind is None:
+            keys = ", ".join(list(source.flat)[:4]) or "none"
+            raise UserError(
+                f"{source.path}: its keys ({keys}) are of no trainer known here: give a config of "
+                + ", ".join(dict.fromkeys(each.name.split()[0] for each in KINDS))
+            )
+        one = _read(kind, source)
+        _read_companions(one)
+        if reading is None:
+            reading = one
+            continue
+        first, last = (
+            (one, reading) if reading.kind.name.startswith("accelerate") else (reading, one)
+        )
+        facts = first.kind.defaults | last.facts | first.facts
+        reading = Reading(
+            kind=first.kind,
+            source=first.source,
+            facts=facts,
+            words=[*first.words, *last.words],
+            left_out=[*first.left_out, *last.left_out],
+            no_effect=[*first.no_effect, *last.no_effect],
+        )
+    assert reading is not None
+    reading.facts = dict(reading.kind.defaults) | reading.facts
+    return reading
+
+
+def _read(kind: Kind, source: Source, place: str = "") -> Reading:
+    reading = Reading(kind=kind, source=source, facts={})
+    for key, value in source.flat.items():
+        reader, shown = kind.keys.get(key), place + key
+        if reader is not None:
+            try:
+                facts = reader(value)
+            except Unknown as error:
+                reading.left_out.append(f"{shown} {one_line(str(value), 60)}: {error}")
+                continue
+            except ValueError as error:
+                raise UserError(f"{source.path}: {key} {value!r:.60} {error}: correct it") from None
+            reading.facts |= facts
+            if facts:
+                reading.words.append((shown, value, facts))
+            else:
+                reading.no_effect.append(shown)
+        elif value in OFF or value in ([], {}):
+            reading.no_effect.append(shown)
+        elif (reason := _reason(kind, key)) is not None:
+            if value == 1 and value is not True:  # a degree of 1 asks for nothing
+                reading.no_effect.append(shown)
+            elif place + reason not in reading.left_out:
+                reading.left_out.append(place + reason)
+        elif kind.has_no_effect(key):
+            reading.no_effect.append(shown)
+        else:
+            reading.left_out.append(f"{shown}: not known here")
+    return reading
+
+
+def _reason(kind: Kind, key: str) -> str | None:
+    """Return which key or section is not planned, and why; None for others."""
+    places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
+    return next((f"{at}: {kind.left_out[at]}" for at in places if kind.left_out.get(at)), None)
+
+
+def _read_companions(reading: Reading) -> None:
+    """Read the files that a config names, where they lie beside it or in the working folder."""
+    for what in ("deepspeed", "config_file"):
+        named = reading.facts.pop(f"companion {what}", None)
+        if named is None:
+            continue
+        path = _beside(reading.source.path, str(named))
+        if path is None:
+            reading.left_out.append(
+                f"{what} {one_line(str(named), 60)}: no such file here: give it to --from, too"
+            )
+            continue
+        other = read_source(path)
+        kind = DEEPSPEED if what == "deepspeed" else kind_of(other)
+        if kind is None:
+            reading.left_out.append(f"{what} {path.name}: of no trainer known here")
+            continue
+        found = _read(kind, other, f"{path.name}: ")
+        _read_companions(found)
+        given = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
+        facts = {name: value for name, value in found.facts.items() if name not in given}
+        reading.facts = reading.facts | facts
+        reading.words += [word for word in found.words if word[2].items() & facts.items()]
+        reading.left_out += found.left_out
+        reading.no_effect += found.no_effect
+
+
+def _beside(file: Path, named: str) -> Path | None:
+    """Return a file that a config names: only one of the same project, since configs are not
+    trusted."""
+    relative = Path(named)
+    if relative.is_absolute() or ".." in relative.parts or relative.suffix not in SUFFIXES:
+        return None
+    folders = [file.parent, *list(file.resolve().parents)[:_COMPANIONS], Path()]
+    for folder in folders:
+        try:
+            if (folder / relative).is_file():
+                return folder / relative
+        except OSError:
+            return None
+    return None
+
+
+def model_of(facts: Mapping[str, Any]) -> str | None:
+    """Return our name of the model, or None where it has none."""
+    flavor, family = str(facts.get("flavor", "")).lower(), facts.get("family")
+    if flavor and family is None:
+        family, _, flavor = flavor.partition("_")
+    if family is not None:
+        names = {"llama3": "llama-3.1-{}", "qwen3": "qwen3-{}", "llama2": "llama-2-{}"}
+        return known_name(names.get(str(family), "{}").format(flavor.partition("_")[0]))
+    name = facts.get("model")
+    if name is None:
+        return None
+    # A month of release, as in Qwen3-4B-Instruct-2507, leaves the shape as it was.
+    return known_name(str(name)) or known_name(re.sub(r"-\d{4}$", "", str(name)))
+
+
+def sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
+    """Return the fields of sharding on so many GPUs."""
+    tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
+    found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
+    names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
+    strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
+    if replicas == "nodes":
+        replicas = machines
+    if "shard" in facts:  # torchtitan: what is left is sharded over
+        shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
+        strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
+    if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
+        several = facts.get("sharding of several", "ddp")
+        strategy = several if gpus > 1 else "single"
+    found["strategy"] = strategy
+    if strategy == "fsdp" and isinstance(replicas, int) and 1 < replicas < gpus:
+        found["replicate"] = replicas
+    offloads = strategy in ("fsdp", "zero")
+    found |= {name: facts[name] for name in names if name in facts and offloads}
+    if strategy == "fsdp":
+        found.pop("zero", None)
+    elif strategy == "zero":
+        found.pop("reshard_after_forward", None)
+        if found.get("zero") != 3:
+            found.pop("offload_param", None)
+    return found
+
+
+def precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
+    """Return the fields of precision: whether weights in fp32 are kept, and of what type gradients
+    are."""
+    facts, engine = reading.facts, reading.engine
+    mixed, weights = facts.get("mixed"), facts.get("weights")
+    if mixed is None and weights in (None, "fp32"):
+        return {"precision": "tf32" if facts.get("tf32") else "fp32"}
+    if mixed == "fp8":
+        return {"precision": "fp8"}
+    if "fp16" in (mixed, weights):
+        return {"precision": "fp16"}
+    kept_fp32 = weights != "bf16" or adapters
+    if strategy == "zero":
+        kept_fp32 = kept_fp32 or mixed == "bf16"
+    elif strategy == "fsdp" and engine.upcasts:
+        kept_fp32 = kept_fp32 or mixed is not None
+    if not kept_fp32 and facts.get("optimizer", "adamw") not in ("adamw", "adamw8bit"):
+        reading.left_out.append(
+            f"weights in bf16 beside {facts['optimizer']}: planned with weights in fp32"
+        )
+        kept_fp32 = True
+    if not kept_fp32:
+        return {"precision": "bf16-pure", "compensation": False}
+    found: Facts = {"precision": "bf16"}
+    if strategy == "zero":
+        found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
+    return found
+
+
+def is_checkpointing(facts: Mapping[str, Any]) -> bool:
+    """Return whether anything is recomputed."""
+    return is_on(facts.get("activation_checkpointing"))
