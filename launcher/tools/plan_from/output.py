@@ -15,9 +15,9 @@ from launcher.util.sizes import gib
 from launcher.util.tables import MUST, Column, print_table, say
 
 _COLUMNS: Final = (
-    Column(title="key", rank=MUST, folds=28),
-    Column(title="ours", rank=MUST, folds=26),
-    Column(title="bytes at the peak", rank=MUST, folds=22),
+    Column(title="key", rank=MUST, folds=26),
+    Column(title="ours", rank=MUST, folds=30),
+    Column(title="bytes", rank=MUST, folds=20),
 )
 _LEDGER: Final = (
     Column(title="peak", rank=MUST),
