@@ -113,11 +113,14 @@ def flags_of(tokens: list[str]) -> dict[str, Any]:
             continue
         name, has_value, value = token[2:].partition("=")
         values = [value] if has_value else []
-        while not has_value and left and not left[0].startswith("--"):
+        while not has_value and left and _is_value(left[0]):
             values.append(left.pop(0))
-            if left and Path(values[-1]).suffix == ".py":
-                break
         one: Any = True if not values else values[0] if len(values) == 1 else values
         unknown = isinstance(one, str) and "$" in one
         found[".".join(name.replace("-", "_").split("."))] = None if unknown else one
     return found
+
+
+def _is_value(token: str) -> bool:
+    """Return whether a token belongs to the flag before it, and is no flag or program."""
+    return not re.match(r"-+[A-Za-z]", token) and not token.endswith(".py")
