@@ -43,6 +43,8 @@ _NEAREST: Final = {
 }
 """Field -> what is planned where the value asked for does not go with the rest."""
 _FP32, _EIGHT_BIT_MOMENTS = 4, 2
+_NORMS: Final = 2
+"""Of a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def _relaxed(
     """Plan the run, with the nearest choice where this decoder or sharding lacks one."""
     for _ in _NEAREST:
         try:
-            return _assessed(_config(reading, flags, fields, cluster, folder), cluster)
+            return assessed(_config(reading, flags, fields, cluster, folder), cluster)
         except UserError as error:
             names = [
                 name for name in _NEAREST if f"{flag(name)} " in f"{error} " and name in fields
@@ -146,7 +148,7 @@ def _relaxed(
             )
             fields[change] = _NEAREST[change]
             flags = [*flags, flag(change), str(_NEAREST[change])]
-    return _assessed(_config(reading, flags, fields, cluster, folder), cluster)
+    return assessed(_config(reading, flags, fields, cluster, folder), cluster)
 
 
 def _gives_gpus(argv: Sequence[str]) -> bool:
@@ -168,8 +170,6 @@ def _config(
     reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
 ) -> RunConfig:
     config = parse_run_config(flags, cluster.world_size)
-    if isinstance(config.data.micro_batch, AutoMicroBatch):
-        raise UserError("--micro-batch auto: a plan of a file needs a number")
     if config.sharding.zero and config.sharding.deepspeed is None:
         # DeepSpeed's own buckets, or those that transformers fills in: shardscale's are smaller.
         path = folder / "buckets.json"
@@ -198,7 +198,14 @@ def _buckets(reading: Reading, width: int) -> dict[str, int]:
     return found
 
 
-def _assessed(config: RunConfig, cluster: Cluster) -> Assessment:
+def assessed(config: RunConfig, cluster: Cluster) -> Assessment:
+    """Evaluate a config as it is, at its own micro-batch.
+
+    Raises:
+        UserError: it cannot run, or its bytes are not known here.
+    """
+    if isinstance(config.data.micro_batch, AutoMicroBatch):
+        raise UserError("--micro-batch auto: give a number, since this run is planned as it is")
     run = run_of(config, config.data.micro_batch, cluster.world_size, cluster.machine.device)
     if unknown := unknown_versions(strategy_of(run.config)):
         raise UserError(unknown)
@@ -220,17 +227,37 @@ def corrections_of(reading: Reading, a: Assessment, world_size: int) -> dict[str
     sharded = variant_of(run).level >= 1
     adapters = run.model.lora_rank is not None
     if optimizer == "adamw" and facts.get("foreach", engine.foreach) and run.sharding.zero is None:
-        temporary = held.optimizer_bytes // 2
-        highest = max(size for (_, phase), size in a.prediction.peaks.items() if phase == "step")
-        over = highest + temporary - a.prediction.peak_bytes
-        found["temporaries of the foreach update"] = max(0, over)
+        over = _beyond(a, ("step",), held.optimizer_bytes // 2)
+        found["temporaries of the foreach update"] = over
+    norm_bytes = 0 if run.loop.compile else facts.get("norm_bytes", engine.norm_bytes)
+    if norm_bytes and getattr(model, "norm", "") == "rms":
+        tokens = run.data.micro_batch * a.run.local_seq_len
+        kept = _blocks_kept(run.model.activation_checkpointing, model.layers)
+        more = norm_bytes * _NORMS * kept * tokens * model.d_model
+        found["norms composed of operators"] = _beyond(a, ("forward", "backward"), more)
     if optimizer == "adamw8bit" and facts.get("embedding_moments") and not adapters:
         elements = model.vocab_size * model.d_model
         ranks = run.sharding.shard_ranks(world_size) if sharded else 1
-        more = 2 * _FP32 - _EIGHT_BIT_MOMENTS
-        found["moments of the embedding in 32 bits"] = more * elements // ranks
-    kept = facts.get("weights", facts.get("base", "fp32"))
+        wider = 2 * _FP32 - _EIGHT_BIT_MOMENTS
+        found["moments of the embedding in 32 bits"] = wider * elements // ranks
+    loaded = facts.get("weights", facts.get("base", "fp32"))
     casts = run.model.quantize_base == "none" and run.optim.arithmetic.computed != "fp32"
-    if adapters and kept == "fp32" and run.sharding.zero is None and casts:
+    if adapters and loaded == "fp32" and run.sharding.zero is None and casts:
         found["frozen weights in fp32"] = held.frozen_bytes
     return {name: size for name, size in found.items() if size > 0}
+
+
+def _beyond(a: Assessment, phases: Sequence[str], more_bytes: int) -> int:
+    """Return by how much the peak grows where some phases need so much more."""
+    highest = max(size for (_, phase), size in a.prediction.peaks.items() if phase in phases)
+    return max(0, highest + more_bytes - a.prediction.peak_bytes)
+
+
+def _blocks_kept(checkpointing: str, layers: int) -> int:
+    """Return how many blocks keep what their norms save: at least the one in work."""
+    if checkpointing == "none":
+        return layers
+    if checkpointing.startswith("every="):
+        every = int(checkpointing.partition("=")[2])
+        return max(1, layers - -(-layers // every))
+    return 1

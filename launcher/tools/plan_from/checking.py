@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.tools.plan_from.assess import plan_of
-from launcher.tools.plan_from.output import record_of, verdict_line
+from launcher.config.arguments import parse_run_config
+from launcher.forecast.cluster import find_cluster
+from launcher.forecast.plan_cli import parse_options
+from launcher.forecast.plan_records import as_records
+from launcher.tools.plan_from.assess import assessed, plan_of
+from launcher.tools.plan_from.output import fits_line, record_of, verdict_line
 from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
 from launcher.tools.plan_from.translate import kind_of
 from launcher.util.errors import ExitCode, Failure, UserError
@@ -41,6 +45,25 @@ def check(paths: Sequence[Path], argv: Sequence[str], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(records, indent=2, default=str))
     return 1 if 1 in codes else max(codes)
+
+
+def check_flags(argv: Sequence[str], *, as_json: bool) -> int:
+    """Check the run of our own flags, as `check` does.
+
+    Raises:
+        UserError: a flag is invalid, or the run cannot be planned.
+    """
+    options, training = parse_options(argv)
+    cluster, _ = find_cluster(options)
+    a = assessed(parse_run_config(training, cluster.world_size), cluster)
+    line = (
+        f"{a.run.config.model.label}: {fits_line(a.verdict, a.used_bytes, a.memory_bytes, a.time)}"
+    )
+    if as_json:
+        print(json.dumps(as_records([a], cluster), indent=2))
+    else:
+        print(line)
+    return _CODES[a.verdict]
 
 
 def _checked(source: Source, argv: Sequence[str], *, alone: bool) -> dict[str, Any]:

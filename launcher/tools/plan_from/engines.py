@@ -19,11 +19,11 @@ class Engine(NamedTuple):
     zero_gradients: str = "bf16"
     """Type in which DeepSpeed adds up gradients in bf16."""
     checkpoints_when_sharded: bool = False
-    """Blocks are recomputed wherever there are several GPUs."""
+    """Fine-tuning recomputes blocks wherever there are several GPUs."""
     compiled_loss_in_chunks: bool = False
     """A compiled loss holds no logits in fp32."""
-    buckets: bool = True
-    """DeepSpeed's default buckets, where its config gives none."""
+    norm_bytes: int = 0
+    """Bytes per element that an RMSNorm composed of operators keeps beyond a fused one's."""
 
 
 _HF: Final = Engine(
@@ -32,6 +32,7 @@ _HF: Final = Engine(
     "integrations/deepspeed.py (auto buckets)",
     whole_logits=True,
     foreach=False,
+    norm_bytes=4,  # the input in fp32: models/llama/modeling_llama.py, LlamaRMSNorm
 )
 ENGINES: Final[Mapping[str, Engine]] = {
     "transformers": _HF,
@@ -63,6 +64,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         foreach=True,
         upcasts=False,
         checkpoints_when_sharded=True,
+        norm_bytes=12,  # model.py: the input, its square and the result in fp32, and RoPE
     ),
     "torchtitan": Engine(
         version="torchtitan 0.2 (until 2026-02)",

@@ -13,6 +13,8 @@ from launcher.util.flags import as_flags, fields_of
 _AS_THEY_ARE: Final = (
     *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
 )
+_KEPT_IN_FP8: Final = 0.4
+"""Share of blocks kept whole: about the bytes of torchtitan's choice of operators in fp8."""
 _SHARDED_BY: Final = {"fsdp": "FSDP", "zero": "DeepSpeed", "ddp": "DDP"}
 
 
@@ -140,12 +142,15 @@ def _loss(reading: Reading) -> Facts:
 def _checkpointing(reading: Reading, layers: int, gpus: int) -> str:
     facts, engine = reading.facts, reading.engine
     mode = str(facts.get("activation_checkpointing", "none"))
-    if engine.checkpoints_when_sharded and gpus > 1:
+    if engine.checkpoints_when_sharded and gpus > 1 and facts.get("fine-tunes"):
         return "full"
     if mode != "selective":
         return mode
     if facts.get("selective") != "op":
         return str(facts["selective"])
+    if facts.get("mixed") == "fp8":
+        kept = round(_KEPT_IN_FP8 * layers)
+        return f"none:{kept}/full:{layers - kept}"
     # Every second product is kept: of half of the blocks all four, of the others two.
     half = layers // 2
     if not half:

@@ -78,7 +78,8 @@ def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> R
     lower = {name.lower(): facts for name, facts in table.items()}
 
     def read(value: Any) -> Facts:
-        name = str(value).strip().lower().rpartition(".")[2] if value not in OFF else ""
+        name = str(value).strip().lower()
+        name = name if name in lower else name.rpartition(".")[2]
         if name not in lower:
             if value in OFF:
                 return {}

@@ -4,8 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from launcher.forecast.fit import Verdict
 from launcher.forecast.predict import by_category
 from launcher.forecast.table import seconds
+from launcher.forecast.timing import StepTime
 from launcher.tools.plan_from.assess import Planned
 from launcher.tools.plan_from.changes import Change, line_of
 from launcher.tools.plan_from.keys import Facts
@@ -63,6 +65,13 @@ _OURS: Final = {
     "selective": "selective",
     "tf32": "TF32",
     "engine": "engine",
+    "norm_bytes": "bytes kept by a composed RMSNorm",
+    "fine-tunes": "fine-tunes",
+    "block_size": "longest sequence",
+    "micro_batch_tokens": "tokens per micro-batch",
+    "global_batch_tokens": "tokens per step",
+    "family": "family",
+    "flavor": "size",
 }
 
 
@@ -112,12 +121,15 @@ def print_planned(planned: Planned, changes: Sequence[Change], *, as_json: bool)
 
 def verdict_line(planned: Planned) -> str:
     """Say in one line whether it fits, with how much, and how fast it is."""
-    share = planned.used_bytes / planned.memory_bytes
-    text = (
-        f"{planned.verdict}: {gib(planned.used_bytes)} of {gib(planned.memory_bytes)} ({share:.0%})"
-    )
     time = planned.assessment.time
-    return text if time is None else f"{text}, {seconds(time)} s per step"
+    return fits_line(planned.verdict, planned.used_bytes, planned.memory_bytes, time)
+
+
+def fits_line(verdict: Verdict, used_bytes: int, memory_bytes: int, time: StepTime | None) -> str:
+    """Say in one line whether so many bytes fit, and how fast the run is."""
+    share = f"{gib(used_bytes)} of {gib(memory_bytes)} ({used_bytes / memory_bytes:.0%})"
+    pace = "" if time is None else f", {seconds(time)} s per step"
+    return f"{verdict}: {share}{pace}"
 
 
 def ours(facts: Facts) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.changes import changes_of, patch_of
-from launcher.tools.plan_from.checking import check
+from launcher.tools.plan_from.checking import check, check_flags
 from launcher.tools.plan_from.output import print_planned
 from launcher.tools.plan_from.reading import read_source
 from launcher.util.errors import ExitCode, Failure, UserError, refusing
@@ -22,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     """Plan the run of a file, or check files; returns an exit code."""
     options, rest = parse(argv)
     try:
+        if options.check and not options.files:
+            return check_flags(rest, as_json=options.json)
         if options.check:
             return check(options.files, rest, as_json=options.json)
         sources = [read_source(path) for path in options.files]

@@ -38,7 +38,7 @@ LITGPT = Kind(
         *("lora_query", "out_dir", "model_name", "train.save_interval"),
     ),
     keys={
-        "checkpoint_dir": _model,
+        "checkpoint_dir": lambda value: _model(value) | {"fine-tunes": True},
         "initial_checkpoint_dir": _model,
         "model_name": text("model"),
         "model.name": text("model"),

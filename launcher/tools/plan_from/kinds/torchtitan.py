@@ -48,13 +48,14 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "model.flavor": text("flavor"),
     "model.converters": _converters,
     "training.local_batch_size": whole("micro_batch"),
-    "training.batch_size": whole("micro_batch"),
+    # Until 2025, with a torch whose RMSNorm was composed and a loss that held whole logits.
+    "training.batch_size": lambda value: whole("micro_batch")(value) | {"norm_bytes": 8},
     "training.global_batch_size": lambda v: {} if number_of(v) == -1 else whole("global_batch")(v),
     "training.seq_len": whole("seq_len"),
     "training.enable_cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "training.dtype": words({"bfloat16": {"weights": "bf16"}, "float32": {}}),
     "training.mixed_precision_param": _DTYPE,
-    "training.compile": when(compile=True),
+    "training.compile": when(compile=True, loss="whole"),
     "compile.enable": when(compile=True),
     "activation_checkpoint.mode": words(
         {
