@@ -31,22 +31,23 @@ def without_hooks() -> Iterator[None]:
     """Take the observer's hooks out of torch."""
     import torch
 
-    hooks: Any = sys.modules["torch.nn.modules.module"]
     optimizers: Any = sys.modules["torch.optim.optimizer"]
     dictionaries = [
-        *(hooks._global_forward_hooks, hooks._global_forward_pre_hooks),
         *(optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks),
     ]
     kept = [dict(dictionary) for dictionary in dictionaries]
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
+    call: Any = torch.nn.Module.__call__
     for dictionary in dictionaries:
         dictionary.clear()
     autograd._engine_run_backward = run.__wrapped__
+    torch.nn.Module.__call__ = call.__wrapped__  # type: ignore[method-assign]
     try:
         yield
     finally:
         autograd._engine_run_backward = run
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
         for dictionary, content in zip(dictionaries, kept, strict=True):
             dictionary.update(content)
 

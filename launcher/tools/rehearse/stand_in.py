@@ -7,8 +7,9 @@ single byte that is not known is a check's answer (has a step overflowed?): fals
 $SHARDSCALE_STAND_IN_CHECKS says. Messages of at most 64 KiB travel between the processes of a
 communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank, with RANK and WORLD_SIZE set, run without
 the others, which answer as it does; ranks that a launcher starts besides $SHARDSCALE_STAND_IN_RANK
-end at once. $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank waits for another (1800).
-$SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
+end at once. Tensors of the host beyond $SHARDSCALE_STAND_IN_HOST_BYTES per process, an eighth of
+what is free, share their pages (library/host.h). $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank
+waits for another (1800). $SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
 """
 
 import os
@@ -16,6 +17,8 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from launcher.measure.hardware import CONTEXT_BYTES, Gpu
 from launcher.tools import watch
@@ -87,6 +90,10 @@ def environment(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
+        "SHARDSCALE_STAND_IN_HOST_BYTES": before.get(
+            "SHARDSCALE_STAND_IN_HOST_BYTES",
+            str(psutil.virtual_memory().available // (8 * len(gpus))),
+        ),
         # Where processes meet: the same for all of them, whatever each one's TMPDIR.
         "SHARDSCALE_STAND_IN_MEET": before.get("SHARDSCALE_STAND_IN_MEET", tempfile.gettempdir()),
     }

@@ -118,11 +118,10 @@ def test_a_measured_loop_trains_as_it_does_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
     alone = steps(model, 4)
-    hooks = torch.nn.modules.module
     before = (
         torch.save,
         vars(torch.autograd)["_engine_run_backward"],
-        len(hooks._global_forward_hooks),
+        nn.Module.__call__,
     )
     torch.manual_seed(0)
     with shardscale.measure(tmp_path / "run") as measured:
@@ -134,7 +133,7 @@ def test_a_measured_loop_trains_as_it_does_alone(tmp_path: Path) -> None:
     after = (
         torch.save,
         vars(torch.autograd)["_engine_run_backward"],
-        len(hooks._global_forward_hooks),
+        nn.Module.__call__,
     )
     assert after == before
     assert losses == alone == [step["loss"] for step in measured.steps]

@@ -6,6 +6,7 @@
  * compares the lists of ranks on the device.
  */
 #include "device.h"
+#include "host.h"
 #include "kept.h"
 #include "refuse.h"
 #include <cuda_runtime_api.h>
@@ -210,7 +211,8 @@ cudaError_t cudaMallocManaged(void **out, size_t bytes, unsigned flags) {
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
     (void)flags;
-    if (posix_memalign(out, 4096, bytes))
+    *out = bytes < LARGE ? NULL : host_block(bytes);
+    if (!*out && posix_memalign(out, 4096, bytes))
         return failed(cudaErrorMemoryAllocation);
     pin(*out, bytes);
     return cudaSuccess;

@@ -1,7 +1,8 @@
 """Let a program on the stand-in GPU pass where its libraries would need a real one.
 
 distributed.py: object collectives, whose sums are read on the host, and a world of one rank.
-built.py: operators that a library compiles with nvcc. Must work with Python 3.9 and torch 2.4, so
+built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
+of the host. Must work with Python 3.9 and torch 2.4, so
 annotations stay text.
 """
 
@@ -20,7 +21,8 @@ def begin() -> None:
     only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
-    from shardscale_rehearsal import built, distributed
+    from shardscale_rehearsal import built, distributed, weights
 
     after_import(distributed.MODULE, distributed.prepare)
     after_import(built.MODULE, built.prepare)
+    after_import(weights.MODULE, weights.prepare)

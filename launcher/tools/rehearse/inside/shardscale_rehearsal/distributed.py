@@ -52,8 +52,9 @@ def _alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
         from torch.distributed import HashStore
 
         kwargs.pop("init_method", None)
-        kwargs.setdefault("rank", int(os.environ["RANK"]))
-        kwargs.setdefault("world_size", int(os.environ["WORLD_SIZE"]))
+        for name in ("rank", "world_size"):
+            if kwargs.get(name, -1) == -1:  # DeepSpeed gives -1 for "as the environment says"
+                kwargs[name] = int(os.environ[name.upper()])
         return init_process_group(backend, store=HashStore(), **kwargs)
 
     return init

@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -73,28 +72,30 @@ class Observer:
         return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
 
     def hook_modules(self) -> None:
-        """Follow the outermost module's forward, and in recorded steps every module's."""
+        """Follow the outermost module's forward, and in recorded steps every module's.
+
+        Not by torch's global hooks: with those torch.compile traces another way into each module,
+        which fails for some programs.
+        """
         compiling = self.torch.compiler.is_compiling
+        call = self.torch.nn.Module.__call__
 
-        def before(module: Any, args: Any) -> None:
+        @functools.wraps(call)
+        def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
             if compiling():
-                return
+                return call(module, *args, **kwargs)
             modules = self.session.modules
+            depth = len(modules)
             modules.append(module)
-            if len(modules) == 1 or self.session.recording:
-                # torch offers no global pre-hook with keyword arguments; its caller has them.
-                enters(module, args, sys._getframe(1).f_locals.get("kwargs") or {})
-
-        def after(module: Any, args: Any, output: Any) -> None:
-            if compiling():
-                return
-            modules = self.session.modules
-            if modules and modules[-1] is module:
-                modules.pop()
-            elif module in modules:  # one inside has ended with an exception that we did not see
-                del modules[modules.index(module) :]
-            if not modules or self.session.recording:
-                leaves(module)
+            if not depth or self.session.recording:
+                enters(module, args, kwargs)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                modules = self.session.modules  # another list after a fork
+                del modules[depth:]
+                if not modules or self.session.recording:
+                    leaves(module)
 
         @guarded
         def enters(module: Any, args: Any, kwargs: Any) -> None:
@@ -113,11 +114,7 @@ class Observer:
             if not modules:
                 self.session.root_ends()
 
-        # torch.compile(module) warns of global hooks; ours do nothing where it traces.
-        warnings.filterwarnings("ignore", message="Using `torch.compile.module.` when there are")
-        hooks = self.torch.nn.modules.module
-        self._removals.append(hooks.register_module_forward_pre_hook(before).remove)
-        self._removals.append(hooks.register_module_forward_hook(after, always_call=True).remove)
+        self._replace(self.torch.nn.Module, "__call__", call_module)
 
     def hook_backward(self) -> None:
         """Follow every way into autograd's engine."""

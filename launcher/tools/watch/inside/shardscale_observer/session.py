@@ -21,7 +21,7 @@ class Session(Recorder):
 
     def root_begins(self, module: Any, args: Any, kwargs: Any) -> None:
         """An outermost module begins its forward."""
-        if self.depth["backward"] or self.depth["optimizer"]:
+        if self.depth["backward"] or self.depth["optimizer"] or self._prepares_data(module):
             return
         self.open(module, args, kwargs)
         with_gradients = self.torch.is_grad_enabled()
@@ -35,6 +35,13 @@ class Session(Recorder):
         if with_gradients and self.data_ranks is not None:
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
+
+    def _prepares_data(self, module: Any) -> bool:
+        """Return True for a transform of samples, in a loader's process or this one."""
+        if self.torch.utils.data.get_worker_info() is not None:
+            return True
+        before = self.file is None or self.phase == "data"
+        return before and next(module.parameters(), None) is None
 
     def root_ends(self) -> None:
         """An outermost module has ended its forward."""

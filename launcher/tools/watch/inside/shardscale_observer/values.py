@@ -62,6 +62,20 @@ class Values:
             return tolist(tensor.cpu() if tensor.is_cuda else tensor)
 
         torch.Tensor.tolist = to_list
+        self._print_without_values(torch._tensor_str)
+
+    def _print_without_values(self, module: Any) -> None:
+        """Print large tensors without a read per element: libraries log their arguments."""
+        to_text = module._str
+
+        @functools.wraps(to_text)
+        def text(tensor: Any, *, tensor_contents: Any = None) -> Any:
+            real = "Fake" not in type(tensor).__name__
+            if tensor_contents is None and real and tensor.is_cuda and tensor.numel() > SMALL:
+                tensor_contents = f"no values, size={tuple(tensor.shape)}"
+            return to_text(tensor, tensor_contents=tensor_contents)
+
+        module._str = text
 
     def next_step(self) -> None:
         """Count reads of a line anew."""

@@ -1,0 +1,82 @@
+"""The page of rehearsals.py: summary, rows, misses."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+LARGE = 0.05
+
+
+def markdown(records: Sequence[dict[str, Any]]) -> str:
+    """Return results/rehearsals.md."""
+    return "\n".join(_lines(records)) + "\n"
+
+
+def _lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "# Published, rehearsed, planned"
+    yield ""
+    yield "Programs of other people, unchanged, on a machine without a GPU; real allocator, no"
+    yield "kernels run. By `bench/rehearsals.py`."
+    yield ""
+    yield from _summary("rehearsed against published, all", records, "rehearsed_bytes")
+    for figure, words in (("peak", "peaks"), ("kept", "after a step"), ("reserved", "reserved")):
+        chosen = [record for record in records if record["figure"] == figure]
+        name = f"allocated, {words}" if figure != "reserved" else words
+        yield from _summary(name, chosen, "rehearsed_bytes")
+    both = [record for record in records if record["planned_bytes"] and _miss(record) is not None]
+    yield from _summary("planned against published, where there is a plan", both, "planned_bytes")
+    yield from _summary("rehearsed, the same rows", both, "rehearsed_bytes")
+    yield ""
+    yield "| row | GPU | figure | published | rehearsed | | planned | | s |"
+    yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
+    for record in records:
+        result = record["result"]
+        cells = [
+            *(record["key"], record["gpu"], record["figure"], _gib(record["published_bytes"])),
+            *(_gib(record["rehearsed_bytes"]), _percent(_miss(record))),
+            *(_gib(record["planned_bytes"]), _percent(_miss(record, "planned_bytes"))),
+            f"{result['seconds']:.0f}" if "seconds" in result else "",
+        ]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield "## Misses and differences"
+    yield ""
+    for record in records:
+        if record["cause"]:
+            yield f"- {record['key']}: {record['cause']}"
+        if record["result"].get("failed"):
+            yield f"- {record['key']} failed: {record['result']['failed']}"
+    yield ""
+    yield "## Sources and versions"
+    yield ""
+    for program in dict.fromkeys(record["program"] for record in records):
+        chosen = [record for record in records if record["program"] == program]
+        versions = chosen[0]["result"].get("versions", {})
+        sources = "; ".join(dict.fromkeys(record["source"] for record in chosen))
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield f"- {program}: {sources}. Rehearsed with {listed}."
+
+
+def _summary(name: str, records: Sequence[dict[str, Any]], field: str) -> Iterator[str]:
+    misses = [abs(found) for record in records if (found := _miss(record, field)) is not None]
+    if misses:
+        programs = len({record["program"] for record in records})
+        yield (
+            f"- {name}: {len(misses)} figures of {programs} programs, median "
+            f"{statistics.median(misses):.2%}, worst {max(misses):.1%}, "
+            f"{sum(miss > LARGE for miss in misses)} over {LARGE:.0%}"
+        )
+
+
+def _miss(record: dict[str, Any], field: str = "rehearsed_bytes") -> float | None:
+    """Relative to what is published; what its digits cannot tell counts."""
+    found = record[field]
+    return None if found is None else found / record["published_bytes"] - 1
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size / 2**30:.2f} GiB"
+
+
+def _percent(miss: float | None) -> str:
+    return "" if miss is None else f"{miss:+.1%}"
