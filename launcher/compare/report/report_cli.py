@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from launcher.compare.inference import FOLDER, RESULT_FILE
+from launcher.compare.report.baseline import read_baseline, worse_than, write_baseline
 from launcher.compare.report.comparison import Report
 from launcher.compare.report.find import FoundRun, find_runs
 from launcher.compare.report.output import (
@@ -22,7 +24,7 @@ from launcher.compare.report.output import (
     report_page,
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
-from launcher.util.errors import ExitCode, UserError, naming, refusing
+from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing
 from launcher.util.files import check_writable
 from launcher.util.flags import one_sentence
 from launcher.util.json_file import read_json
@@ -30,6 +32,8 @@ from launcher.util.processes import die_with, usable_cores
 from launcher.util.sizes import parse_bytes
 from launcher.util.startup import deaf_children
 
+WORSE = 1
+"""Exit code where something is worse than the baseline."""
 RUNS_PER_WORKER = 8  # reading fewer is faster than starting a process
 
 
@@ -45,11 +49,17 @@ class ReportOptions:
     """Run to compare losses with (default: the first single or ddp run)."""
     memory_budget: str = "24GiB"
     """Memory limit of the goal `fastest under`."""
+    against: Path | None = None
+    """Baseline to compare with; exit code 1 if memory grew by over 1%, or speed fell beyond its
+    noise."""
+    write_baseline: Path | None = None
+    """Write bytes and speeds of the completed runs to this JSON file, for --against."""
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
-    """Read the runs, write the files, print the table; 0 on success, 2 when refused."""
+    """Read the runs, write the files, print the table; 0 on success, 1 when worse than the
+    baseline, 2 when refused."""
     with one_sentence():
         options = tyro.cli(ReportOptions, args=list(argv), prog="shardscale report")
     if not options.runs:
@@ -59,12 +69,26 @@ def main(argv: Sequence[str]) -> int:
     out = options.out or Path(options.runs[0] if alone else "report")
     with naming("--out"):
         check_writable(out)
+    before = None if options.against is None else read_baseline(options.against)
     runs = load_runs(find_runs(options.runs))
     report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
     names = _write_files(report, out)
     print_report(report.data, str(out / "report.csv"))
     print(f"written to {out}: {', '.join(names)}")
-    return ExitCode.DONE
+    hosts = {run.name: run.record.get("hostname") for run in runs}
+    if options.write_baseline is not None:
+        write_baseline(options.write_baseline, report.data["runs"], hosts)
+        print(f"baseline: {options.write_baseline}")
+    if before is None:
+        return ExitCode.DONE
+    worse, notes = worse_than(before, report.data["runs"], hosts)
+    for note in notes:
+        print(note)
+    for sentence in worse:
+        print(f"shardscale: worse than {options.against}: {one_line(sentence)}", file=sys.stderr)
+    if not worse:
+        print(f"no worse than {options.against}")
+    return WORSE if worse else ExitCode.DONE
 
 
 def report_sweep(sweep: Path) -> None:
