@@ -26,7 +26,6 @@ from launcher.forecast.bounds import (
 from launcher.forecast.candidates import Choice
 from launcher.forecast.cluster import Cluster
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
-from launcher.forecast.predict import by_category
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
@@ -216,7 +215,7 @@ class _GroupEvaluation:
         self._nothing_fits: set[tuple[str, str]] = set()
         self._doubtful = False
         self._too_large: list[Choice] = []
-        """Candidates whose activations alone are more than the memory."""
+        """Candidates whose micro-batch alone takes more than the memory."""
 
     def is_wanted(self, choice: Choice, most_tokens_per_s: float) -> bool:
         """Return whether a candidate may still be the best; evaluate the leanest one to know."""
@@ -259,7 +258,7 @@ class _GroupEvaluation:
             self._fitting[self._rivals(choice)].append((merit.tokens_per_s, merit.simplicity))
         elif a.verdict == VERDICTS[-1]:
             self._doubtful = True
-            if by_category(a.prediction.peak)["activations"] > a.memory_bytes:
+            if a.prediction.micro_batch_bytes > a.memory_bytes:
                 self._too_large.append(choice)
             key = (choice.label, choice.precision)
             if choice is self._leanest[key]:
@@ -275,7 +274,7 @@ class _GroupEvaluation:
         return known or (0 if self._doubtful else 1)
 
     def is_too_large(self, choice: Choice) -> bool:
-        """Return whether one that has no more activations has too many."""
+        """Return whether the micro-batch of one that has no more activations is too large."""
         own = activations_key(choice)
         return any(
             known.checkpointing == choice.checkpointing

@@ -59,6 +59,9 @@ class Prediction:
     """Host memory that offload needs at most, for this rank: states and staging buffers."""
     disk_bytes: int
     """Bytes on disk that offload needs, for this rank."""
+    micro_batch_bytes: int
+    """On the device at the peak of a micro-batch without what holds the model: no strategy that
+    computes alike has less."""
     events: Iterable[tuple[int, int]] = field(repr=False)
     """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
     streams: Mapping[int, str] = field(repr=False)
@@ -122,6 +125,7 @@ def predict(
         peaks=timeline.peaks,
         host_bytes=timeline.peaks_elsewhere["host"] + sizes.locked_bytes,
         disk_bytes=sizes.disk_bytes,
+        micro_batch_bytes=trace.least_bytes,
         events=timeline.events,
         streams=timeline.streams,
     )

@@ -134,6 +134,7 @@ def _as_record(found: Prediction) -> dict[str, Any]:
         "peaks": [[*when, size_bytes] for when, size_bytes in found.peaks.items()],
         "host_bytes": found.host_bytes,
         "disk_bytes": found.disk_bytes,
+        "micro_batch_bytes": found.micro_batch_bytes,
     }
 
 
@@ -145,6 +146,7 @@ def _prediction(record: dict[str, Any]) -> Prediction:
         peaks={(period, phase): size for period, phase, size in record["peaks"]},
         host_bytes=record["host_bytes"],
         disk_bytes=record["disk_bytes"],
+        micro_batch_bytes=record["micro_batch_bytes"],
         events=(),
         streams={},
     )

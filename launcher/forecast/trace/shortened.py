@@ -33,6 +33,23 @@ class Shortened:
     left: list[Seen]
     """The end of what the backward leaves."""
 
+    @property
+    def least_bytes(self) -> int:
+        """Return the bytes that any strategy has at its peak: those of the micro-batch alone, as if
+        a gradient were gone once it is whole."""
+        level = highest = 0
+        held: dict[Key, int] = {}
+        for event in (e for _, events in (*self.forward, *self.backward) for e in events):
+            if type(event) is AllocationSummary:
+                highest = max(highest, level + event.rise_bytes)
+                level += event.net_bytes
+            elif type(event) is Allocated and event.where == "device":
+                held[event.key] = event.size_bytes
+                level += event.size_bytes
+            elif type(event) is Freed or type(event) is Gradient:
+                level -= held.pop(event.key, 0)
+        return highest
+
 
 def shortened(trace: MicroBatch, *, whole_blocks: bool) -> Shortened:
     """The same micro-batch, with all that no strategy acts upon in allocation_summaries.
