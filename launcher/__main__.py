@@ -83,6 +83,7 @@ BY_OPTION = {
     "plan": {
         "--from": "launcher.tools.plan_from.plan_from_cli",
         "--check": "launcher.tools.plan_from.plan_from_cli",
+        "--rent": "launcher.tools.rent.rent_cli",
     },
 }
 """Verb -> options that another module answers."""

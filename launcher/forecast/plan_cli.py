@@ -90,7 +90,8 @@ def _parser() -> OptionParser:
         "checkpointing choice, without a GPU, and print the command for the best.",
         epilog="MODEL is --model MODEL. All flags of launcher.train apply as well: "
         "--global-batch 128. Explicit flags stay fixed: --precision bf16 --zero 3. See "
-        "`shardscale train --help`.",
+        "`shardscale train --help`. --from FILE (the config of another trainer), --check and "
+        "--rent have a help of their own: `shardscale plan --from --help`.",
     )
     add = parser.add_argument
     parser.usage = "shardscale plan [MODEL] [options] [flags of launcher.train]"

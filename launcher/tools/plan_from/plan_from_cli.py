@@ -60,7 +60,7 @@ def _parser() -> OptionParser:
         "file: --gpu A100-80GB --seq-len 4096. See `shardscale plan --help`.",
     )
     add = parser.add_argument
-    add("--from", dest="files", type=Path, nargs="+", default=[], metavar="FILE", help="config, "
+    add("--from", dest="files", type=Path, nargs="*", default=[], metavar="FILE", help="config, "
         "and files beside it, such as accelerate's; with --check also folders")  # fmt: skip
     add("--patch", action="store_true", help="print the cheapest change as a unified diff")
     add("--check", action="store_true", help="print one line; exit 0 fits, 1 not, 3 too close")

@@ -37,6 +37,7 @@ from launcher.tools.exchange.export import ExportOptions
 from launcher.tools.generate.generate_cli import GenerateOptions
 from launcher.tools.plan_from.plan_from_cli import parse as parse_plan_from
 from launcher.tools.rehearse import rehearse_cli
+from launcher.tools.rent.rent_cli import parse as parse_rent
 from launcher.tools.snapshot.snapshot_cli import snapshot_parser
 from launcher.tools.watch import watch_cli
 from launcher.torchrun import split_command
@@ -104,6 +105,8 @@ def check(words: list[str], *, started: bool) -> None:
         assert verb in VERBS, words
         if verb == "train":
             check_training(arguments, 1, started=started)
+        elif verb == "plan" and "--rent" in arguments:
+            parse_plan(parse_rent(arguments)[1])
         elif verb == "plan" and {"--from", "--check"} & {*arguments}:
             parse_plan(parse_plan_from(arguments)[1])
         elif verb == "plan":
