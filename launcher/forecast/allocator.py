@@ -86,7 +86,7 @@ class CachingAllocator:
         return self.use()
 
     def use(self) -> AllocatorUse:
-        """What is held now, and was held at most."""
+        """Return what is held now, and was held at most."""
         return AllocatorUse(
             allocated_bytes=self._allocated,
             reserved_bytes=self._reserved,
@@ -260,6 +260,6 @@ def replay(
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
 ) -> AllocatorUse:
-    """What a fresh allocator holds after `events`, and held at most."""
+    """Return what a fresh allocator holds after `events`, and held at most."""
     allocator = CachingAllocator(limit_bytes=limit_bytes, expandable_segments=expandable_segments)
     return allocator.replay(events, streams)

@@ -86,7 +86,7 @@ def growth(block: MemoryBlock) -> int:
 
 
 def lowest_with_room(first: MemoryBlock, size: int) -> MemoryBlock:
-    """Of the free ranges that include unmapped space, the lowest of at least `size` bytes."""
+    """Return the lowest free range of at least `size` bytes, among those with unmapped space."""
     block: MemoryBlock | None = first
     while block is not None:
         if block.free and (not block.mapped or growth(block)):

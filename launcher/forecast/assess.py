@@ -46,7 +46,7 @@ class Assessment:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it would run."""
+        """Return whether it would run: one of `VERDICTS`."""
         return verdict(self.used_bytes, self.memory_bytes)
 
     @property

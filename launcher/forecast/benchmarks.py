@@ -136,7 +136,7 @@ class Bench:
         return rate
 
     def elementwise_bytes_per_s(self) -> float:
-        """What a block has besides matmuls and attention, forward and backward in fp32."""
+        """Time what a block has besides matmuls and attention, forward and backward in fp32."""
         call = elementwise(self.model, self.rows, self.device)
         work = work_of_call(call)
         rate = (work.elementwise_bytes + work.copied_bytes) / self._time(call)

@@ -57,7 +57,7 @@ class Buffers:
         return ((p, 0, p.elements) for p in self.trained)
 
     def where_updated(self, parameter: Parameter) -> Where:
-        """Where these elements are."""
+        """Return where these elements are updated."""
         return self.rank.params_where
 
     def build_masked(self) -> None:
@@ -76,7 +76,7 @@ class Buffers:
             self.hold_states(("optimizer", p.name), costs, self.rank.params_where)
 
     def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
-        """Of what this rank's optimizer updates of it, where that is a parameter to it."""
+        """Return the shape of what this rank's optimizer updates as one parameter."""
         return parameter.shape
 
     def hold_masks(self, elements: int, where: Where) -> None:
@@ -88,7 +88,7 @@ class Buffers:
     def transient(
         self, size_bytes: int, *, where: Where = "device", stream: str | None = None
     ) -> None:
-        """What comes and goes at once."""
+        """Allocate and free at once."""
         self.timeline.allocate("transient", size_bytes, "temporary", where=where, stream=stream)
         self.timeline.free("transient")
 

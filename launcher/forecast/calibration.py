@@ -28,7 +28,7 @@ class Readings:
 
     @property
     def median(self) -> float:
-        """Of those that are kept."""
+        """Return the median of those that are kept."""
         return statistics.median(self.values)
 
 
@@ -41,7 +41,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: Path | None = None) -> Self:
-        """What is known; nothing where the file is missing, damaged or of another version."""
+        """Read what is known; nothing where the file is missing, damaged or of another version."""
         path = path or default_cache_dir() / "calibration.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ class Calibration:
         replace_text(self._path, json.dumps(content, indent=2) + "\n")
 
     def describe(self, machine: str, *, grouped: bool) -> list[str]:
-        """What a plan for this machine takes from it, one line for each constant."""
+        """Say what a plan for this machine takes from it, one line for each constant."""
         lines = []
         fixed = self._readings.get(_fixed_key(machine, grouped=grouped))
         if fixed is not None:

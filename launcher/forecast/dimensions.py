@@ -14,7 +14,7 @@ from launcher.strategies import strategy_of
 
 
 def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
-    """What the ranks of a sequence send each other in a micro-batch, by part of a step.
+    """Return what ranks of a sequence send each other in a micro-batch, by part of a step.
 
     Ulysses exchanges q, k, v and what attention finds, with nothing to hide it behind; a ring
     passes keys and values on to all others while it computes, and in the backward their gradients
@@ -56,7 +56,7 @@ def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
 
 
 def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
-    """What the ranks of a matrix send each other in a micro-batch, by part of a step.
+    """Return what the ranks of a matrix send each other in a micro-batch, by part of a step.
 
     Rows are gathered before the first matrices of attention and MLP, and sums scattered behind the
     second ones; backwards the other way round, and rows once more, for the weights' gradients
@@ -103,7 +103,7 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
 
 
 def _loss_chunks(resolved: Resolved, rows: int) -> int:
-    """How many the loss takes one after the other; each rank has as many rows of each."""
+    """Count the chunks of the loss; each rank has as many rows of each."""
     model, ranks = resolved.model, resolved.config.sharding.tensor_parallel
     chunk = model.loss_chunk
     if chunk is None:
@@ -115,7 +115,7 @@ def _loss_chunks(resolved: Resolved, rows: int) -> int:
 def _repeated(
     model: ModelConfig, word: str, tiles: int, rows: int
 ) -> Iterator[tuple[Collective, float, int]]:
-    """What recomputing a block sends again: a kind, how often all rows, and in how many pieces.
+    """List what recomputing a block sends again: kind, how often all rows, number of pieces.
 
     A product that is kept is kept behind its collective. Where something is recomputed, the
     block's last sum is not, unless dropout behind it has to draw its mask again. A block that is

@@ -148,7 +148,7 @@ def architecture(gpu: Gpu) -> Architecture:
 
 
 def efficiency_of(gpu: Gpu) -> Efficiency:
-    """Of its architecture."""
+    """Return the constants of its architecture."""
     return EFFICIENCIES[architecture(gpu)]
 
 
@@ -160,8 +160,8 @@ def backend_rate(backend: str, gpu: Gpu | None) -> float:
 
 
 def busy_share(rows: int, columns: int, multiprocessors: int, *, batch: int = 1) -> float:
-    """Of the peak rate, at most, that a product of so many rows and columns reaches, or a `batch`
-    of them at a time: tiles go in waves over the multiprocessors, of which the last is not full."""
+    """Return the share of the peak rate that a product of so many rows and columns reaches at most,
+    or a `batch` of them at a time: tiles go in waves over the multiprocessors; the last is not full."""
     shares = []
     for (tile_rows, tile_columns), rate in TILES:
         tiles = batch * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)

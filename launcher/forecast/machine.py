@@ -87,7 +87,7 @@ class Machine:
 
     @property
     def overlaps(self) -> bool:
-        """Whether communication runs beside computation: on a CPU both need the same cores."""
+        """Return whether communication runs beside computation: a CPU's cores do both."""
         return self.device == "cuda"
 
     def shared_by(self, ranks_per_node: int) -> "Machine":

@@ -20,7 +20,7 @@ from launcher.measure.hardware import Gpu
 
 
 def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> float:
-    """Of the kernels themselves, one after the other.
+    """Return the time of the kernels themselves, one after the other.
 
     Of a GPU that is not in the table only what its profile measured counts.
     """
@@ -58,7 +58,7 @@ def _started(compiled: bool) -> float:
 
 
 def products_s(work: Work, machine: Machine, type_: str) -> float:
-    """Of all products. Results are written when they are complete, beside nothing else."""
+    """Return the time of all products. Results are written when complete, beside nothing else."""
     rate, gpu = machine.matmul_flops_per_s[type_], gpu_of(machine.name)
     if gpu is None:
         return work.matmul_flops / rate

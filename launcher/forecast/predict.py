@@ -201,7 +201,7 @@ _SHORTENED: dict[Hashable, Shortened] = {}
 
 
 def _leaves_for_host(rank: Rank) -> bool:
-    """Whether blocks' inputs do."""
+    """Return whether blocks' inputs do."""
     offloads = rank.resolved.model.activation_checkpointing == "offload"
     return offloads and rank.device_type == "cuda"
 
@@ -212,7 +212,7 @@ def by_category(ledger: Ledger) -> dict[str, int]:
 
 
 def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:
-    """What `launcher.train`'s loop and its `train_step` do, on a timeline."""
+    """Follow `launcher.train`'s loop and its `train_step` on a timeline."""
     accumulation = rank.resolved.accumulation
     sequences = accumulation * rank.resolved.config.data.micro_batch
     tensors = 3 if rank.resolved.config.data.document_attention else 2

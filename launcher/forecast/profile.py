@@ -154,7 +154,7 @@ def _run_ranks(
     disk_folder: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """What each rank found; rank 0 also tells how far it is."""
+    """Return what each rank found; rank 0 also tells how far it is."""
     context = multiprocessing.get_context("spawn")
     processes = []
     pipes: list[Connection[Any, Any]] = []

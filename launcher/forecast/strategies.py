@@ -15,7 +15,7 @@ class StrategyForecast(Protocol):
     """The two functions of `launcher/strategies/<name>/forecast`."""
 
     def buffers(self, rank: Rank, timeline: Timeline) -> Buffers:
-        """What the strategy allocates around the model, written on a timeline."""
+        """Return what the strategy allocates around the model, written on a timeline."""
 
     def traffic(self, wire: Wire) -> Traffic:
         """Bytes that one rank sends and moves in a step."""

@@ -146,7 +146,7 @@ class Timeline:
             self._elsewhere[live.where] -= live.size_bytes
 
     def run(self, summary: AllocationSummary) -> None:
-        """What lies between; its storages have no names here."""
+        """Take in what lies between; its storages have no names here."""
         self._log.append(summary)
         top = self._current + summary.rise_bytes
         if top > self._phase_high:

@@ -55,12 +55,12 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """Of one step."""
+        """Return the time of one step."""
         return self.forward_s + self.backward_s + self.step_s
 
     @property
     def least_s(self) -> float:
-        """Of one step, where the machine does better than most that were published."""
+        """Return the same where the machine does better than most that were published."""
         return LEAST_OF_PREDICTED * self.total_s
 
     @property
@@ -70,7 +70,7 @@ class StepTime:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks together."""
+        """Return the speed of all ranks together."""
         return self.tokens / self.total_s
 
     @property
@@ -154,8 +154,8 @@ def exposed_s(
 
 
 def hook_operators(resolved: Resolved, world_size: int) -> tuple[float, float]:
-    """What a strategy's own Python takes of the host of a GPU, in a forward and in a backward, in
-    operators that it could dispatch meanwhile."""
+    """Return what a strategy's own Python takes of the host of a GPU, in a forward and in a
+    backward, in operators that it could dispatch meanwhile."""
     config, model = resolved.config, resolved.own_model
     wire = Wire(config, model, world_size=config.sharding.shard_ranks(world_size))
     hooks = forecast_of(config).traffic(wire).hooks
@@ -253,7 +253,7 @@ def optimizer_s(
 def _update_s(
     resolved: Resolved, count: float, updated_on: str, *, element: int, machine: Machine
 ) -> float:
-    """Of so many parameters, computed with in `element` bytes each."""
+    """Return the update's time for so many parameters, computed with in `element` bytes each."""
     update_bytes, bf16_flops, fp32_flops = update_work(
         resolved.own_model, resolved.config.optim, updated_on
     )

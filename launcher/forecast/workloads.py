@@ -42,7 +42,7 @@ def linear_products(
 
 
 def elementwise(model: ModelConfig, rows: int, device: torch.device) -> Callable[[], None]:
-    """What a block has besides matmuls and attention over `rows` tokens, in fp32."""
+    """Compute what a block has besides matmuls and attention over `rows` tokens, in fp32."""
     with torch.device("meta"):
         block = Block(model)
     norm, head_norm = (part.to_empty(device=device) for part in (block.ln_1, block.attn.q_norm))

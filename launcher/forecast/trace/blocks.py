@@ -245,7 +245,7 @@ def _places(layers: int) -> list[Place]:
 
 
 def _instances(place: Place, representatives: Sequence[int]) -> list[Place]:
-    """Where in the deep model a segment of the traced one is."""
+    """List where in the deep model a segment of the traced one is."""
     if not place.part.startswith("block"):
         return [place]
     deep = enumerate(representatives)
@@ -262,7 +262,7 @@ def _relative(other: Place, template: Place, instance: Place, traced: Sequence[i
 
 
 def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
-    """What each block has saved: allocated in its forward, freed in its own backward."""
+    """Return what each block has saved: allocated in its forward, freed in its own backward."""
     freed: dict[Key, int] = {
         event.key: place.layer
         for place, events in trace.backward

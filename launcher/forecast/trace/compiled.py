@@ -105,7 +105,7 @@ class _Graph:
             self.ends[number].append(node)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """What the graph returns; empties `inputs`, as compiled code does."""
+        """Return what the graph does; empties `inputs`, as compiled code does."""
         held: dict[Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         inputs.clear()
         for kernel, ends in zip(self.kernels, self.ends, strict=True):
@@ -180,13 +180,13 @@ def _is_fused(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> list[Node]:
-    """What an operator returns."""
+    """List what an operator returns."""
     items = [user for user in node.users if user.target is getitem]
     return [leaf for item in items for leaf in _tensors(item)] if items else [node]
 
 
 def _kernels(nodes: list[Any]) -> list[_Kernel]:
-    """Of a graph, in its order."""
+    """List the kernels of a graph, in its order."""
     calls = [n for n in nodes if n.op == "call_function" and n.target is not getitem]
     calls = [node for node in calls if not _is_view(node)]
     written = {_owner(node) for node in nodes[-1].args[0] if isinstance(node, Node)}

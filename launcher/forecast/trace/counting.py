@@ -34,7 +34,7 @@ class WorkCounter:
 
     @property
     def here(self) -> SegmentWork:
-        """Of the segment that runs."""
+        """Return the work of the segment that runs."""
         return self.works[self.place, self.repeat]
 
     def operator(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -116,7 +116,7 @@ def counting(counter: WorkCounter) -> Iterator[None]:
 def as_kernel(
     compute: Callable[[], T], *read: Tensor, moved_bytes: int | None = None, copies: bool = False
 ) -> T:
-    """What `compute` returns, counted as one kernel that reads `read` and writes the result.
+    """Return what `compute` does, counted as one kernel that reads `read` and writes the result.
 
     Args:
         moved_bytes: what it reads and writes, where that is not so.
@@ -234,7 +234,7 @@ def _attention_arguments(func: Any) -> tuple[dict[str, int], bool]:
 
 
 def _operands(args: Any) -> tuple[Tensor | None, Tensor, Tensor]:
-    """What a product is added to, if anything, and its operands."""
+    """Return what a product is added to, if anything, and its operands."""
     *total, left, right = [arg for arg in args if isinstance(arg, Tensor)]
     return total[0] if total else None, left, right
 

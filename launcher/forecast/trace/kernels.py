@@ -82,8 +82,8 @@ def layer_norm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 def partial_sums_bytes(
     rows: int, columns: int, element_bytes: int, *, resident_threads: int
 ) -> int:
-    """What a sum over the rows of a contiguous matrix takes for the fp32 sums of its thread blocks,
-    while it runs; 0 where each column is summed by one block.
+    """Return what a sum over the rows of a contiguous matrix takes for the fp32 sums of its thread
+    blocks while it runs; 0 where each column is summed by one block.
 
     As setReduceConfig in torch 2.13.0's aten/src/ATen/native/cuda/Reduce.cuh cuts up the work.
     """

@@ -49,7 +49,7 @@ def trace_of(
     seq_len: int,
     rank: ModelParallelRank,
 ) -> Trace:
-    """What `record_trace` records for a micro-batch, mostly from what it has for another one."""
+    """Return `record_trace`'s result for a micro-batch, mostly from another one's recording."""
     threads = compute.resident_threads
     sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
     copies = rank.context is not None or not fuses_scores(model)

@@ -80,7 +80,7 @@ class Recorder(LiveTrace):
         self.place = self.work.place = place
 
     def know(self, tensors: Iterable[Tensor]) -> None:
-        """What is there already, and would be seen for the first time through a view."""
+        """Take note of what is there already, and would be seen first through a view."""
         for tensor in tensors:
             self._see(tensor)
         self._allocations.clear()

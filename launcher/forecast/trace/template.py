@@ -44,7 +44,7 @@ class Size:
     names: tuple[str, ...]
 
     def bytes(self, dimensions: Dimensions) -> int:
-        """Of such a model."""
+        """Return the bytes of such a model."""
         return self.factor * math.prod(dimensions[name] for name in self.names)
 
 
@@ -69,7 +69,7 @@ class Template:
 def template_of(
     record: Callable[[PartialBytes], Trace], product: Callable[[int], Size]
 ) -> Template:
-    """What `record` records, told what partial sums take.
+    """Make a template of what `record` records, told what partial sums take.
 
     Args:
         product: what a size is a product of.

@@ -92,7 +92,7 @@ class Work:
 
     @property
     def matmul_flops(self) -> float:
-        """Of all products."""
+        """Return the floating-point operations of all products."""
         return sum(times * product.flops for product, times in self.products.items())
 
     def plus(self, other: "Work", *, times: float = 1.0) -> "Work":

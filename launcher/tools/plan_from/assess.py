@@ -73,7 +73,7 @@ class Planned:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it would run."""
+        """Return whether it would run."""
         return verdict(self.used_bytes, self.memory_bytes)
 
     @property

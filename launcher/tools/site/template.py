@@ -66,7 +66,7 @@ def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dime
 
 
 def kind_of(model: ModelConfig) -> str:
-    """What a model's parameters depend on beside its dimensions."""
+    """Return what a model's parameters depend on beside its dimensions."""
     flags = {
         "rope": model.position == "rope",
         "rms": model.norm == "rms",
@@ -82,7 +82,7 @@ def kind_of(model: ModelConfig) -> str:
 
 
 def structure_of(model: ModelConfig, compute: Compute, *, seq_len: int) -> str:
-    """What a trace depends on beside its dimensions; those with the same one share a template.
+    """Return what a trace depends on beside its dimensions: with the same, it is one template.
 
     Args:
         model: with as few blocks as are traced.
@@ -136,7 +136,7 @@ def as_json(template: Template) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> Template:
-    """What `as_json` gave."""
+    """Read what `as_json` wrote."""
 
     def place(part: int, layer: int) -> Place:
         return Place(PARTS[part], layer)

@@ -19,7 +19,7 @@ _UNKNOWN: Final = "this page does not know such a model: shardscale plan, on you
 
 
 def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
-    """What `trace_of` would give.
+    """Return what `trace_of` would.
 
     Raises:
         UserError: of a structure that is not stored.
@@ -36,7 +36,7 @@ def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len
 def stored_work(
     model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
 ) -> dict[Place, Work]:
-    """What `work_of` would give.
+    """Return what `work_of` would.
 
     Raises:
         UserError: of a structure that is not stored.
@@ -52,7 +52,7 @@ def _asked(
 
 
 def stored_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """What `shapes_of_one_block` would say."""
+    """Return what `shapes_of_one_block` would."""
     dimensions = dimensions_of(model, micro_batch=1, seq_len=1)
     return [
         (name, tuple(Size(factor, tuple(names)).bytes(dimensions) for factor, *names in shape))
