@@ -161,7 +161,8 @@ def backend_rate(backend: str, gpu: Gpu | None) -> float:
 
 def busy_share(rows: int, columns: int, multiprocessors: int, *, batch: int = 1) -> float:
     """Return the share of the peak rate that a product of so many rows and columns reaches at most,
-    or a `batch` of them at a time: tiles go in waves over the multiprocessors; the last is not full."""
+    or a `batch` of them at a time: tiles go in waves over the multiprocessors, the last of
+    which is not full."""
     shares = []
     for (tile_rows, tile_columns), rate in TILES:
         tiles = batch * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
