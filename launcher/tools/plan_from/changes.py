@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from launcher.forecast.fit import verdict
 from launcher.forecast.timing import step_seconds
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.editing import CannotEdit, edited, said
@@ -14,13 +15,13 @@ from launcher.util.errors import Failure, UserError
 from launcher.util.sizes import gib
 
 MOST: Final = 3
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 20.0
 """CPU time of the search; it ends with what was found by then."""
 Edit = Mapping[str, Any]
 
 
 class Change(NamedTuple):
-    """An edit of the file with which the run fits."""
+    """An edit of the file, and the run with it."""
 
     what: str
     edit: Edit
@@ -37,24 +38,29 @@ def changes_of(planned: Planned, argv: Sequence[str]) -> list[Change]:
         return []
     deadline_s = time.thread_time() + PATIENCE_S
     before_s, found, seen = _step_s(planned), list[Change](), list[tuple[str, Edit]]()
+    flat = planned.reading.source.flat
     for what, edit in _edits(planned):
         if time.thread_time() > deadline_s or len(found) >= MOST:
             break
-        if change := _tried(planned, argv, what, edit, before_s):
+        if all(flat.get(key) == value for key, value in edit.items()):
+            continue  # as it is already
+        change = _tried(planned, argv, what, edit, before_s)
+        if change is not None and verdict(change.used_bytes, planned.memory_bytes) == "fits":
             found.append(change)
-        seen.append((what, edit))
+        if change is not None and change.used_bytes < planned.used_bytes:
+            seen.append((what, edit))
     # Several together, from the mildest on, until they fit; with a smaller micro-batch at the end.
     own = planned.reading.kind.micro_batch
     together: dict[str, Any] = {}
-    names: list[str] = []
+    names: dict[tuple[str, ...], str] = {}
     for what, edit in sorted(seen, key=lambda each: own in each[1]):
         if len(found) >= MOST or time.thread_time() > deadline_s:
             break
         together |= edit
-        names.append(what)
-        if len(names) > 1 and (
-            change := _tried(planned, argv, "; ".join(names), together, before_s)
-        ):
+        names[tuple(edit)] = what  # a smaller micro-batch replaces a larger one
+        change = _tried(planned, argv, "; ".join(names.values()), together, before_s)
+        fits = change and verdict(change.used_bytes, planned.memory_bytes) == "fits"
+        if change is not None and fits and len(names) > 1:
             found.append(change)
             break
     return sorted(found, key=lambda change: change.slower)
@@ -130,7 +136,7 @@ def _tried(
         return None
     left = " ".join(after.reading.left_out)
     changed = any(key not in source.flat or source.flat[key] != edit[key] for key in edit)
-    if after.verdict != "fits" or not changed or any(f"{key} " in left for key in edit):
+    if not changed or any(f"{key} " in left for key in edit):
         return None
     return Change(what, dict(edit), text, after.used_bytes, _step_s(after) / before_s - 1)
 
