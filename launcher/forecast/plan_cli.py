@@ -127,6 +127,9 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """
     options, training = split_options(_parser(), argv)
     if training and not training[0].startswith("-"):
+        if any(flag.partition("=")[0] == "--model" for flag in training):
+            what = "give one of them; a config of another trainer follows --from"
+            raise UserError(f"{training[0]} and --model: {what}")
         training = ["--model", *training]
     for name, value in (("--gpus", options.gpus), ("--gpus-per-node", options.gpus_per_node)):
         if value is not None and not 1 <= value <= 2**20:

@@ -297,6 +297,7 @@ def test_a_model_without_its_flag_and_memory_without_a_unit() -> None:
         ("--gpu-memory lots", "--gpu-memory"),
         ("--gpus 0 --gpu H100", "--gpus 0 must be at least 1"),
         ("--gpu H100 --model gpt9", "model 'gpt9' is unknown"),
+        ("run.yaml --gpu H100 --model gpt2", "run.yaml and --model: give one of them"),
         ("--gpu H100 --goal cheapest", "cheapest"),
         ("--gpu H100 --layers 0", "layers"),
         ("--gpu T4 --precision bf16", "T4 has no rate for bf16: it has fp32"),
