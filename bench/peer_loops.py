@@ -1,7 +1,7 @@
-"""transformers' GPT-2 under accelerate, Lightning Fabric and DeepSpeed, for peers.py.
+"""Models of transformers under accelerate, Lightning Fabric and DeepSpeed, for peers.py.
 
-Each loop is the one of its library's own documentation. GPT2LMHeadModel keeps its defaults
-(sdpa attention, its GELU, its loss) except for dropout and the generation cache, which are off.
+Each loop is the one of its library's own documentation. Models keep their defaults (sdpa attention,
+GPT-2's own GELU, their loss) except for dropout and the generation cache, which are off.
 Everybody has torch's fused AdamW, no weight decay groups, and gradients clipped at 1.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from bare_loops import Setting, Step, deepspeed_engine
 from torch import Tensor, nn
+
+from launcher.model.foreign.config import ForeignConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ PEERS = {
 
 def peer_step(peer: Peer, setting: Setting) -> Step:
     """One optimizer step of the peer on tokens [B, T]; the second argument is not used, because
-    GPT2LMHeadModel makes the targets itself, one less per sequence than ours."""
+    transformers makes the targets itself, one less per sequence than ours."""
     build = {"accelerate": _accelerate, "fabric": _fabric, "deepspeed": _deepspeed}[peer.kind]
     return build(peer, setting)
 
@@ -76,7 +78,7 @@ def _accelerate(peer: Peer, setting: Setting) -> Step:
         mixed_precision="bf16" if setting.bf16 else "no",
         dynamo_backend="inductor" if setting.compile else "no",
     )
-    plain = _gpt2(peer, setting)
+    plain = _causal(peer, setting)
     module, optimizer = accelerator.prepare(plain, _adamw(plain))
 
     def step(tokens: Tensor, targets: Tensor) -> None:
@@ -102,7 +104,7 @@ def _fabric(peer: Peer, setting: Setting) -> Step:
     )
     if processes > 1:
         fabric.launch()  # joins the ranks that torchrun has started
-    plain = _gpt2(peer, setting)
+    plain = _causal(peer, setting)
     compiled: Any = torch.compile(plain) if setting.compile else plain
     module, optimizer = fabric.setup(compiled, _adamw(plain))
 
@@ -117,7 +119,7 @@ def _fabric(peer: Peer, setting: Setting) -> Step:
 
 
 def _deepspeed(peer: Peer, setting: Setting) -> Step:
-    module = _gpt2(peer, setting)
+    module = _causal(peer, setting)
     engine = deepspeed_engine(module, _adamw(module), peer.stage, setting)
     if setting.compile:
         engine.compile()
@@ -128,6 +130,16 @@ def _deepspeed(peer: Peer, setting: Setting) -> Step:
         engine.step()
 
     return step
+
+
+def _causal(peer: Peer, setting: Setting) -> nn.Module:
+    if not isinstance(setting.model, ForeignConfig):
+        return _gpt2(peer, setting)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(**setting.model.fields)
+    module: nn.Module = AutoModelForCausalLM.from_config(config).train().to(setting.device_type)
+    return module
 
 
 def _gpt2(peer: Peer, setting: Setting) -> nn.Module:

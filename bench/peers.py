@@ -1,7 +1,8 @@
 """The launcher against transformers under accelerate, Lightning Fabric and bare DeepSpeed.
 
-    python bench/peers.py --output FOLDER [--size small|full] [--processes 1 2] [--cases ddp zero2]
-        [--precisions fp32 bf16] [--flags defaults chunked-loss] [--peers fabric] [--steps 25]
+    python bench/peers.py --output FOLDER [--size small|full|gemma|mixtral] [--processes 1 2]
+        [--cases ddp zero2] [--precisions fp32 bf16] [--flags defaults chunked-loss]
+        [--peers fabric] [--steps 25]
 
 Same shape, precision, batch, optimizer and clipping on both sides. In one process (or several under
 torchrun) every step of `launcher.train.train`, records and console and sampler included, comes
@@ -9,7 +10,8 @@ after one step of each peer; tokens/s are compared as the median ratio of neighb
 that each side runs alone for its memory: on a CPU every live tensor is followed (as
 `--memory-trace` does), on a GPU it is the caching allocator's peak; steady steps, worst rank.
 
-`small`: nano (2.6M parameters), 2,048 tokens a rank and step; `full`: gpt2 (124M), 32,768 tokens.
+`small`: nano (2.6M parameters), 2,048 tokens a rank and step; `full`: gpt2 (124M), 32,768 tokens;
+`gemma`, `mixtral`: small decoders of transformers with the proportions of Gemma 2 and Mixtral.
 FOLDER gets peers.json and peers.md. A peer that is not installed is a row that says so.
 """
 
@@ -18,7 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,29 @@ from runs import environment, refuse_existing, table, write_stdlib
 
 MIB = 2**20
 DID_NOT_END = "ended with exit code"
-SHAPE = ("--tokenizer", "byte", "--dropout", "0")
 SIZES = {
     # As in gpt2, logits weigh as much as the blocks beside them (V / layers / d is 5.3, there 5.5).
     # Activations weigh less against parameters than they do there and in the study: tokens / d is
     # 10.7, there 42, which makes memory harder to save.
-    "small": ("--model", "nano", "--micro-batch", "16"),
-    "full": ("--model", "gpt2", "--micro-batch", "32"),
+    "small": ("--model", "nano", "--micro-batch", "16", "--dropout", "0"),
+    "full": ("--model", "gpt2", "--micro-batch", "32", "--dropout", "0"),
+    **{name: ("--model", f"{name}.json", "--micro-batch", "16") for name in ("gemma", "mixtral")},
 }
+_COMMON = {
+    **{"vocab_size": 4096, "num_hidden_layers": 4, "max_position_embeddings": 128},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "gemma.json": {
+        **{**_COMMON, "model_type": "gemma2", "hidden_size": 192, "intermediate_size": 768},
+        **{"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 64},
+    },
+    "mixtral.json": {
+        **{**_COMMON, "model_type": "mixtral", "hidden_size": 128, "intermediate_size": 448},
+        **{"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+    },
+}
+"""config.json of each model that is no name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +113,14 @@ class Launch:
 
     def train_flags(self, options: argparse.Namespace) -> list[str]:
         case = CASES[self.case]
-        flags = [*SHAPE, *SIZES[options.size], *case.flags, "--precision", self.precision]
+        flags = [
+            "--tokenizer",
+            "byte",
+            *SIZES[options.size],
+            *case.flags,
+            "--precision",
+            self.precision,
+        ]
         return [*flags, *case.bf16_flags] if self.precision == "bf16" else flags
 
 
@@ -200,11 +224,13 @@ def measured(
     """What the ranks have found."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_stdlib(Path(folder) / "corpus.txt", 2**20)
+        for name, fields in CONFIGS.items():
+            (Path(folder) / name).write_text(json.dumps(fields))
         task = {
             "folder": folder,
             "device": options.device,
             "case": launch.case,
-            "train": [*train, "--device", options.device, "--data", str(corpus)],
+            "train": [*in_folder(train, folder), "--device", options.device, "--data", str(corpus)],
             "flags": {name: FLAGS[name].extra for name in launch.flags},
             "peers": peers,
             "peers_compile": launch.peers_compile,
@@ -219,6 +245,10 @@ def measured(
             return {"error": f"{DID_NOT_END} {done.returncode}"}
         found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())
         return found
+
+
+def in_folder(flags: list[str], folder: str) -> list[str]:
+    return [f"{folder}/{flag}" if flag in CONFIGS else flag for flag in flags]
 
 
 HEADER = (

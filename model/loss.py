@@ -16,18 +16,22 @@ from torch.autograd.function import once_differentiable
 IGNORE_INDEX = -100
 
 _CHUNK_BYTES = 64 * 2**20
+_HOST_CHUNK_BYTES = 4 * 2**20
 _MOST_FUSED_ROWS = 4096
 # What tensor cores read at a time is 16 bytes; rows of a multiple of 64 keep every kernel's tiles.
 _ALIGNED_BYTES = 16
 _MULTIPLE = 64
 
 
-def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: bool) -> int:
+def automatic_chunk_rows(
+    rows: int, vocab_size: int, d_model: int, *, fused: bool, on_host: bool = False
+) -> int:
     """Rows of [B*T] per chunk that save memory, or 0 where the plain loss is the smaller one.
 
     A chunk's fp32 logits take 64 MiB, or as much as the weight gradient if that is more (then
     chunk_rows = d_model): adding each chunk's gradient to the [V, d] weight gradient costs the same
     whatever the chunk, and at d_model rows or more it stays small beside the chunk's own work.
+    On a CPU 4 MiB are faster than 64: what follows the product reads its logits from the cache.
 
     Bytes grow with the rows, so that a larger micro-batch never needs less. At its highest moment
     the plain loss of N rows holds 3 N V fp32 numbers (log-probabilities, their gradient and the
@@ -40,7 +44,8 @@ def automatic_chunk_rows(rows: int, vocab_size: int, d_model: int, *, fused: boo
     the rows then is small beside what blocks keep of all of them, and each sum into the weight
     gradient is worth its traffic; beyond 4096 rows it costs nothing already.
     """
-    chunk_rows = max(_CHUNK_BYTES // (4 * vocab_size), d_model)
+    chunk_bytes = _HOST_CHUNK_BYTES if on_host else _CHUNK_BYTES
+    chunk_rows = max(chunk_bytes // (4 * vocab_size), d_model)
     if fused:
         chunk_rows = max(chunk_rows, min(rows // 8, _MOST_FUSED_ROWS))
     elif rows <= d_model:
@@ -70,8 +75,9 @@ def linear_cross_entropy(
     Under autocast the matmuls run in its dtype, the softmax always in fp32.
     """
     if chunk_rows is None:
-        fused = fuses(hidden.device.type)
-        chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, fused=fused)
+        device_type = hidden.device.type
+        how = {"fused": fuses(device_type), "on_host": device_type == "cpu"}
+        chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, **how)
     if chunk_rows == 0:
         logits, _ = _capped(F.linear(hidden, weight).float(), softcap)
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
@@ -82,11 +88,18 @@ def linear_cross_entropy(
 
 
 def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Return bounded logits and the derivative of what bounds them, None without a bound."""
+    """Return bounded logits and the tanh, in the memory of `logits`, that bounds them; None without
+    a bound."""
     if softcap is None:
         return logits, None
-    bounded = torch.tanh(logits / softcap)
-    return softcap * bounded, 1 - bounded.square()
+    bounded = logits.div_(softcap).tanh_()
+    return softcap * bounded, bounded
+
+
+def _through_cap_(grad: Tensor, bounded: Tensor | None) -> None:
+    """Multiply gradients of bounded logits by the derivative of the bound; `bounded` is used up."""
+    if bounded is not None:
+        grad.mul_(bounded.square_().neg_().add_(1))
 
 
 def _valid_count(targets: Tensor) -> Tensor:
@@ -175,7 +188,7 @@ def _chunk(
     grad_weight: Tensor | None,
 ) -> Tensor:
     """Losses [r] of one chunk; fills grad_hidden [r, d] and adds to grad_weight [V, d]."""
-    logits, slope = _capped(F.linear(hidden, weight), softcap)
+    logits, bounded = _capped(F.linear(hidden, weight), softcap)
     log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     ignored = targets == IGNORE_INDEX
     target_index = targets.masked_fill(ignored, 0)[:, None]
@@ -183,8 +196,7 @@ def _chunk(
     if grad_hidden is not None or grad_weight is not None:
         # d loss / d logits = softmax - one_hot(target), in the memory of log_p.
         grad_logits = log_p.exp_().scatter_(1, target_index, target_log_p.expm1())
-        if slope is not None:
-            grad_logits.mul_(slope)
+        _through_cap_(grad_logits, bounded)
         grad_logits = grad_logits.to(hidden.dtype)
         # Ignored rows are cleared on the [r, d] side, V/d times less memory than [r, V].
         if grad_hidden is not None:
@@ -210,10 +222,10 @@ def _fused_chunk(
 ) -> Tensor:
     """Like `_chunk`, with a padded weight; the logits turn into their gradients."""
     training = grad_hidden is not None or grad_weight is not None
-    logits, slope = _capped(F.linear(hidden, weight), softcap)
+    logits, bounded = _capped(F.linear(hidden, weight), softcap)
     losses: Tensor = softmax_gradient_(logits, targets, vocab_size, IGNORE_INDEX, training)
-    if training and slope is not None:
-        logits.mul_(slope)
+    if training:
+        _through_cap_(logits, bounded)
     if grad_hidden is not None:
         torch.mm(logits, weight, out=grad_hidden)
     if grad_weight is not None:

@@ -136,7 +136,8 @@ def _dimensions(
         # A sharded head copies the targets of a chunk, unless it is all of them.
         chunked = chunked and chunks > 1
     elif not on_gpu and model.loss_chunk is None:
-        chunked = automatic_chunk_rows(rows, model.vocab_size, model.d_model, fused=False) > 0
+        sizes = rows, model.vocab_size, model.d_model
+        chunked = automatic_chunk_rows(*sizes, fused=False, on_host=True) > 0
     found = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
     if tiles := _tiles(model, rows, rank):
         found["tile"] = tile = model.mlp_tile or 0

@@ -174,7 +174,8 @@ def loss_chunks(
     chunk = model.loss_chunk
     if chunk is None:
         vocab_size = -(-model.vocab_size // ranks)
-        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, fused=fused and rank is None)
+        how = {"fused": fused and rank is None, "on_host": not fused and rank is None}
+        chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, **how)
     own_rows, own_chunk = rows // ranks, -(-(chunk or rows) // ranks)
     count = -(-own_rows // own_chunk)
     return own_chunk, own_rows - (count - 1) * own_chunk, count

@@ -156,6 +156,8 @@ def test_the_automatic_chunk_is_on_only_where_it_saves_memory() -> None:
     assert automatic_chunk_rows(192, 4096, 192, fused=False) == 0
     assert automatic_chunk_rows(512, 4096, 192, fused=False) == 512
     assert automatic_chunk_rows(99_999, 4096, 192, fused=False) == 4096
+    assert automatic_chunk_rows(99_999, 4096, 192, fused=False, on_host=True) == 256
+    assert automatic_chunk_rows(32_000, 32_000, 768, fused=False, on_host=True) == 768
     assert automatic_chunk_rows(32_000, 32_000, 768, fused=False) == 768
     for rows in (1, 100, 768, 769, 1537, 4096, 99_999):
         chunk_rows = automatic_chunk_rows(rows, 50257, 768, fused=False)
