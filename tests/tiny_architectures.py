@@ -54,6 +54,11 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+WIDE: Mapping[str, Mapping[str, Any]] = {
+    "olmo2-64": {**ARCHITECTURES["olmo2"], "hidden_size": 64, "intermediate_size": 64},
+}
+"""Whose rows can be quantised."""
+
 _MORE_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "gemma": {"head_dim": 8},
     "olmo": {},

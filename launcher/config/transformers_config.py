@@ -21,9 +21,10 @@ BY_NAME: Final = ("auto", "own", "transformers")
 """Values of `--decoder`, beside functions of users."""
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
-_KEPT: Final = frozenset({"attention", "activation_checkpointing", "loss_chunk", "lora"})
+_KEPT: Final = frozenset(
+    {"attention", "activation_checkpointing", "loss_chunk", "lora", "quantize_base"}
+)
 """Options that a decoder of transformers takes, too."""
-_DEFAULTS: Final = {"quantize_base": "none"}
 
 
 def names_config(model: str) -> bool:
@@ -108,11 +109,7 @@ def require_own(model: ModelConfig, what: str) -> None:
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options that a decoder of others takes, and those given ones that it does not."""
-    given = {
-        name: value
-        for name, value in options.items()
-        if name not in _KEPT and value != _DEFAULTS.get(name)
-    }
+    given = {name: value for name, value in options.items() if name not in _KEPT}
     return {name: value for name, value in options.items() if name in _KEPT}, given
 
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
-from launcher.model.linears import row_bytes
+from launcher.model.linears import inner_of
 from launcher.optim.dtypes import dtypes
 from launcher.strategies.parameters import parameters_of
 
@@ -177,6 +177,7 @@ def _block_elements(model: ModelConfig, element_bytes: int) -> float:
     kind = model.quantize_base
     if kind == "none":
         return model.block_parameter_count
-    weights = sum(inner * outer for inner, outer in model.linear_shapes)
-    packed_bytes = sum(outer * row_bytes(inner, kind) for inner, outer in model.linear_shapes)
-    return model.block_parameter_count - weights + packed_bytes / element_bytes
+    packed = [p for p in parameters_of(model) if p.packed]
+    weights = sum(p.shape[0] * inner_of(p.shape[1], kind) for p in packed)
+    packed_elements = sum(p.elements for p in packed) / element_bytes
+    return model.block_parameter_count - (weights - packed_elements) / model.layers

@@ -1,4 +1,5 @@
-"""Low-rank adapters (LoRA) on the linear layers of a decoder of transformers."""
+"""Low-rank adapters (LoRA) on the linear layers of a decoder of transformers, and these layers in 4
+or 8 bits."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from launcher.model.linears import Adapter
-from launcher.model.lora_config import Lora
+from launcher.model.config import Quantization
+from launcher.model.linears import Adapter, QuantizedLinear
+from launcher.model.lora_config import BLOCK, Lora
 from launcher.model.parts import block_of, parts_of
 
 
@@ -28,13 +30,25 @@ class _LinearOf(nn.Module):
         return y
 
 
-class AdaptedLinear(Adapter, _LinearOf):
-    """A linear layer of transformers with an adapter beside it: [*, in] -> [*, out]."""
+class _OfTokens(nn.Module):
+    """Mixin that takes x [*, in] and hands on [N, in]."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out]."""
         y: Tensor = super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
         return y
+
+
+class AdaptedLinear(_OfTokens, Adapter, _LinearOf):
+    """A linear layer of transformers with an adapter beside it: [*, in] -> [*, out]."""
+
+
+class QuantizedAdaptedLinear(_OfTokens, Adapter, QuantizedLinear):
+    """A quantised linear layer with an adapter beside it."""
+
+
+class QuantizedTokensLinear(_OfTokens, QuantizedLinear):
+    """A quantised linear layer."""
 
 
 def linears(causal: Any) -> Iterator[tuple[str, str, nn.Linear]]:
@@ -72,10 +86,9 @@ def adapted(causal: Any, lora: Lora) -> dict[str, nn.Linear]:
             f"qkv,proj for attention, mlp for all others, or names of {own}"
         )
     for name in found:
-        owner = causal.get_submodule(name.rpartition(".")[0])
-        if f".{_last(name)}.weight" in inspect.getsource(type(owner)):
+        if (owner := _reads_weight(causal, name)) is not None:
             raise ValueError(
-                f"--lora-targets {','.join(lora.targets)}: {type(owner).__name__} computes with "
+                f"--lora-targets {','.join(lora.targets)}: {owner} computes with "
                 f"the weight of {_last(name)} itself, past an adapter: name other layers"
             )
     most = min(min(m.in_features, m.out_features) for m in found.values())
@@ -91,11 +104,45 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def adapt(causal: Any, lora: Lora) -> None:
-    """Put adapters beside the linear layers of the blocks."""
-    for name, linear in adapted(causal, lora).items():
+def _reads_weight(causal: Any, name: str) -> str | None:
+    """Return the class that computes with the weight of a linear layer itself, if one does."""
+    owner = type(causal.get_submodule(name.rpartition(".")[0]))
+    return owner.__name__ if f".{_last(name)}.weight" in inspect.getsource(owner) else None
+
+
+def quantized(causal: Any, kind: Quantization) -> dict[str, nn.Linear]:
+    """Return the linear layers whose weights are quantised, by name: those of the blocks, but for
+    those whose weight another module computes with.
+
+    Raises:
+        ValueError: the rows of one cannot be divided into blocks of one scale.
+    """
+    if kind == "none":
+        return {}
+    found = {n: m for n, _, m in linears(causal) if _reads_weight(causal, n) is None}
+    for name, linear in found.items():
+        if linear.in_features % BLOCK:
+            raise ValueError(
+                f"--quantize-base {kind} has one scale for each {BLOCK} elements of a row, and the "
+                f"rows of {_last(name)} have {linear.in_features}: leave it out for this model"
+            )
+    return found
+
+
+def adapt(causal: Any, lora: Lora, kind: Quantization) -> None:
+    """Put adapters beside the linear layers of the blocks, and quantise what is frozen of them."""
+    chosen, packed = adapted(causal, lora), quantized(causal, kind)
+    for name, linear in (chosen | packed).items():
         owner, _, own_name = name.rpartition(".")
-        module = AdaptedLinear(linear.in_features, [linear.out_features], lora=lora, linear=linear)
+        sizes = linear.in_features, linear.out_features
+        options: dict[str, Any] = {"bias": linear.bias is not None, "kind": kind}
+        module: nn.Module
+        if name not in packed:
+            module = AdaptedLinear(sizes[0], [sizes[1]], lora=lora, linear=linear)
+        elif name in chosen:
+            module = QuantizedAdaptedLinear(sizes[0], [sizes[1]], lora=lora, **options)
+        else:
+            module = QuantizedTokensLinear(*sizes, **options)
         setattr(causal.get_submodule(owner), own_name, module)
 
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
-from launcher.model.linears import freeze
+from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
@@ -47,7 +47,7 @@ class ForeignDecoder(nn.Module):
         head = ForeignHead(linear, function, chunk_rows=config.loss_chunk)
         self.causal.set_output_embeddings(head)
         if config.lora is not None:
-            adapt(self.causal, config.lora)
+            adapt(self.causal, config.lora, config.quantize_base)
             freeze(self)
         words = config.checkpointing.blocks(config.layers)
         for block, word in zip(parts_of(self).blocks, words, strict=True):
@@ -178,6 +178,12 @@ def initial_value(
     Raises:
         ValueError: transformers leaves it uninitialised.
     """
+    if name.endswith(PACKED):  # whose bytes say nothing of their width
+        weight = weight_of(name)
+        causal = skeleton(config.document, config.attention)
+        whole = causal.get_parameter(weight.removeprefix("causal.")).shape
+        value = initial_value(weight, whole, config, seed=seed, device=device)
+        return quantize(value, config.quantize_base)
     inner = name.removeprefix("causal.")
     causal = skeleton(config.document, config.attention)
     unit = _unit_of(inner, causal)

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from torch import nn
 
-from launcher.model.config import AttentionKind
-from launcher.model.foreign.adapters import adapter_counts
+from launcher.model.config import AttentionKind, Quantization
+from launcher.model.foreign.adapters import adapter_counts, quantized
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
 from launcher.model.lora_config import Lora
@@ -29,6 +29,7 @@ def foreign_config(
     activation_checkpointing: str = "none",
     loss_chunk: int | None = None,
     lora: Lora | None = None,
+    quantize_base: Quantization = "none",
 ) -> ForeignConfig:
     """Return the sizes of a config.json's model.
 
@@ -56,6 +57,7 @@ def foreign_config(
         raise UserError(reason)
     config, head = causal.config, causal.get_output_embeddings()
     of_blocks = {} if lora is None else adapter_counts(causal, lora)
+    quantized(causal, quantize_base)  # or refused
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
     heads = getattr(config, "num_attention_heads", None) or 1
     d_model = config.hidden_size
@@ -71,6 +73,7 @@ def foreign_config(
         activation_checkpointing=activation_checkpointing,
         loss_chunk=loss_chunk,
         lora=lora,
+        quantize_base=quantize_base,
         adapter_parameters=sum(of_blocks.values()),
         block_adapters=max(of_blocks.values(), default=0),
         document=text,

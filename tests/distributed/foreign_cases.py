@@ -90,6 +90,8 @@ ADAPTED: Final = (
     _case("gemma2", _FSDP, {"lora_rank": 4, "lora_targets": "all"}),
     _case("mixtral", _zero(3), {"lora_rank": 4, "lora_targets": "o_proj,k_proj"}),
     _case("gpt_neox", _DDP, {"lora_rank": 4}),
+    _case("olmo2-64", _zero(3), {"lora_rank": 4, "quantize_base": "nf4"}),
+    _case("olmo2-64", _FSDP, {"lora_rank": 4, "quantize_base": "int8"}),
 )
 """Adapters beside the weights of a folder."""
 MEASURED: Final = (
@@ -108,6 +110,7 @@ MEASURED: Final = (
 TARGETS: Final = {
     "gemma2": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "mixtral": ["o_proj", "k_proj"],
+    "olmo2-64": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "gpt_neox": ["query_key_value", "dense"],
 }
 """The same layers, as PEFT is asked for them."""

@@ -33,12 +33,13 @@ from foreign_cases import (
     Case,
 )
 from rank_loop import Work, rank_of_group, release, report, steps
-from tiny_architectures import ARCHITECTURES
+from tiny_architectures import ARCHITECTURES, WIDE
 
 from examples.decoder import Config, build
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.checkpoint.pretrained.transformed import Quantized
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
@@ -46,7 +47,9 @@ from launcher.data import Corpus, GlobalBatches, open_corpus
 from launcher.forecast.predict import predict
 from launcher.measure.memory import TracedMemory
 from launcher.model.build import initial_value
+from launcher.model.foreign.adapters import linears
 from launcher.model.foreign.config import ForeignConfig
+from launcher.model.linears import dequantize, quantize
 from launcher.optim.entry import parameter_groups
 from launcher.parallel.world import World
 from launcher.run.provenance import base_of
@@ -60,6 +63,7 @@ from launcher.util.flags import as_flags
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     **ARCHITECTURES,
+    **WIDE,
     USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 32},
 }
 
@@ -134,7 +138,9 @@ def train_given(case: Case, world: World, decoder: str) -> dict[str, Any]:
     assert isinstance(resolved.model, ForeignConfig) == (decoder == "transformers")
     corpus = open_corpus(config.data, vocab_size=260, seq_len=resolved.seq_len)
     engine = build_engine(resolved, world)
-    with open_stored(Path(case.architecture), config.model.decoder) as weights:
+    with open_stored(Path(case.architecture), config.model.decoder) as stored:
+        plain = config.model.quantize_base == "none"
+        weights = stored if plain else Quantized(stored, resolved.model)
         if world.size > 1:
             Checkpointer(Path("unused")).begin_with(weights, engine)
         else:  # which all ranks of the group would have to do together
@@ -188,6 +194,7 @@ def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
     export(ExportOptions(run=run, out=adapter, adapter=True, dtype="fp32"))
     export(ExportOptions(run=run, out=out, merge=True, dtype="fp32", tokenizer="none"))
     base = AutoModelForCausalLM.from_pretrained(case.architecture, dtype=torch.float32)
+    round_base(base, case)
     tokens = torch.arange(3, 20)[None]
     plain = base(input_ids=tokens).logits
     theirs = PeftModel.from_pretrained(base, str(adapter))(input_ids=tokens).logits
@@ -200,7 +207,9 @@ def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
 
 def replaced(case: Case) -> Case:
     """The same batch in one process."""
-    kept = {name: value for name, value in case.changes.items() if name.startswith("lora")}
+    kept = {
+        name: value for name, value in case.changes.items() if name.startswith(("lora", "quantize"))
+    }
     return Case(architecture=case.architecture, changes={"strategy": "single", **kept})
 
 
@@ -265,7 +274,7 @@ def config_of(architecture: str) -> Any:
     """Its config, as transformers has it."""
     from transformers import CONFIG_MAPPING
 
-    fields = copy.deepcopy(dict(ARCHITECTURES[architecture]))
+    fields = copy.deepcopy(dict(FIELDS[architecture]))
     return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
 
 
@@ -286,6 +295,7 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
         fill_of_seed(model, resolved)
     else:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    round_base(model, case)
     if "lora_rank" in case.changes:
         model = with_peft(model, case)
     model.train()
@@ -317,6 +327,14 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(total)
     return {"losses": losses}
+
+
+def round_base(model: Any, case: Case) -> None:
+    """Give weights the values that their quantised ones have."""
+    if (kind := case.changes.get("quantize_base")) is not None:
+        for _, _, linear in linears(model):
+            packed = quantize(linear.weight.data, kind)
+            linear.weight.data = dequantize(packed, linear.in_features, kind, torch.float32)
 
 
 def with_peft(model: Any, case: Case) -> Any:

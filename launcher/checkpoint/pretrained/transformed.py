@@ -18,7 +18,7 @@ from launcher.model.linears import (
     row_bytes,
     weight_of,
 )
-from launcher.model.parts import is_projection, projection_of, projections
+from launcher.model.parts import projection_of, projections
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
 
@@ -61,7 +61,7 @@ class Merged:
     def __init__(self, model: Stored) -> None:
         assert model.config.lora is not None
         self._model, self._lora = model, model.config.lora
-        self._quantized = model.config.quantize_base
+        self._quantized, self._packed = model.config.quantize_base, parameter_shapes(model.config)
         self.config = dataclasses.replace(model.config, lora=None, quantize_base="none")
         self.checkpoint = model.checkpoint
 
@@ -69,7 +69,7 @@ class Merged:
         """Return a parameter of the plain model."""
         weight = self._model.read(name)
         module = name.removesuffix(".weight")
-        if self._quantized != "none" and is_projection(name):  # what the adapters were trained with
+        if module + PACKED in self._packed:  # what the adapters were trained with
             packed = quantize(weight.float(), self._quantized)
             weight = dequantize(packed, weight.size(1), self._quantized, torch.float32)
         if not self._model.has(f"{module}.lora_a"):

@@ -61,6 +61,8 @@ def quantized_base(setting: Setting) -> Iterator[str]:
     flag = f"--quantize-base {model.quantize_base}"
     if model.lora is None:
         yield f"{flag} leaves nothing to train: give --lora-rank, 8 is usual"
+    if isinstance(model, ForeignConfig):  # whose layers were asked
+        return
     for name, inner in zip(("qkv", "proj", "mlp", "mlp"), model.linear_shapes, strict=True):
         if inner[0] % BLOCK:
             yield (
