@@ -59,12 +59,15 @@ class ForeignDecoder(nn.Module):
     ) -> Tensor:
         """Mean loss over targets that are not -100, or the logits when there are no targets.
 
-        tokens [B, T] int64, targets [B, T] int64 -> fp32 scalar, or [B, T, V]. In training the
+        tokens, targets and starts [B, T] int64 -> fp32 scalar, or [B, T, V]. Attention stays in
+        the document that begins at `starts`, whose positions begin at 0. In training the
         router's auxiliary loss is added, as the model's config says.
         """
-        assert starts is None, "the config has refused documents"
         routed = self.training and self.config.router_loss > 0.0
-        asked = {"output_router_logits": True} if routed else {}
+        asked: dict[str, Any] = {"output_router_logits": True} if routed else {}
+        if starts is not None:  # positions that begin anew separate documents
+            positions = torch.arange(tokens.size(1), device=tokens.device)
+            asked["position_ids"] = positions - starts
         output = self.causal.base_model(input_ids=tokens, use_cache=False, **asked)
         loss_or_logits: Tensor = self.causal.get_output_embeddings()(
             output.last_hidden_state, targets

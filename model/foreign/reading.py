@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -85,6 +89,42 @@ def foreign_config(
         idle_parameters=sum(_idle(p, causal) for p in causal.parameters()),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
     )
+
+
+def separates_documents(config: ForeignConfig) -> bool:
+    """Return whether positions that begin anew keep its attention inside of documents.
+
+    That is so where transformers' own masks look at them, and nothing else goes from token to
+    token: no state, no convolution.
+    """
+    causal = skeleton(config.document, config.attention)
+    forward = type(causal.base_model).forward
+    return (
+        "position_ids" in inspect.signature(forward).parameters
+        and _masks_take_positions(inspect.getsource(forward))
+        and config.attending_blocks == config.layers
+        and not getattr(causal, "_is_stateful", False)
+    )
+
+
+def _masks_take_positions(forward: str) -> bool:
+    """Return whether a forward hands positions to each function that makes a mask."""
+    nodes = [*ast.walk(ast.parse(textwrap.dedent(forward)))]
+    named = {
+        target.id: {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    given = []
+    for node in nodes:
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and re.fullmatch("create_.*mask|mask_function", name):
+            passed = [k.value.id for k in node.keywords if isinstance(k.value, ast.Name)]
+            options = {k.arg for k in node.keywords}.union(*(named.get(n, ()) for n in passed))
+            given.append("position_ids" in options)
+    return bool(given) and all(given)
 
 
 def _text(document: Mapping[str, Any]) -> str:

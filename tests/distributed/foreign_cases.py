@@ -72,6 +72,7 @@ CASES: Final = (
     _case("qwen3_moe", _FSDP),
     _case("olmoe", _zero(1), _BY_TWO),
     _case("gpt_oss", _zero(2)),
+    _case("olmo3", _FSDP, {"document_attention": True}),
     _case("phi", _FSDP, {"loss_chunk": 10}),
     _case("gemma2", _zero(3), {"precision": "bf16"}),
     _case("mixtral", _FSDP, {"precision": "bf16"}),
@@ -99,7 +100,7 @@ MEASURED: Final = (
         case
         for case in CASES
         if case.architecture
-        in (USERS, "falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
+        in (USERS, "olmo3", "falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
         # gloo's thread holds what is reduced a little longer at times, where the peak is.
         and case.name != "mixtral strategy=fsdp precision=bf16"
     ),

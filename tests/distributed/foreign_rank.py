@@ -33,7 +33,7 @@ from foreign_cases import (
     Case,
 )
 from rank_loop import Work, rank_of_group, release, report, steps
-from tiny_architectures import ARCHITECTURES, WIDE
+from tiny_architectures import ARCHITECTURES, MORE, WIDE
 
 from examples.decoder import Config, build
 from launcher.checkpoint import Checkpointer
@@ -64,8 +64,13 @@ from launcher.util.flags import as_flags
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     **ARCHITECTURES,
     **WIDE,
+    "olmo3": MORE["olmo3"],
     USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 32},
 }
+
+
+_OF_MODEL = ("lora", "quantize", "document")
+"""Begins of the names of changes that one process makes, too."""
 
 
 def main() -> None:
@@ -207,9 +212,7 @@ def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
 
 def replaced(case: Case) -> Case:
     """The same batch in one process."""
-    kept = {
-        name: value for name, value in case.changes.items() if name.startswith(("lora", "quantize"))
-    }
+    kept = {name: value for name, value in case.changes.items() if name.startswith(_OF_MODEL)}
     return Case(architecture=case.architecture, changes={"strategy": "single", **kept})
 
 
@@ -282,7 +285,8 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
     """Losses of a plain loop, from the weights of a folder or those of the seed."""
     from transformers import AutoModelForCausalLM
 
-    changes = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
+    changes: dict[str, Any] = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
+    changes |= {n: value for n, value in case.changes.items() if n.startswith("document")}
     two = replace(World(rank=0, local_rank=0, size=2, local_size=2, device=torch.device("cpu")))
     resolved, corpus = run_of(Case(architecture=case.architecture, changes=changes), two)
     model: Any
@@ -312,16 +316,21 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
     for step in range(STEPS):
         of_ranks = [batches.rank_slice(step, rank=rank, world_size=2) for rank in range(2)]
         cpu = torch.device("cpu")
-        micro_batches = [pair for mine in of_ranks for pair in to_device(mine, 2, cpu)]
-        total = 0.0
-        for tokens, targets in micro_batches:
-            output: Any = model(tokens)
+        micro_batches = [one for mine in of_ranks for one in to_device(mine, 2, cpu)]
+        learned, total = sum(int((one[1] != -100).sum()) for one in micro_batches), 0.0
+        for tokens, targets, *starts in micro_batches:
+            more: dict[str, Any] = {}
+            if starts:  # with a cache it would not look at positions
+                positions = torch.arange(tokens.size(1)) - starts[0]
+                more = {"position_ids": positions, "use_cache": False}
+            output: Any = model(tokens, **more)
             logits = output if config is None else output.logits
             loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
             if config is not None and getattr(config, "output_router_logits", False):
                 loss = loss + config.router_aux_loss_coef * output.aux_loss
-            (loss / len(micro_batches)).backward()
-            total += loss.item() / len(micro_batches)
+            share = int((targets != -100).sum()) / learned
+            (loss * share).backward()
+            total += loss.item() * share
         torch.nn.utils.clip_grad_norm_(model.parameters(), BASE["clip"])
         optimizer.step()
         optimizer.zero_grad()

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
-from launcher.config.schema import AutoMicroBatch
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.optim.registry import OPTIMIZERS
 
@@ -21,10 +20,7 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     flags = {
         f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
         f"--context-parallel {sharding.context_parallel}": sharding.context_parallel > 1,
-        "--document-attention": config.data.document_attention,
-        "--compile": config.loop.compile,
         f"--precision {config.optim.precision}": config.optim.arithmetic.fp8_linears,
-        "--micro-batch auto": isinstance(config.data.micro_batch, AutoMicroBatch),
         f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
         sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
     }
@@ -45,6 +41,21 @@ def _computed_by(model: ForeignConfig) -> str:
     return f"{model.computed_by} computes this model"
 
 
+def documents(setting: Setting) -> Iterator[str]:
+    """Reject --document-attention where states or masks of a decoder go from one document to the
+    next."""
+    model = setting.model
+    if not (setting.config.data.document_attention and isinstance(model, ForeignConfig)):
+        return
+    from launcher.model.foreign.reading import separates_documents
+
+    if USERS in model.fields or not separates_documents(model):
+        yield (
+            f"--document-attention: {model.computed_by} has no mask of documents, or carries a "
+            "state from one to the next: leave it out"
+        )
+
+
 def users_write_nothing(setting: Setting) -> Iterator[str]:
     """Reject samples of a user's decoder, whose forward has no cache."""
     model, every = setting.model, setting.config.loop.sample_every
@@ -55,4 +66,4 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
         )
 
 
-RULES: Final[tuple[Rule, ...]] = (own_decoder_only, users_write_nothing)
+RULES: Final[tuple[Rule, ...]] = (own_decoder_only, documents, users_write_nothing)

@@ -43,9 +43,14 @@ def compiled(blocks: Sequence[nn.Module], tuned: HearsOfKernel) -> Iterator[None
         compile_graph: Any = compile_fx
         return compile_graph(graph, inputs, inner_compile=partial(_without_kernels, tuned))
 
-    forward = torch.compile(_anew(type(blocks[0]).forward), backend=backend, dynamic=False)
+    compile_: Any = partial(torch.compile, backend=backend, dynamic=False)
+    forward = compile_(_anew(type(blocks[0]).forward))
     for block in blocks:
-        vars(block)["forward"] = types.MethodType(forward, block)
+        own = vars(block).get("forward")  # of a block of transformers that is recomputed
+        if own is None:
+            vars(block)["forward"] = types.MethodType(forward, block)
+        else:
+            vars(block)["forward"] = compile_(_anew(own))
     logging.disable(logging.ERROR)  # of what dynamo falls back from; a run is told, too
     try:
         # A backward's graph that waits for the first backward would be copied there, under the
@@ -61,7 +66,8 @@ def compiled(blocks: Sequence[nn.Module], tuned: HearsOfKernel) -> Iterator[None
 def _anew(function: Any) -> Any:
     """The same, as dynamo has never seen it: it knows functions by their code, and takes sizes for
     variables that were others before."""
-    return types.FunctionType(function.__code__.replace(), function.__globals__)
+    code, known = function.__code__.replace(), function.__globals__
+    return types.FunctionType(code, known, closure=function.__closure__)
 
 
 def _without_kernels(

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import USERS, ForeignConfig
@@ -58,14 +58,20 @@ def with_blocks(model: ForeignConfig, numbers: Sequence[int]) -> ForeignConfig |
     return few if block_kinds(few) == tuple(kinds[n] for n in numbers) else None
 
 
+def _numbered(positions: Tensor) -> Tensor:
+    """positions [B, T] -> the number of each token's document, as transformers computes it."""
+    steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+    return (steps != 1).cumsum(-1)
+
+
 @contextlib.contextmanager
-def as_with_values(model: ModelConfig, dtype: torch.dtype) -> Iterator[None]:
+def as_with_values(model: ModelConfig, dtype: torch.dtype, *, documents: bool) -> Iterator[None]:
     """Have transformers allocate on fake tensors what it does on real ones; nothing for our own
     decoder.
 
-    It looks for packed documents in the positions, of which our sequences have none, and takes a
-    T x T mask where it cannot look (transformers 5.23's masking_utils.py). Grouped products of
-    experts are faked in bf16 only; its own form of them has the same results.
+    It looks for packed documents in the positions, of which our sequences have none unless asked
+    for, and takes a T x T mask where it cannot look (transformers 5.23's masking_utils.py). Grouped
+    products of experts are faked in bf16 only; its own form of them has the same results.
     """
     if not isinstance(model, ForeignConfig) or USERS in model.fields:
         yield
@@ -75,7 +81,7 @@ def as_with_values(model: ModelConfig, dtype: torch.dtype) -> Iterator[None]:
 
     masks, experts = cast(Any, masking_utils), cast(Any, moe)
     packed, grouped = masks.find_packed_sequence_indices, experts._can_use_grouped_mm
-    masks.find_packed_sequence_indices = lambda position_ids: None
+    masks.find_packed_sequence_indices = _numbered if documents else lambda position_ids: None
     if dtype != torch.bfloat16:
         experts._can_use_grouped_mm = lambda *_: False
     try:

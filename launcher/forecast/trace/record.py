@@ -198,7 +198,9 @@ def record_trace(
         count = 3 if masks else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
         with contextlib.ExitStack() as around:
-            around.enter_context(as_with_values(model, compute.params_dtype))
+            around.enter_context(
+                as_with_values(model, compute.params_dtype, documents=compute.documents)
+            )
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts

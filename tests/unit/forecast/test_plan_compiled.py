@@ -1,14 +1,18 @@
 """Compiled blocks in a plan: what they keep, hold and tune, without compiling a kernel."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from test_plan_predict import predicted
 from test_plan_trace import QWEN3, SEQ_LEN, model_of, whole_trace
-from torch import Tensor
+from tiny_architectures import ARCHITECTURES
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 from trace_levels import levels
 
 from launcher.forecast.predict import TUNING_BYTES
@@ -16,10 +20,14 @@ from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, Tuned
 from launcher.measure.live_trace import LiveTrace
+from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ActivationCheckpointing, ModelConfig
+from launcher.model.foreign.reading import foreign_config
 from launcher.model.gpt import GPT, SharedInputs
 from launcher.model.lora_config import Lora
+from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ContextRank, ModelParallelRank
+from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.compiled import compile_blocks
 
 CPU = Compute(compiled=True)
@@ -27,18 +35,19 @@ GPU = Compute(device_type="cuda", autocast=True, compiled=True)
 MICRO_BATCH = 4
 
 
-def kept_by_compiled_code(model: ModelConfig) -> int:
+def kept_by_compiled_code(decoder: nn.Module) -> int:
     """Bytes that the blocks of a real model, really compiled, keep for backward: no parameters,
     and nothing that was there before the first block."""
-    decoder = GPT(model)
     compile_blocks(decoder)
     before = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
 
-    def note(_: Any, inputs: tuple[Tensor, SharedInputs]) -> None:
-        given = (inputs[0], *(inputs[1].rotation or ()))
+    def note(_: Any, inputs: Any, named: Any) -> None:
+        shared = [i.rotation if isinstance(i, SharedInputs) else i for i in inputs]
+        given = [t for t in tree_leaves((shared, named)) if isinstance(t, Tensor)]
         before.update(tensor.untyped_storage()._cdata for tensor in given)
 
-    handle = decoder.blocks[0].register_forward_pre_hook(note)
+    first = parts_of(decoder).blocks[0]
+    handle = first.register_forward_pre_hook(note, with_kwargs=True)
     tokens = torch.zeros(MICRO_BATCH, SEQ_LEN, dtype=torch.int64)
     loss = decoder(tokens, tokens)
     handle.remove()
@@ -60,6 +69,27 @@ def test_what_is_kept_is_what_compiled_code_keeps(
     checkpointing: ActivationCheckpointing, changes: dict[str, Any]
 ) -> None:
     model = model_of(checkpointing, **{**changes, "layers": 2})
+    assert planned_of_blocks(model) == kept_by_compiled_code(GPT(model))
+
+
+def test_compiled_blocks_of_transformers_keep_what_is_planned_and_lose_nothing() -> None:
+    """One graph for both blocks."""
+    model = foreign_config(ARCHITECTURES["phi3"])
+    with torch.device("meta"):
+        decoder = new_decoder(model)
+    value = partial(initial_value, config=model, seed=0, device="cpu")
+    materialize_whole(decoder, value, device=torch.device("cpu"), dtype=torch.float32)
+    tokens = torch.zeros(MICRO_BATCH, SEQ_LEN, dtype=torch.int64)
+    eager = decoder(tokens, tokens).item()
+    planned = planned_of_blocks(model)
+    counters.clear()
+    assert planned == kept_by_compiled_code(decoder)
+    assert decoder(tokens, tokens).item() == pytest.approx(eager, rel=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def planned_of_blocks(model: ModelConfig) -> int:
+    """Bytes of activations of blocks in the trace, but for what the last norm keeps."""
     traced = trace_micro_batch(model, CPU, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
     kept = sum(
         event.size_bytes
@@ -69,8 +99,7 @@ def test_what_is_kept_is_what_compiled_code_keeps(
         and isinstance(event, Allocated)
         and event.category == "activations"
     )
-    last_output = 4 * MICRO_BATCH * SEQ_LEN * model.d_model  # which the last norm keeps
-    assert kept == kept_by_compiled_code(model) + last_output
+    return kept - 4 * MICRO_BATCH * SEQ_LEN * model.d_model
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])

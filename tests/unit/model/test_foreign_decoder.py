@@ -1,6 +1,7 @@
 """Decoders of transformers: their sizes, buffers, initial values, heads, and what is refused."""
 
 import copy
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -217,15 +218,13 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     [
         ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
         ({"context_parallel": 2}, "--context-parallel 2 knows"),
-        ({"document_attention": True}, "--document-attention knows"),
-        ({"compile": True}, "--compile knows"),
         ({"precision": "fp8"}, "--precision fp8 knows"),
         ({"optimizer": "muon"}, "--optimizer muon knows"),
         ({"activation_checkpointing": "selective"}, "use full"),
         ({"activation_checkpointing": "budget=1GiB"}, "use full"),
         ({"lora_rank": 40, "random_base": True}, "--lora-rank 40 is more than the 16 rows"),
         ({"lora_rank": 4, "lora_targets": "fc1"}, "no fc1: give all, .* q_proj, k_proj"),
-        ({"lora_rank": 4, "quantize_base": "nf4"}, "--quantize-base nf4 knows"),
+        ({"lora_rank": 4, "quantize_base": "nf4", "random_base": True}, "the rows of q_proj have"),
         ({"layers": 3, "norm": "rms"}, "--layers 3 --norm rms knows"),
         ({"mlp_tile": 8}, "--mlp-tile 8 knows"),
         ({"attention": "flash"}, "use one of auto, eager, sdpa"),
@@ -239,6 +238,26 @@ def test_what_only_our_own_decoder_does_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resolved(written(tmp_path, "gemma2"), **changes)
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon_h1", "gpt_oss", "mamba2", "opt"])
+def test_documents_that_are_not_kept_apart_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--document-attention: .* has no mask of documents"):
+        resolved(written(tmp_path, name), document_attention=True)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "mixtral", "phi3", "smollm3"])
+def test_documents_in_one_sequence_are_computed_as_if_alone(name: str, tmp_path: Path) -> None:
+    config = resolved(written(tmp_path, name), document_attention=True)
+    assert isinstance(config, ForeignConfig)
+    module = built(config).eval()
+    tokens, bounds = torch.randint(3, 250, (1, 24)), (0, 11, 12, 24)
+    pieces = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    starts = torch.cat([torch.full((1, p.stop - p.start), p.start) for p in pieces], dim=1)
+    with torch.no_grad():
+        alone = torch.cat([module(tokens[:, piece]) for piece in pieces], dim=1)
+        torch.testing.assert_close(module(tokens, starts=starts), alone, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(module(tokens), alone, atol=1e-4)
 
 
 def test_adapters_are_beside_the_layers_that_are_named(tmp_path: Path) -> None:
