@@ -226,11 +226,12 @@ def measured(
         corpus = write_stdlib(Path(folder) / "corpus.txt", 2**20)
         for name, fields in CONFIGS.items():
             (Path(folder) / name).write_text(json.dumps(fields))
+        named = [f"{folder}/{flag}" if flag in CONFIGS else flag for flag in train]
         task = {
             "folder": folder,
             "device": options.device,
             "case": launch.case,
-            "train": [*in_folder(train, folder), "--device", options.device, "--data", str(corpus)],
+            "train": [*named, "--device", options.device, "--data", str(corpus)],
             "flags": {name: FLAGS[name].extra for name in launch.flags},
             "peers": peers,
             "peers_compile": launch.peers_compile,
@@ -245,10 +246,6 @@ def measured(
             return {"error": f"{DID_NOT_END} {done.returncode}"}
         found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text())
         return found
-
-
-def in_folder(flags: list[str], folder: str) -> list[str]:
-    return [f"{folder}/{flag}" if flag in CONFIGS else flag for flag in flags]
 
 
 HEADER = (
