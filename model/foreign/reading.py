@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -50,9 +51,7 @@ def foreign_config(
         )
     text = _text(document)
     try:
-        causal = skeleton(text, attention)
-        blocks = parts_of(causal).blocks
-        head_function(text, attention)
+        causal, blocks = _built(text, attention)
     except Exception as error:  # a config that its class does not take raises anything
         raise UserError(
             f"transformers cannot build this {document['model_type']}: {error}"
@@ -60,8 +59,7 @@ def foreign_config(
     for reason in _obstacles_of(causal):
         raise UserError(reason)
     config, head = causal.config, causal.get_output_embeddings()
-    of_blocks = {} if lora is None else adapter_counts(causal, lora)
-    quantized(causal, quantize_base)  # or refused
+    of_blocks = _adapter_counts(causal, lora, quantize_base)
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
     heads = getattr(config, "num_attention_heads", None) or 1
     d_model = config.hidden_size
@@ -89,6 +87,20 @@ def foreign_config(
         idle_parameters=sum(_idle(p, causal) for p in causal.parameters()),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
     )
+
+
+def _built(text: str, attention: AttentionKind) -> tuple[Any, nn.ModuleList]:
+    """Return the model and its blocks; anything is raised where one of them is not there."""
+    causal = skeleton(text, attention)
+    head_function(text, attention)
+    return causal, parts_of(causal).blocks
+
+
+def _adapter_counts(causal: Any, lora: Lora | None, kind: Quantization) -> Counter[int | None]:
+    """Return the parameters of adapters by block; ValueError where layers cannot be adapted or
+    quantised."""
+    quantized(causal, kind)
+    return Counter() if lora is None else adapter_counts(causal, lora)
 
 
 def separates_documents(config: ForeignConfig) -> bool:
