@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from launcher.forecast.fit import verdict
+from launcher.forecast.fit import Verdict, verdict
 from launcher.forecast.timing import step_seconds
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.editing import CannotEdit, edited, said
@@ -33,37 +33,46 @@ class Change(NamedTuple):
 
 
 def changes_of(planned: Planned, argv: Sequence[str]) -> list[Change]:
-    """Return at most three changes, the fastest first; none where the run fits with room."""
+    """Return at most three changes, the fastest first; none where the run fits with room.
+
+    Where a run does not fit and none fits with room, they are those that are too close to call.
+    """
     if planned.verdict == "fits":
         return []
     deadline_s = time.thread_time() + PATIENCE_S
-    before_s, found, seen = _step_s(planned), list[Change](), list[tuple[str, Edit]]()
+    before_s, tried, seen = _step_s(planned), list[Change](), list[tuple[str, Edit]]()
     flat = planned.reading.source.flat
     for what, edit in _edits(planned):
-        if time.thread_time() > deadline_s or len(found) >= MOST:
+        if time.thread_time() > deadline_s or len(_that_are("fits", tried, planned)) >= MOST:
             break
         if all(flat.get(key) == value for key, value in edit.items()):
             continue  # as it is already
         change = _tried(planned, argv, what, edit, before_s)
-        if change is not None and verdict(change.used_bytes, planned.memory_bytes) == "fits":
-            found.append(change)
         if change is not None and change.used_bytes < planned.used_bytes:
+            tried.append(change)
             seen.append((what, edit))
     # Several together, from the mildest on, until they fit; with a smaller micro-batch at the end.
     own = planned.reading.kind.micro_batch
     together: dict[str, Any] = {}
     names: dict[tuple[str, ...], str] = {}
     for what, edit in sorted(seen, key=lambda each: own in each[1]):
-        if len(found) >= MOST or time.thread_time() > deadline_s:
+        if time.thread_time() > deadline_s or len(_that_are("fits", tried, planned)) >= MOST:
             break
         together |= edit
         names[tuple(edit)] = what  # a smaller micro-batch replaces a larger one
         change = _tried(planned, argv, "; ".join(names.values()), together, before_s)
-        fits = change and verdict(change.used_bytes, planned.memory_bytes) == "fits"
-        if change is not None and fits and len(names) > 1:
-            found.append(change)
-            break
-    return sorted(found, key=lambda change: change.slower)
+        if change is not None and len(names) > 1:
+            tried.append(change)
+            if verdict(change.used_bytes, planned.memory_bytes) == "fits":
+                break
+    found = _that_are("fits", tried, planned)
+    if not found and planned.verdict == "does not fit":
+        found = _that_are("tight", tried, planned)
+    return sorted(found, key=lambda change: change.slower)[:MOST]
+
+
+def _that_are(word: Verdict, changes: Sequence[Change], planned: Planned) -> list[Change]:
+    return [c for c in changes if verdict(c.used_bytes, planned.memory_bytes) == word]
 
 
 def patch_of(source: Source, change: Change) -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from launcher.forecast.fit import Verdict
+from launcher.forecast.fit import Verdict, verdict
 from launcher.forecast.predict import by_category
 from launcher.forecast.table import seconds
 from launcher.forecast.timing import StepTime
@@ -114,9 +114,13 @@ def print_planned(planned: Planned, changes: Sequence[Change], *, as_json: bool)
     print_table(_LEDGER, [*ledger, ["in all", gib(planned.used_bytes)]], otherwise="--json")
     say(verdict_line(planned))
     for change in changes:
-        say("would fit: " + line_of(change, planned))
+        fits = verdict(change.used_bytes, planned.memory_bytes) == "fits"
+        say(("would fit: " if fits else "would be tight: ") + line_of(change, planned))
     if planned.verdict != "fits" and not changes:
-        say("no change of its keys was found with which it fits: more GPUs, or a smaller model")
+        say(
+            "no change of its keys was found with which it fits: give more GPUs, a smaller "
+            "--micro-batch or a smaller model"
+        )
 
 
 def verdict_line(planned: Planned) -> str:
@@ -125,11 +129,11 @@ def verdict_line(planned: Planned) -> str:
     return fits_line(planned.verdict, planned.used_bytes, planned.memory_bytes, time)
 
 
-def fits_line(verdict: Verdict, used_bytes: int, memory_bytes: int, time: StepTime | None) -> str:
+def fits_line(found: Verdict, used_bytes: int, memory_bytes: int, time: StepTime | None) -> str:
     """Say in one line whether so many bytes fit, and how fast the run is."""
     share = f"{gib(used_bytes)} of {gib(memory_bytes)} ({used_bytes / memory_bytes:.0%})"
     pace = "" if time is None else f", {seconds(time)} s per step"
-    return f"{verdict}: {share}{pace}"
+    return f"{found}: {share}{pace}"
 
 
 def ours(facts: Facts) -> str:
