@@ -21,7 +21,6 @@ import warnings
 from typing import Any
 
 from shardscale_observer.errors import is_of_program
-from shardscale_observer.guard import guarded
 
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
@@ -46,22 +45,14 @@ class Values:
         self._library: Any = None
 
     def install(self) -> None:
-        """Answer `item` and its like in the dispatcher, copies of small tensors in Python."""
+        """Replace what reads values in torch's dispatcher."""
         torch = self._torch
         self._library = torch.library.Library("aten", "IMPL")  # undone when it is collected
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced
             self._implement("_local_scalar_dense", self._scalar)
             self._implement("nonzero", self._nonzero)
-        torch.Tensor.cpu = self._copying(torch.Tensor.cpu, "cpu")
-        torch.Tensor.to = self._copying(torch.Tensor.to, "to")
-        tolist = torch.Tensor.tolist
-
-        @functools.wraps(tolist)
-        def to_list(tensor: Any) -> Any:
-            return tolist(tensor.cpu() if tensor.is_cuda else tensor)
-
-        torch.Tensor.tolist = to_list
+            self._implement("_to_copy", self._copy)
         self._print_without_values(torch._tensor_str)
 
     def _print_without_values(self, module: Any) -> None:
@@ -99,21 +90,14 @@ class Values:
         shape = (tensor.numel(), tensor.dim())
         return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
 
-    def _copying(self, function: Any, call: str) -> Any:
-        @guarded
-        def fill(tensor: Any, copy: Any) -> None:
-            if self._known(tensor) is None:
-                with self._torch.no_grad():
-                    copy.fill_(self._answer(tensor.dtype, f"{call} of {list(tensor.shape)}"))
-
-        @functools.wraps(function)
-        def copied(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            copy = function(tensor, *args, **kwargs)
-            if tensor.is_cuda and copy.is_cpu and 0 < copy.numel() <= SMALL:
-                fill(tensor, copy)
-            return copy
-
-        return copied
+    def _copy(self, tensor: Any, **options: Any) -> Any:
+        """Copy as torch does, then fill a small copy on the host."""
+        # The kernel that all devices share is replaced for CUDA; another device still has it.
+        elsewhere = self._torch._C.DispatchKeySet(self._torch._C.DispatchKey.XPU)
+        copy = self._torch.ops.aten._to_copy.default.redispatch(elsewhere, tensor, **options)
+        if copy.is_cpu and 0 < copy.numel() <= SMALL and self._known(tensor) is None:
+            copy.fill_(self._answer(tensor.dtype, f"copy of {list(tensor.shape)}"))
+        return copy
 
     def _known(self, tensor: Any) -> Any:
         """Return the values on the host if they are known there, else None."""
