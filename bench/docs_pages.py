@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import architectures
+import rehearsals_table
 from runs import ROOT
 from will_it_fit import CHOICES, GPUS, MODELS
 
@@ -276,10 +277,8 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "techniques": techniques,
     "precision": precision,
     "offload": offload,
-    "fit": fit,
-    "simplest": simplest,
-    "memory-of": memory_of,
-    "held": held,
+    **{"fit": fit, "simplest": simplest, "memory-of": memory_of, "held": held},
+    "rehearsals": rehearsals_table.by_program,
     "exit-codes": exit_codes,
     "architectures": architectures.table,
     "shapes": shapes,

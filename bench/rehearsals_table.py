@@ -1,10 +1,25 @@
 """The page of rehearsals.py: summary, rows, misses."""
 
+import json
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 LARGE = 0.05
+RESULT = Path(__file__).parent / "results" / "rehearsals.jsonl"
+
+
+def by_program(_: Sequence[str]) -> str:
+    """Return the table of docs/rehearse.md: how far each program's figures are off."""
+    records = [json.loads(line) for line in RESULT.read_text(encoding="utf-8").splitlines()]
+    lines = ["| program | figures | median | worst |", "|---|---:|---:|---:|"]
+    for name in (*dict.fromkeys(record["program"] for record in records), "all"):
+        chosen = [record for record in records if name in (record["program"], "all")]
+        misses = [abs(miss) for record in chosen if (miss := _miss(record)) is not None]
+        middle = statistics.median(misses)
+        lines.append(f"| {name} | {len(misses)} | {middle:.1%} | {max(misses):.1%} |")
+    return "\n".join(lines)
 
 
 def markdown(records: Sequence[dict[str, Any]]) -> str:

@@ -131,9 +131,10 @@ class Values:
     def _note(
         self, call: str, answer: Any, frames: list[tuple[str, int, str]] | None = None
     ) -> None:
-        frames = frames or list(_frames())
+        # Autograd's threads have none but torch's own.
+        frames = frames or list(_frames()) or [("backward", 0, "")]
         own = next((frame for frame in frames if is_of_program(frame[0])), None)
-        place = own or (frames[0] if frames else ("?", 0, ""))
+        place = own or frames[0]
         key = (f"{place[0]}:{place[1]}", call)
         entry = self.places.setdefault(
             key,
