@@ -60,7 +60,8 @@ def _lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         if record["cause"]:
             yield f"- {record['key']}: {record['cause']}"
         if record["result"].get("failed"):
-            yield f"- {record['key']} failed: {record['result']['failed']}"
+            why = " ".join(str(record["result"]["failed"]).split())
+            yield f"- {record['key']} failed: {why[:120]}"
     yield ""
     yield "## Sources and versions"
     yield ""
