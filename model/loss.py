@@ -76,7 +76,9 @@ def linear_cross_entropy(
     """
     if chunk_rows is None:
         device_type = hidden.device.type
-        how = {"fused": fuses(device_type), "on_host": device_type == "cpu"}
+        fused = fuses(device_type)
+        # What a GPU would do is traced on a CPU's tensors.
+        how = {"fused": fused, "on_host": device_type == "cpu" and not fused}
         chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, **how)
     if chunk_rows == 0:
         logits, _ = _capped(F.linear(hidden, weight).float(), softcap)
