@@ -4,7 +4,7 @@
 
 Rows of `published_rows.py` of torchtitan, LitGPT, and transformers with DeepSpeed are written as
 the file that their trainer takes, planned by `shardscale plan --from`, and held against the
-published bytes, or against whether the run is said to run. Writes plan_from.json and plan_from.md.
+published bytes, or against the verdict. Writes plan_from.json and plan_from.md.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def files_of(row: Row) -> dict[str, str] | None:
 
 
 def planned(row: Row, files: dict[str, str]) -> dict[str, Any]:
-    """What `plan --from` says, as a record; a refusal has its sentence."""
+    """Plan a config and return the record of `plan --from`; a refusal has its sentence."""
     out, err = io.StringIO(), io.StringIO()
     with TemporaryDirectory() as folder:
         for name, text in files.items():

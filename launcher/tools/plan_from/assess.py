@@ -58,7 +58,7 @@ class Planned:
     others: Sequence[Source]
     """Files beside the first one."""
     corrections: dict[str, int]
-    """What the trainer holds beside what shardscale would -> bytes at the peak."""
+    """Tensors that the trainer holds and shardscale would not -> bytes at the peak."""
     notes: list[str]
 
     @property

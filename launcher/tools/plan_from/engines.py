@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 
 class Engine(NamedTuple):
-    """What a trainer does where its config says nothing, for the version named."""
+    """A trainer's behaviour where its config says nothing, for the version named."""
 
     version: str
     source: str

@@ -20,7 +20,7 @@ _COMPANIONS: Final = 4
 
 @dataclass(kw_only=True)
 class Reading:
-    """What was understood of one or more files."""
+    """The facts of one run, read from one or more files."""
 
     kind: Kind
     source: Source
@@ -121,8 +121,13 @@ def _reason(kind: Kind, key: str) -> str | None:
     return next((f"{at}: {kind.left_out[at]}" for at in places if kind.left_out.get(at)), None)
 
 
-def _read_companions(reading: Reading) -> None:
-    """Read the files that a config names, where they lie beside it or in the working folder."""
+def _read_companions(reading: Reading, seen: frozenset[Path] = frozenset()) -> None:
+    """Read the files that a config names, where they lie beside it or in the working folder.
+
+    Args:
+        seen: files that are being read; a config that names one of them does so in a circle.
+    """
+    seen |= {reading.source.path.resolve()}
     for what in ("deepspeed", "config_file"):
         named = reading.facts.pop(f"companion {what}", None)
         if named is None:
@@ -133,13 +138,18 @@ def _read_companions(reading: Reading) -> None:
                 f"{what} {one_line(str(named), 60)}: no such file here: give it to --from, too"
             )
             continue
+        if path.resolve() in seen:
+            raise UserError(
+                f"{reading.source.path}: {what} {named!r:.60} leads back to a file that names it: "
+                "correct it"
+            )
         other = read_source(path)
         kind = DEEPSPEED if what == "deepspeed" else kind_of(other)
         if kind is None:
             reading.left_out.append(f"{what} {path.name}: of no trainer known here")
             continue
         found = _read(kind, other, f"{path.name}: ")
-        _read_companions(found)
+        _read_companions(found, seen)
         given = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
         facts = {name: value for name, value in found.facts.items() if name not in given}
         reading.facts = reading.facts | facts

@@ -51,7 +51,7 @@ class Rental(NamedTuple):
 
     @property
     def middle(self) -> float:
-        """What it is ranked by."""
+        """Return the middle of the cost, by which offers are ranked."""
         return sum(self.cost) / 2
 
     def in_time(self, deadline_hours: float | None) -> str:

@@ -41,7 +41,7 @@ print(json.dumps({"repeats": repeats, "seen": seen, "kib": int(shared[1])}))
 def test_blocks_beyond_the_budget_share_their_pages(tmp_path: Path) -> None:
     compiler = shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no gcc to build the stand-in with")
+        pytest.skip("no gcc to build the library with")
     preloaded, caller = tmp_path / "host.so", tmp_path / "libc10.so"
     (tmp_path / "caller.c").write_text(CALLER)
     build = [compiler, *FLAGS, "-shared", "-Werror", f"-I{SOURCES}", "-ldl"]

@@ -1,6 +1,5 @@
 """`plan --from`: configs of strangers are read, planned, and changed in their own words."""
 
-import contextlib
 import json
 import random
 import statistics
@@ -39,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def understood(path: Path, *given: str) -> tuple[Reading, RunConfig]:
-    """What is read of a file, and the run that it becomes."""
+    """Read a file and return its facts and the run that it becomes."""
     reading = read_files([read_source(path)])
     options, user = parse_options([*given, "--gpu", "H100"])
     gpus, machines = gpus_of(reading, options.gpus if "--gpus" in given else None, None)
@@ -188,16 +187,44 @@ ODD: tuple[Any, ...] = (
 
 
 def test_odd_values_are_read_or_refused(folder: Path) -> None:
-    """No value of a key ends in a traceback."""
+    """A key with an odd value is read, left out by name, without effect, or refused."""
     draw = random.Random(36)
+    read = 0
     for _ in range(400):
         name = draw.choice(list(SAMPLES))
         source = read_source(folder / name)
-        changed = {**source.flat, draw.choice(list(source.flat)): draw.choice(ODD)}
-        with contextlib.suppress(UserError):
+        key = draw.choice(list(source.flat))
+        changed = {**source.flat, key: draw.choice(ODD)}
+        try:
             reading = read_files([source._replace(flat=changed)])
             _, user = parse_options([*asked(name), "--gpu", "H100"])
             training_flags(reading, user, *gpus_of(reading, 8, None))
+        except UserError:
+            continue
+        named = {*(w[0] for w in reading.words), *reading.no_effect}
+        named |= {text.split()[0].rstrip(":") for text in reading.left_out}
+        assert any(f"{key}.".startswith(f"{at}.") for at in named), (name, key)
+        read += 1
+    assert read > 200
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"run.sh": "run.sh"}, {"run.sh": "other.sh", "other.sh": "run.sh"}],
+    ids=["itself", "in a circle"],
+)
+def test_configs_that_name_each_other_are_refused(
+    files: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, named in files.items():
+        command = f"accelerate launch --config_file {named} train.py --bf16 --output_dir x"
+        Path(name).write_text(command + " --per_device_train_batch_size 2\n")
+    assert main(["--from", "run.sh", "--gpu", "H100", "--model", "gpt2"]) == 2
+    assert "leads back to a file that names it" in capsys.readouterr().err
 
 
 def test_a_run_that_does_not_fit_gets_a_patch_that_applies(
