@@ -1,4 +1,4 @@
-"""Plan, measure and read trainings from Python: `plan()`, `measure()`, `load()`, `load_model()`.
+"""Plan, rehearse, measure and read trainings: `plan()`, `rehearse()`, `measure()`, `load()`.
 
 These names and their parameters are a promise: a change of meaning comes with a new major version.
 Nothing is imported until it is asked for. Bad input raises `UserError`, one sentence with the fix.
@@ -11,16 +11,32 @@ if TYPE_CHECKING:
     from launcher.util.errors import UserError
     from shardscale.measuring import measure
     from shardscale.planning import Plan, plan
+    from shardscale.rehearsing import RehearsalReport, rehearse
     from shardscale.results import Results, load, load_model
     from shardscale.tables import Table
 
-__all__ = ["Plan", "Results", "Table", "UserError", "load", "load_model", "measure", "plan"]
+__all__ = [
+    "Plan",
+    "RehearsalReport",
+    "Results",
+    "Table",
+    "UserError",
+    "load",
+    "load_model",
+    "measure",
+    "plan",
+    "rehearse",
+]
 
 _HOMES = {
     **{"Plan": "shardscale.planning", "plan": "shardscale.planning"},
     **dict.fromkeys(("Results", "load", "load_model"), "shardscale.results"),
     **{"Table": "shardscale.tables", "UserError": "launcher.util.errors"},
     "measure": "shardscale.measuring",
+    # IPython asks for the last at %load_ext.
+    **dict.fromkeys(
+        ("RehearsalReport", "rehearse", "load_ipython_extension"), "shardscale.rehearsing"
+    ),
 }
 
 

@@ -78,6 +78,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "ranks": ranks,
         "cards": [dataclasses.asdict(card) for card in result.cards],
         "folder": str(result.stage.folder),
+        "report": list(lines(result)),
     }
 
 

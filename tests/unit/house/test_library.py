@@ -173,7 +173,7 @@ def test_load_wants_one_run(tmp_path: Path) -> None:
 
 def test_what_is_promised_is_documented() -> None:
     assert set(dir(shardscale)) == {*shardscale.__all__, "__version__"}
-    for name in ("plan", "measure", "load", "load_model"):
+    for name in ("plan", "rehearse", "measure", "load", "load_model"):
         function = getattr(shardscale, name)
         assert f"`{name}(" in PAGE.read_text(encoding="utf-8")
         assert inspect.getdoc(function)
