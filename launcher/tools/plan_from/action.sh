@@ -9,10 +9,7 @@ python="${PLAN_PYTHON:-python}"
 # shellcheck disable=SC2086
 "$python" -m launcher plan --check --json --from ${PLAN_PATHS:-.} ${PLAN_ARGUMENTS:-} > "$checked"
 code=$?
-case $code in
-  0 | 1 | 3) ;;
-  *) exit $code ;; # refused, and said why
-esac
+[ -s "$checked" ] || exit $code # refused, and said why
 "$python" -m launcher.tools.plan_from.comment "$checked" > "$table" || exit
 cat "$table" >> "${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 if [ "${PLAN_COMMENT:-false}" = true ] && [ -n "${PLAN_PULL_REQUEST:-}" ]; then

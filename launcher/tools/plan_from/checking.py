@@ -13,7 +13,7 @@ from launcher.forecast.plan_records import as_records
 from launcher.tools.plan_from.assess import assessed, plan_of
 from launcher.tools.plan_from.output import fits_line, record_of, verdict_line
 from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
-from launcher.tools.plan_from.translate import kind_of
+from launcher.tools.plan_from.translate import WrongValue, kind_of
 from launcher.util.errors import ExitCode, Failure, UserError
 
 TOO_CLOSE: Final = 3
@@ -21,12 +21,15 @@ TOO_CLOSE: Final = 3
 nothing has run."""
 MOST_FILES: Final = 10_000
 _PASSED_OVER: Final = frozenset({"node_modules", "site-packages", "__pycache__"})
-_CODES: Final = {"fits": 0, "tight": TOO_CLOSE, "does not fit": int(ExitCode.NOTHING_FITS)}
+_CODES: Final = {
+    **{"fits": 0, "tight": TOO_CLOSE, "does not fit": int(ExitCode.NOTHING_FITS)},
+    "wrong": int(ExitCode.REFUSED),
+}
 
 
 def check(paths: Sequence[Path], argv: Sequence[str], *, as_json: bool) -> int:
     """Check files, and the configs of folders; return 0 where all fit with room, 1 where one does
-    not, 3 where one is too close to call.
+    not, else 2 where one has a value that is wrong, else 3 where one is too close to call.
 
     A config of a folder that lacks a fact is listed and does not fail the check.
 
@@ -44,7 +47,7 @@ def check(paths: Sequence[Path], argv: Sequence[str], *, as_json: bool) -> int:
         raise UserError(f"{', '.join(map(str, paths))}: no config of a known trainer in there")
     if as_json:
         print(json.dumps(records, indent=2, default=str))
-    return 1 if 1 in codes else max(codes)
+    return next((code for code in (1, 2) if code in codes), max(codes))
 
 
 def check_flags(argv: Sequence[str], *, as_json: bool) -> int:
@@ -55,7 +58,10 @@ def check_flags(argv: Sequence[str], *, as_json: bool) -> int:
     """
     options, training = parse_options(argv)
     cluster, _ = find_cluster(options)
-    a = assessed(parse_run_config(training, cluster.world_size), cluster)
+    config = parse_run_config(training, cluster.world_size)
+    if config.optim.precision == "auto" and "bf16" not in cluster.machine.matmul_flops_per_s:
+        config = config.replace(precision="fp32")
+    a = assessed(config, cluster)
     line = (
         f"{a.run.config.model.label}: {fits_line(a.verdict, a.used_bytes, a.memory_bytes, a.time)}"
     )
@@ -75,7 +81,8 @@ def _checked(source: Source, argv: Sequence[str], *, alone: bool) -> dict[str, A
         text = str(error)
         line = text if text.startswith(str(source.path)) else f"{source.path}: {text}"
         reason = line.removeprefix(f"{source.path}: ")
-        return {"file": str(source.path), "verdict": "not known", "reason": reason, "line": line}
+        verdict = "wrong" if isinstance(error, WrongValue) else "not known"
+        return {"file": str(source.path), "verdict": verdict, "reason": reason, "line": line}
     return record_of(planned, []) | {"line": f"{source.path}: {verdict_line(planned)}"}
 
 

@@ -16,7 +16,7 @@ from launcher.util.sizes import gib
 MOST_ROWS: Final = 200
 MARK: Final = "<!-- shardscale plan --check -->"
 """Finds the comment again."""
-_SIGNS: Final = {"fits": "✅", "tight": "⚠️", "does not fit": "❌"}
+_SIGNS: Final = {"fits": "✅", "tight": "⚠️", "does not fit": "❌", "wrong": "❌"}
 _MOST_BYTES: Final = 2**26
 
 

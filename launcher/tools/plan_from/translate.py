@@ -18,6 +18,10 @@ FEWEST_MARKS: Final = 2
 _COMPANIONS: Final = 4
 
 
+class WrongValue(UserError):
+    """A value that the config's own trainer refuses, too."""
+
+
 @dataclass(kw_only=True)
 class Reading:
     """The facts of one run, read from one or more files."""
@@ -95,7 +99,9 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                 reading.left_out.append(f"{shown} {one_line(str(value), 60)}: {error}")
                 continue
             except ValueError as error:
-                raise UserError(f"{source.path}: {key} {value!r:.60} {error}: correct it") from None
+                raise WrongValue(
+                    f"{source.path}: {key} {value!r:.60} {error}: correct it"
+                ) from None
             reading.facts |= facts
             if facts:
                 reading.words.append((shown, value, facts))
@@ -139,7 +145,7 @@ def _read_companions(reading: Reading, seen: frozenset[Path] = frozenset()) -> N
             )
             continue
         if path.resolve() in seen:
-            raise UserError(
+            raise WrongValue(
                 f"{reading.source.path}: {what} {named!r:.60} leads back to a file that names it: "
                 "correct it"
             )

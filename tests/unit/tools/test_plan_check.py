@@ -75,6 +75,9 @@ def test_a_folder_is_searched(repository: Path, capsys: pytest.CaptureFixture[st
     assert [line.partition(":")[0] for line in lines] == [
         f"configs/{name}.yaml" for name in ("large", "launch", "small")
     ]
+    (repository / "configs" / "large.yaml").write_text("base_model: gpt2\nmicro_batch_size: two\n")
+    assert main(["--check", "--gpu", "T4", "--from", "."]) == 2
+    assert "large.yaml: micro_batch_size 'two' is no whole number" in capsys.readouterr().out
     (repository / "empty").mkdir()
     assert main(["--check", "--gpu", "T4", "--from", "empty"]) == 2
     assert "empty: no config of a known trainer in there" in capsys.readouterr().err
