@@ -1,242 +1,136 @@
 """What one training step asks of a GPU, operator by operator, and what that takes at ideal rates.
 
-    python bench/step_budget.py [--cases bf16 ...] [--top 12] [--output bench/results/step_budget]
+    python bench/step_budget.py [--gpu H200 A100-80GB ...] [--cases "seed-134m bf16" ...]
+        [--top 12] [--output bench/results/step_budget]
 
 Every operator that a step dispatches is written down with its types, the bytes of the tensors it
-reads and writes, and its FLOP; it is charged the longer of the two at 4.3 TB/s and 790 TFLOP/s,
-which an H200's memory and bf16 matmuls come to. Sums are what no kernel can beat, and say which
-operators are worth another kernel; they are not a measurement of speed. Needs torch's CUDA build
-and a GPU or its stand-in (launcher/tools/rehearse): with the latter allocator, streams and choice
-of kernels are real, and no kernel runs.
+reads and writes, and its FLOP; it is charged the longer of the two, at 90% of the bandwidth and 80%
+of the matmul rate on a GPU's data sheet, by the type that is multiplied. Sums are what no kernel
+can beat, and say which operators are worth another kernel; they are not a measurement of speed.
+Needs torch's CUDA build and a GPU or its stand-in (launcher/tools/rehearse): with the latter
+allocator, streams, choice of kernels, launches and the host's time are real, and no kernel runs.
 """
 
 import argparse
-import collections
-import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import runs
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
-from launcher.config.arguments import parse_run_config
-from launcher.config.resolve import resolve
-from launcher.optim import kernels
-from launcher.optim.choice import learning_rate
-from launcher.parallel.world import World, leave, start
-from launcher.strategies.engine import Engine, train_step
-from launcher.train import build_engine
+from launcher.measure.hardware import gpu_named
 
-BYTES_PER_S, FLOP_PER_S = 4.3e12, 790e12
-# Of kernels that go over what they are given more than once, by the schema alone unseen.
-PASSES = {"shardscale::softmax_gradient_": 3}
+RANK = Path(__file__).with_name("step_budget_rank.py")
+# Of data sheets: 4.3 of an H200's 4.8 TB/s and 790 of its 989 TFLOP/s are what large copies and
+# products come to.
+MEMORY_SHARE, MATMUL_SHARE = 0.9, 0.8
 GIB = 2**30
+GPUS = ("H200", "H100", "A100-80GB", "B200", "RTX-4090")
 SEED = ("--model=seed-134m", "--micro-batch=125")
+# As large as seed-134m, with RoPE, RMSNorm and SwiGLU.
+LLAMA = (
+    *("--model=llama-3.2-1b", "--layers=12", "--d-model=768", "--heads=12", "--kv-heads=12"),
+    *("--d-ff=2048", "--vocab-size=32000", "--context=256", "--micro-batch=125"),
+)
+SMALL = ("--model=seed-134m", "--micro-batch=8")
+BF16 = "--precision=bf16"
+PURE8 = ("--precision=bf16-pure", "--optimizer=adamw8bit")
+IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
 CASES: dict[str, tuple[str, ...]] = {
-    "fp32": ("--precision=fp32",),
-    "bf16": ("--precision=bf16",),
-    "bf16, selective": ("--precision=bf16", "--activation-checkpointing=selective"),
-    "bf16, full": ("--precision=bf16", "--activation-checkpointing=full"),
-    "bf16, FSDP": ("--precision=bf16", "--strategy=fsdp"),
-    "bf16, DDP": ("--precision=bf16", "--strategy=ddp"),
-    "bf16-pure": ("--precision=bf16-pure", "--betas", "0.9", "0.99"),
-    "bf16-pure, 8-bit, full": (
-        *("--precision=bf16-pure", "--optimizer=adamw8bit", "--activation-checkpointing=full"),
+    "seed-134m fp32": (*SEED, "--precision=fp32"),
+    "seed-134m bf16": (*SEED, BF16),
+    "seed-134m bf16, selective": (*SEED, BF16, "--activation-checkpointing=selective"),
+    "seed-134m bf16, full": (*SEED, BF16, "--activation-checkpointing=full"),
+    "seed-134m bf16, FSDP": (*SEED, BF16, "--strategy=fsdp"),
+    "seed-134m bf16, DDP": (*SEED, BF16, "--strategy=ddp"),
+    "seed-134m bf16-pure": (*SEED, "--precision=bf16-pure", "--betas", "0.9", "0.99"),
+    "seed-134m bf16-pure, 8-bit, full": (*SEED, *PURE8, "--activation-checkpointing=full"),
+    "seed-134m bf16-pure, 8-bit, full, in backward": (
+        *(*SEED, *PURE8, *IN_BACKWARD, "--activation-checkpointing=full"),
     ),
-    "bf16-pure, 8-bit, full, in backward": (
-        *("--precision=bf16-pure", "--optimizer=adamw8bit", "--activation-checkpointing=full"),
-        *("--optimizer-in-backward", "--clip=0"),
+    "seed-134m bf16-pure, 8-bit, offload, in backward": (
+        *(*SEED, *PURE8, *IN_BACKWARD, "--activation-checkpointing=offload"),
     ),
-    "bf16-pure, 8-bit, offload, in backward": (
-        *("--precision=bf16-pure", "--optimizer=adamw8bit", "--activation-checkpointing=offload"),
-        *("--optimizer-in-backward", "--clip=0"),
-    ),
+    "seed-134m fp8": (*SEED, "--precision=fp8"),
+    "seed-134m bf16, micro-batch 8": (*SMALL, BF16),
+    "Llama-shaped bf16": (*LLAMA, BF16),
+    "Llama-shaped bf16, full": (*LLAMA, BF16, "--activation-checkpointing=full"),
 }
 
 
-@dataclass(slots=True)
-class Row:
-    """One operator with one set of types, in one phase."""
+class Rates(NamedTuple):
+    """Bytes and FLOP per second that a GPU comes to."""
 
-    calls: int = 0
-    size_bytes: int = 0
-    flop: float = 0.0
-    ideal_ms: float = 0.0
-
-    def add(self, size_bytes: int, flop: float) -> None:
-        self.calls += 1
-        self.size_bytes += size_bytes
-        self.flop += flop
-        self.ideal_ms += 1e3 * max(size_bytes / BYTES_PER_S, flop / FLOP_PER_S)
+    memory: float
+    matmul: dict[str, float]
+    """By the narrowest type among the operands."""
 
 
-class Budget(TorchDispatchMode):
-    """Counts what is dispatched to the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.phase = "data"
-        self.rows: dict[tuple[str, str, str], Row] = collections.defaultdict(Row)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if on_device(leaf)]
-        if tensors and not is_view(func):
-            dtypes = "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
-            size_bytes = sum(t.numel() * t.element_size() for t in tensors)
-            size_bytes *= PASSES.get(func._schema.name, 1)
-            row = self.rows[self.phase, func._schema.name.split("::")[1], dtypes]
-            row.add(size_bytes, flop_of(func, args, kwargs or {}, out))
-        return out
+def rates_of(name: str) -> Rates:
+    """Of a data sheet; a type that the GPU does not multiply in takes the rate of fp32."""
+    gpu = gpu_named(name)
+    if gpu is None:
+        raise SystemExit(f"--gpu {name}: unknown")
+    low = gpu.bf16_flops_per_s or gpu.fp32_flops_per_s
+    rates = {"float32": gpu.fp32_flops_per_s, "bfloat16": low, "float16": gpu.tensor_flops_per_s}
+    rates["float8"] = gpu.fp8_flops_per_s or low
+    matmul = {type_: MATMUL_SHARE * rate for type_, rate in rates.items()}
+    return Rates(MEMORY_SHARE * gpu.memory_bytes_per_s, matmul)
 
 
-def on_device(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda
-
-
-@cache
-def is_view(func: Any) -> bool:
-    """Whether an operator moves nothing: it gives another view, or memory to be written."""
-    returned = func._schema.returns
-    views = any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
-    return views or func._schema.name.split("::")[1] in {
-        *("detach", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
-        "_unsafe_view",
-    }
-
-
-def flop_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """By torch's own formulas; of the scores of attention, half are hidden and skipped."""
-    formula = flop_registry.get(func._overloadpacket)
-    if formula is None:
-        return 0.0
-    known = {name: value for name, value in kwargs.items() if name != "out_dtype"}
-    operands = [arg for arg in args if not isinstance(arg, torch.dtype)]
-    flop = float(formula(*operands, **known, out_val=out))
-    return flop / 2 if "attention" in func._schema.name else flop
-
-
-class Phases:
-    """What `train_step` names its phases to."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-
-    def __call__(self, name: str) -> "Phases":
-        self.budget.phase = name
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        self.budget.phase = "between"
-
-
-def one_case(name: str, world: World) -> dict[str, Any]:
-    """A second step of a run, counted, and the third one's highest bytes."""
-    config = parse_run_config(["--device=cuda", *SEED, *CASES[name]])
-    resolved = resolve(config, world_size=1, device_type="cuda")
-    engine = build_engine(resolved, world)
-    tokens = torch.zeros(config.data.micro_batch, resolved.seq_len, dtype=torch.int64)
-    batch = [(tokens.to(world.device), tokens.to(world.device))]
-    lr = learning_rate(1, config.optim, 3)
-    budget = Budget()
-    take_step(engine, batch, lr, Phases(Budget()))
-    with budget, updates_counted(budget):
-        take_step(engine, batch, lr, Phases(budget))
-    torch.cuda.reset_peak_memory_stats()
-    take_step(engine, batch, lr, Phases(Budget()))
-    return {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
-        "rows": [
-            {"phase": phase, "operator": operator, "types": types, **counted(row)}
-            for (phase, operator, types), row in budget.rows.items()
-        ],
-    }
-
-
-@contextlib.contextmanager
-def updates_counted(budget: Budget) -> Iterator[None]:
-    """Kernels of low-precision optimizers are launched past the dispatcher: they read a gradient,
-    and read and write all else, once."""
-    module: Any = kernels
-    update = kernels.update
-
-    def counted_update(
-        weight: torch.Tensor, gradient: torch.Tensor, state: Any, *others: Any
-    ) -> None:
-        update(weight, gradient, state, *others)
-        kept = [weight, *(value for value in state.values() if isinstance(value, torch.Tensor))]
-        size_bytes = gradient.nbytes + 2 * sum(tensor.nbytes for tensor in kept)
-        types = "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in (gradient, *kept)}))
-        budget.rows[budget.phase, "low-precision update", types].add(size_bytes, 0.0)
-
-    module.update = counted_update
-    try:
-        yield
-    finally:
-        module.update = update
+def ideal_ms(row: dict[str, Any], rates: Rates) -> float:
+    """What one row of operators takes at least."""
+    types = row["types"].split("/")
+    known = [each for each in ("float8", "bfloat16", "float16") if any(each in t for t in types)]
+    flop_per_s = rates.matmul[known[0] if known else "float32"]
+    return float(1e3 * max(row["bytes"] / rates.memory, row["flop"] / flop_per_s))
 
 
 def in_a_process(name: str) -> dict[str, Any]:
     """Its own, since what engines register with autograd and groups outlives them."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "case.json"
-        runs.run_ranks([__file__, "--only", name, str(found)], ranks=1)
+        runs.run_ranks([str(RANK), str(found), *CASES[name]], ranks=1)
         content: dict[str, Any] = json.loads(found.read_text())
     return content
 
 
-def take_step(engine: Engine, batch: Any, lr: float, phases: Phases) -> None:
-    train_step(engine, batch, lr, phase=phases)
+def total(case: dict[str, Any], key: str) -> float:
+    return float(sum(row[key] for row in case["rows"]))
 
 
-def counted(row: Row) -> dict[str, float]:
-    return {
-        "calls": row.calls,
-        "bytes": row.size_bytes,
-        "flop": row.flop,
-        "ideal_ms": row.ideal_ms,
-    }
-
-
-def total(case: dict[str, Any], key: str, phase: str | None = None) -> float:
-    return float(sum(row[key] for row in case["rows"] if phase in (None, row["phase"])))
-
-
-def summary(cases: dict[str, dict[str, Any]]) -> str:
-    titles = ["seed-134m, 125 x 256", "operators", "GB", "TFLOP", "forward", "backward", "step"]
+def summary(cases: dict[str, dict[str, Any]], gpus: list[str]) -> str:
+    """One line per case: what is asked for, and the ideal time on each GPU, of it products."""
+    titles = ["one step of 256 tokens a row", "operators", "launches", "host ms", "GB", "TFLOP"]
+    titles += ["allocated GiB", *(f"{gpu} ms (products)" for gpu in gpus)]
+    rates = [rates_of(gpu) for gpu in gpus]
     rows = [
         [
             name,
             f"{total(case, 'calls'):.0f}",
+            str(case["launches"] or "n/a"),
+            f"{case['host_ms']:.1f}" if case["host_ms"] else "n/a",
             f"{total(case, 'bytes') / 1e9:.1f}",
             f"{total(case, 'flop') / 1e12:.1f}",
-            *(f"{total(case, 'ideal_ms', p):.1f}" for p in ("forward", "backward", "step")),
-            f"{total(case, 'ideal_ms'):.1f}",
             f"{case['allocated_peak_bytes'] / GIB:.2f}",
+            *(ideal(case, each) for each in rates),
         ]
         for name, case in cases.items()
     ]
-    return runs.table([*titles, "ideal ms", "allocated GiB"], rows)
+    return runs.table(titles, rows)
 
 
-def most(case: dict[str, Any], count: int) -> str:
+def ideal(case: dict[str, Any], rates: Rates) -> str:
+    each = [(ideal_ms(row, rates), row["flop"] > 0) for row in case["rows"]]
+    return f"{sum(ms for ms, _ in each):.1f} ({sum(ms for ms, product in each if product):.1f})"
+
+
+def most(case: dict[str, Any], count: int, rates: Rates) -> str:
     """The operators that take longest."""
-    longest = sorted(case["rows"], key=lambda row: -row["ideal_ms"])[:count]
+    longest = sorted(case["rows"], key=lambda row: -ideal_ms(row, rates))[:count]
     rows = [
         [
             f"{row['operator']} ({row['types']})",
@@ -244,7 +138,7 @@ def most(case: dict[str, Any], count: int) -> str:
             str(row["calls"]),
             f"{row['bytes'] / 1e9:.2f}",
             f"{row['flop'] / 1e12:.2f}",
-            f"{row['ideal_ms']:.2f}",
+            f"{ideal_ms(row, rates):.2f}",
         ]
         for row in longest
     ]
@@ -252,13 +146,9 @@ def most(case: dict[str, Any], count: int) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--only"]:
-        name, found = sys.argv[2:]
-        world = start("cuda", timeout_s=300, needs_group=True)
-        Path(found).write_text(json.dumps(one_case(name, world)))
-        leave(0, together=True)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--gpu", nargs="+", default=list(GPUS))
     parser.add_argument("--top", type=int, default=12)
     parser.add_argument("--output", type=Path, default=None, help="without its .json and .md")
     options = parser.parse_args()
@@ -267,15 +157,21 @@ def main() -> None:
     cases = {}
     for name in options.cases:
         cases[name] = in_a_process(name)
-        print(f"{name}\n{most(cases[name], options.top)}\n", file=sys.stderr, flush=True)
+        print(name, file=sys.stderr, flush=True)
     ran = "no kernels run" if "SHARDSCALE_STAND_IN_GPUS" in os.environ else "a GPU"
-    text = f"Real allocator, {ran}; ideal rates.\n\n{summary(cases)}\n"
+    first = options.gpu[0]
+    text = (
+        f"Real allocator, {ran}. Ideal time of the operators that were recorded, at "
+        f"{MEMORY_SHARE:.0%} of the bandwidth and {MATMUL_SHARE:.0%} of the matmul rate on each "
+        f"data sheet: not a measurement.\n\n{summary(cases, options.gpu)}\n"
+    )
     print(text)
     if options.output is not None:
         content = json.dumps({"ran": ran, "cases": cases}, indent=1)
         options.output.with_suffix(".json").write_text(content + "\n")
         longest = "\n\n".join(
-            f"{name}:\n\n{most(case, options.top)}" for name, case in cases.items()
+            f"{name}, on {first}:\n\n{most(case, options.top, rates_of(first))}"
+            for name, case in cases.items()
         )
         options.output.with_suffix(".md").write_text(f"{text}\n{longest}\n")
 
