@@ -54,11 +54,13 @@ def fill(config: RunConfig, recipe: Recipe) -> RunConfig:
 
 
 def fill_as_saved(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
-    """Return the config with the recipe of the run that `saved` it, except for the fields that are
-    given."""
+    """Return the config with the recipe and the precision of the run that `saved` it, except for
+    the fields that are given."""
     # What an older version did not save was then what it is from scratch now.
     before = dataclasses.asdict(FROM_SCRATCH) | dict(saved)
     changes: dict[str, Any] = {}
+    if config.optim.precision == "auto" and "precision" in saved:
+        changes["precision"] = saved["precision"]
     for names in _TOGETHER:
         if all(getattr(config.optim, name) is None for name in names):
             changes |= {name: before[name] for name in names if name in before}

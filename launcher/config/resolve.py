@@ -39,6 +39,8 @@ from launcher.util.packages import how_to_install
 from launcher.util.startup import expands_segments
 
 DEFAULT_STEPS = 300
+BF16_CAPABILITY: Final = 8, 0
+"""Compute capability from which tensor cores multiply in bf16 (NVIDIA A100's whitepaper, 2020)."""
 RULES: Final = (*transformers.RULES, *model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
 
 
@@ -54,6 +56,8 @@ class Resolved:
     expandable_segments: bool
     """The GPU's allocator grows segments page by page, so that freed memory is not left in
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
+    precision_reason: str = ""
+    """Why `--precision auto` is what it is on a GPU; empty where nothing was to choose."""
 
     def decoder_lines(self) -> list[str]:
         """Describe, for the console, whose code computes a config of transformers."""
@@ -113,6 +117,8 @@ def resolve(
     model = config.model.build()
     config = _filled(config, model, world_size=world_size, device_type=device_type)
     setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
+    setting, precision_reason = _with_precision(setting)
+    config = setting.config
     refused = refusal(setting)
     if refused is not None:
         raise UserError(refused)
@@ -128,6 +134,7 @@ def resolve(
         accumulation=setting.accumulation,
         attention=attention,
         expandable_segments=device_type == "cuda" and expands_segments(),
+        precision_reason=precision_reason,
     )
 
 
@@ -181,6 +188,29 @@ def _filled(
         steps=steps,
         device=device_type,
     )
+
+
+def _with_precision(setting: Setting) -> tuple[Setting, str]:
+    """Choose what `--precision auto` is: bf16 on a GPU that computes in it, unless something that
+    is asked for goes with fp32 only; return the reason, too.
+
+    Where no GPU is visible (a login node), it is taken for one that does.
+    """
+    if setting.config.optim.precision != "auto":
+        return setting, ""
+    fp32, bf16 = (
+        dataclasses.replace(setting, config=setting.config.replace(precision=name))
+        for name in ("fp32", "bf16")
+    )
+    if setting.device_type != "cuda":
+        return fp32, ""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < BF16_CAPABILITY:
+        gpu = torch.cuda.get_device_name()
+        return fp32, f"auto: {gpu} does not compute in bf16"
+    refused = refusal(bf16)
+    if refused is not None and refusal(fp32) is None:
+        return fp32, f"auto: not bf16, since {refused}"
+    return bf16, "auto: the GPU computes in it; weights and optimizer states stay in fp32"
 
 
 def _attention(

@@ -62,7 +62,10 @@ def choices(
     combinations = list(_combinations(config, fixed, world_size, ranks_per_node, precisions))
     if not combinations:  # explicit flags that no candidate has: plan them as they are
         names = ("precision", "activation_checkpointing")
-        combinations = [("", {name: config.flat()[name] for name in names})]
+        given = {name: config.flat()[name] for name in names}
+        if config.optim.precision == "auto":
+            given["precision"] = precisions[0]
+        combinations = [("", given)]
     for suffix, changes in combinations:
         try:
             runs = _runs(config.replace(**changes), fixed, world_size, device_type)
@@ -101,6 +104,7 @@ def given_fields(argv: Collection[str], config: RunConfig) -> set[str]:
         for field in dataclasses.fields(getattr(config, section.name))
     }
     given = (fields_of(argv) & fields) | changed | adopted_fields(config.sharding.deepspeed)
+    given -= {"precision"} if config.optim.precision == "auto" else set()
     return given - {"micro_batch"} if isinstance(config.data.micro_batch, AutoMicroBatch) else given
 
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from launcher.util.errors import UserError
 from launcher.util.flags import MOST_STEPS, flag, require_at_most, require_positive
 
-Precision = Literal["fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "bf16-pure", "fp16", "fp8"]
 OptimizerName = Literal["adamw", "adam", "sgd", "adafactor", "adamw8bit", "muon", "apollo"]
 Schedule = Literal["cosine", "linear", "constant", "wsd"]
 Moments = Literal["fp32", "bf16", "int8"]
@@ -69,11 +69,11 @@ FROM_SCRATCH: Final = Recipe(
 class OptimChoice:
     """The optimizer, its precision, and the schedule of its learning rate."""
 
-    precision: Precision = "fp32"
-    """fp32; tf32: fp32, with inputs of matmuls rounded to 10 bits of mantissa (GPUs); bf16 or fp16
-    (with loss scaling): compute in it, with fp32 master weights and fp32 gradient reduction;
-    bf16-pure: weights, gradients and moments in bf16, with compensated updates; fp8: bf16 with
-    matmuls in fp8."""
+    precision: Precision = "auto"
+    """auto: bf16 on a GPU that computes in it, else fp32. fp32; tf32: fp32, with inputs of matmuls
+    rounded to 10 bits of mantissa (GPUs); bf16 or fp16 (with loss scaling): compute in it, with
+    fp32 master weights and fp32 gradient reduction; bf16-pure: weights, gradients and moments in
+    bf16, with compensated updates; fp8: bf16 with matmuls in fp8."""
     compensation: bool = True
     """bf16-pure: keep beside each weight what rounding has cut off, in bf16; without it states take
     2 bytes per parameter less, and updates below the weight's last bit are lost."""
@@ -116,8 +116,8 @@ class OptimChoice:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Types and switches of the precision."""
-        return PRECISIONS[self.precision]
+        """Types and switches of the precision; those of fp32 until `auto` is resolved."""
+        return PRECISIONS["fp32" if self.precision == "auto" else self.precision]
 
     def recipe(self, default: Recipe = FROM_SCRATCH) -> Recipe:
         """Return the fields of a recipe, with `default` for those that are not given."""

@@ -56,8 +56,10 @@ def introduction(
         trained = f" ({model.trained_parameter_count:,} trained beside frozen ones{bits})"
     if model.masks:
         trained = " (what was pruned of them stays zero)"
+    why = prepared.resolved.precision_reason
     return [
-        f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}; "
+        f"{record.model}: {record.parameters:,} parameters{trained}, {record.precision}"
+        f"{why and f' ({why})'}; "
         f"{record.strategy} "
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         *prepared.resolved.decoder_lines(),

@@ -1,12 +1,15 @@
 """The launcher's CUDA path from the first line to the summary, over what a run can choose."""
 
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from nullgpu.runs import MIB, Run, train
 
+from launcher.measure.hardware import gpu_named
 from launcher.strategies.ledger import CATEGORIES
+from launcher.tools.rehearse.stand_in import environment as stand_in
 
 # torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread.
 # Beside them this small a model could be anything.
@@ -194,3 +197,20 @@ def test_attention_is_the_one_that_is_recorded(
     (record,) = run.records("run")
     expected = KERNELS[attention, window]
     assert expected is None or record["attention"] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "reason"),
+    [
+        ("h200", "bf16", "auto: the GPU computes in it"),
+        ("v100-32gb", "fp32", "does not compute in bf16"),
+    ],
+)
+def test_the_default_precision_is_what_the_gpu_has(
+    gpu: str, precision: str, reason: str, tmp_path: Path
+) -> None:
+    run = train(tmp_path, more=stand_in(sys.executable, [gpu_named(gpu)]))
+    assert run.code == 0, run.output[-4000:]
+    first = next(line for line in run.output.splitlines() if "parameters, " in line)
+    assert f"parameters, {precision} (auto: " in first
+    assert reason in first

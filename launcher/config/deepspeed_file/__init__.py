@@ -38,14 +38,17 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         ours = _field(config, name)
         if name == "steps" and "epochs" in given:
             problems.append(f"{said.key} is {said.shown}, but --epochs is {config.loop.epochs}")
-        elif name not in given:
+        elif name not in given or ours == "auto":
             changes[name] = said.value
         elif isinstance(ours, AutoMicroBatch) or ours not in (said.value, *said.also):
             problems.append(f"{said.key} is {said.shown}, but {flag(name)} is {_shown(ours)}")
     problems += _strategy_problems(config, file, given)
-    precision = changes.get("precision", config.optim.precision)
     reduced = file.values.get("communication_data_type")
-    if reduced not in (None, PRECISIONS[precision].computed):
+    not_low = file.values.get("bf16.enabled") is False or reduced is not None
+    if config.optim.precision == "auto" and not_low:
+        changes.setdefault("precision", "fp32")
+    precision = changes.get("precision", config.optim.precision)
+    if reduced is not None and reduced != PRECISIONS[precision].computed:
         # Gradients travel in the type they are computed in: nothing else is proven.
         problems.append(
             f"communication_data_type is {reduced}, but here it follows --precision {precision}"
@@ -56,7 +59,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         total = changes.get("global_batch", config.data.global_batch)
         data_ranks = config.sharding.data_ranks(world_size)
         changes |= _batch(file, micro, total, config.data.micro_batch, data_ranks)
-    if not PRECISIONS[precision].keeps_fp32:
+    if precision != "auto" and not PRECISIONS[precision].keeps_fp32:
         changes.pop("grad_accum_dtype", None)  # the precision says it
     if problems:
         raise UserError(_one_sentence(path, problems))

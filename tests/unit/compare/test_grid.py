@@ -107,7 +107,7 @@ def test_hybrid_needs_groups_of_more_than_one() -> None:
         (["strategy=ddp,zero4"], [], "strategy=zero4: use one of"),
         (["strategy=zero3+gpu"], [], "strategy=zero3+gpu: use one of"),
         (["micro_batch=8,many"], [], "micro_batch=many"),
-        (["precision=bf17"], [], "--precision bf17 must be one of fp32, tf32, bf16"),
+        (["precision=bf17"], [], "--precision bf17 must be one of auto, fp32, tf32, bf16"),
         (["model=gpt5"], [], "'gpt5' is unknown"),
         (["micro_batch=8,8"], [], "8 is given twice"),
         (["lr=1e-3", "lr=1e-4"], [], "lr is given twice"),
@@ -151,10 +151,12 @@ def test_flags_beat_the_file_and_cells_beat_its_base(tmp_path: Path) -> None:
         ("later-mb2", "unavailable"),
     ]
     assert found[0].flags == {
-        **{"strategy": "ddp", "steps": 5, "seed": 3, "micro_batch": 1, "device": "cpu"}
+        **{"strategy": "ddp", "steps": 5, "seed": 3, "micro_batch": 1, "device": "cpu"},
+        "precision": "fp32",
     }
     assert found[3].flags == {
-        **{"zero": 2, "steps": 7, "seed": 3, "micro_batch": 2, "device": "cpu"}
+        **{"zero": 2, "steps": 7, "seed": 3, "micro_batch": 2, "device": "cpu"},
+        "precision": "fp32",
     }
     assert found[4].reason == "needs a rocket"
 

@@ -34,7 +34,8 @@ EXPECTED: dict[str, dict[str, Any] | tuple[str, ...]] = {
     "axolotl-zero3-bf16-cpuoffload-params": {"zero": 3, **BF16, "offload_param": "cpu"},
     "axolotl-zero3-cpuoffload": {"zero": 3, **ALL_CPU},
     "deepspeed-zero1": {
-        **{"zero": 1, "micro_batch": 4, "global_batch": 8, "lr": 1e-3, "weight_decay": 0.1}
+        **{"zero": 1, "micro_batch": 4, "global_batch": 8, "lr": 1e-3, "weight_decay": 0.1},
+        "precision": "fp32",  # its bf16.enabled is false
     },
     "deepspeedexamples-gpt2": ('warmup_type "log"', '"linear"', "= 128, but", "is 512"),
     "deepspeedexamples-llama-7b": ('warmup_type "log"', "4 x 4 accumulated"),
@@ -143,6 +144,7 @@ def test_files_as_people_have_them(file: Path) -> None:
         ({"bf16": {"enabled": True}}, {"precision": "bf16"}),
         ({"bfloat16": {"enabled": True}}, {"precision": "bf16"}),
         ({"fp16": {"enabled": True, "loss_scale": 128}}, {"precision": "fp16"}),
+        ({"bf16": {"enabled": False}}, {"precision": "fp32"}),  # on a GPU, too
         (
             {
                 "bf16": {

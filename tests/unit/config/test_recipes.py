@@ -139,6 +139,10 @@ def test_a_resume_keeps_what_the_run_had(base: Path, text: Path, tmp_path: Path)
     checkpoint = Checkpoint.open(run / "checkpoints" / "step-00000003")
     assert differences(checkpoint, found.resolved, found.corpus) == []
 
+    low = saved(tmp_path / "low", prepared(text, *MODEL, *BYTE, "--precision=bf16"))
+    found = prepared(text, *MODEL, *BYTE, f"--resume={low}")
+    assert found.resolved.config.optim.precision == "bf16"  # where a CPU would begin in fp32
+
     found = prepared(text, *MODEL, *BYTE, f"--resume={run}", "--lr=1e-3", "--warmup-steps=0.5")
     assert recipe(found.resolved.config) == expected | {"lr": 1e-3, "warmup_steps": 0.5}
     assert differences(checkpoint, found.resolved, found.corpus) == [

@@ -158,3 +158,35 @@ def test_a_dangling_link_is_no_place_for_a_run(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="already exists"):
         check_run_folder(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "precision", "reason"),
+    [
+        ("cpu", {}, "fp32", ""),
+        ("cuda", {}, "bf16", "auto: the GPU computes in it"),
+        ("cuda", {"precision": "tf32"}, "tf32", ""),
+        # Heads of 20 go around a ring on GPUs in fp32 only.
+        (
+            "cuda",
+            {"heads": 2, "d_model": 40, "context_parallel": 2, "context_parallel_method": "ring"},
+            "fp32",
+            "auto: not bf16, since --context-parallel-method ring on GPUs takes heads",
+        ),
+    ],
+)
+def test_precision_follows_the_device_and_the_rest(
+    device: str, changes: dict[str, Any], precision: str, reason: str
+) -> None:
+    config = RunConfig().replace(model="nano", **changes)
+    resolved = resolve(config, world_size=2, device_type=device)
+    assert resolved.config.optim.precision == precision
+    assert resolved.precision_reason.startswith(reason)
+    assert bool(resolved.precision_reason) == bool(reason)
+
+
+def test_what_is_refused_in_both_precisions_is_refused_for_its_own_reason() -> None:
+    config = RunConfig().replace(model="nano", strategy="zero", zero=0, offload_optimizer="cpu")
+    with pytest.raises(UserError, match="--offload-optimizer") as error:
+        resolve(config, world_size=2, device_type="cuda")
+    assert "auto" not in str(error.value)

@@ -167,7 +167,7 @@ def test_offload_moves_states_to_the_host(changes: dict[str, Any]) -> None:
 def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
     layers = 12
     shape: dict[str, Any] = {"strategy": "single", "layers": layers, "vocab_size": 64}
-    shape["micro_batch"] = 8192
+    shape |= {"micro_batch": 8192, "precision": "fp32"}
     full = predicted(1, "cuda", **shape, activation_checkpointing="full")
     offloaded = predicted(1, "cuda", **shape, activation_checkpointing="offload")
     model = resolved_of(1, **shape).model

@@ -103,14 +103,11 @@ def test_every_suggestion_fits_and_keeps_the_global_batch(strategy: str, ranks: 
 
 
 def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
+    flags = "--micro-batch=256 --precision=fp32"
     size_bytes = needed_bytes(
-        resolved("--micro-batch=256", 2, "cuda"),
-        Room(size_bytes=2**40, gpu=A100, capped=True),
-        world_size=2,
+        resolved(flags, 2, "cuda"), Room(size_bytes=2**40, gpu=A100, capped=True), world_size=2
     )
-    found = suggestions_for(
-        "--micro-batch=256", 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True)
-    )
+    found = suggestions_for(flags, 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True))
     costs = [one.slower for one in found if one.slower is not None]
     assert len(costs) == len(found) == 3
     assert costs[0] == min(costs)

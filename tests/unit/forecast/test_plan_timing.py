@@ -45,7 +45,10 @@ LINKS_ONLY = Machine(
     disk_read_bytes_per_s=1e30,
     disk_write_bytes_per_s=1e30,
 )
-TINY = {"layers": 2, "heads": 2, "d_model": 8, "context": 16, "vocab_size": 100, "micro_batch": 3}
+TINY: dict[str, Any] = {
+    **{"layers": 2, "heads": 2, "d_model": 8, "context": 16, "vocab_size": 100, "micro_batch": 3},
+    "precision": "fp32",
+}
 
 
 def resolved(world_size: int = 8, device_type: str = "cuda", **changes: Any) -> Resolved:

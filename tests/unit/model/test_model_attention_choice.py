@@ -159,7 +159,7 @@ def test_a_run_gets_the_kind_that_runs_and_keeps_what_was_asked_for() -> None:
 def test_flex_and_outputs_that_are_kept_go_together_only_compiled(
     installed: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = {"activation_checkpointing": "selective", "window": 8, "device": "cuda"}
+    flags = {"activation_checkpointing": "selective", "window": 8, "precision": "fp32"}
 
     def on_gpus(**more: Any) -> Resolved:
         config = RunConfig().replace(**flags, **more)

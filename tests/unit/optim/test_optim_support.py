@@ -100,7 +100,10 @@ def test_an_update_in_the_backward() -> None:
             {"optimizer": "apollo", "apollo_rank": 10**6},
             r"--apollo-rank 1000000 is more than .* use",
         ),
-        ({"compensation": False}, "--no-compensation belongs to .*bf16-pure, not fp32"),
+        (
+            {"compensation": False, "precision": "fp32"},
+            "--no-compensation belongs to .*bf16-pure, not fp32",
+        ),
         ({"precision": "bf16-pure", "optimizer": "sgd"}, "bf16-pure needs .* sgd does not"),
         (
             {"precision": "bf16-pure", **STRATEGIES["zero2"], "offload_optimizer": "cpu"},
