@@ -109,7 +109,8 @@ def flash(
 def through_torch(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
     """q, k, v [B, T, H, head_dim], of k and v fewer heads where they are shared, through torch's
     operator, whichever kernel stands behind it."""
-    left, right = (-1, -1) if window is None else (window, 0)
+    # Behind torch 2.11 FA4's backward takes no numbers, not even the -1 that stands for none.
+    left, right = (None, None) if window is None else (window, 0)
     seq_len = q.size(1)
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q,

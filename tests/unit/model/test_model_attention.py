@@ -91,13 +91,13 @@ def test_no_tensor_of_flash_or_flex_is_t_by_t() -> None:
     assert max(tensor.numel() for tensor in tensors) == (seq_len // flex.BLOCK) ** 2
 
 
-def _seen_by_flash(q: Tensor, left: int, right: int, causal: bool) -> Tensor:
+def _seen_by_flash(q: Tensor, left: int | None, right: int | None, causal: bool) -> Tensor:
     """What the documentation of flash-attn says its arguments mean, bool [T, T]."""
     position = torch.arange(q.size(1))
     ahead = position[None, :] - position[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)
-    seen &= (ahead <= right) if right >= 0 else seen
-    seen &= (ahead >= -left) if left >= 0 else seen
+    seen &= seen if right is None else ahead <= right
+    seen &= seen if left is None else ahead >= -left
     return seen & (ahead <= 0) if causal else seen
 
 
@@ -111,9 +111,8 @@ def test_flash_passes_layout_and_window_as_the_operator_wants_them(window: int |
     def evaluate(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, ...]:
         _, _, max_q, max_k, dropout, causal, _ = rest
         assert (max_q, max_k, dropout) == (37, 37, 0.0)
-        seen = _seen_by_flash(
-            q, options["window_size_left"], options["window_size_right"], causal=causal
-        )
+        ends = options.get("window_size_left"), options.get("window_size_right")
+        seen = _seen_by_flash(q, *ends, causal=causal)
         by_head = (part.transpose(1, 2) for part in (q, k, v))
         out = KERNELS["eager"].function(*by_head, mask=seen, window=None, dropout=0.0)
         return (out.transpose(1, 2), *(torch.empty(0) for _ in range(4)))
