@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
-from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown, is_on
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
 from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
@@ -250,8 +250,3 @@ def precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
     if strategy == "zero":
         found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
     return found
-
-
-def is_checkpointing(facts: Mapping[str, Any]) -> bool:
-    """Return whether anything is recomputed."""
-    return is_on(facts.get("activation_checkpointing"))

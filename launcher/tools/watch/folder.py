@@ -99,15 +99,6 @@ class WatchedRank:
         """Return the most that the allocator held on the GPU."""
         return self.highest("reserved_peak_bytes")
 
-    def steady_seconds(self) -> dict[str, float] | None:
-        """Return mean seconds by field over the steps after warm-up; None without any."""
-        steps = self.of_kind("step")[WARMUP_STEPS:]
-        steps = [step for step in steps if step.get("duration_s") is not None]
-        names = ("duration_s", "data_s", "forward_s", "backward_s", "step_s")
-        if not steps:
-            return None
-        return {name: sum(step[name] for step in steps) / len(steps) for name in names}
-
 
 def read_ranks(folder: Path) -> list[WatchedRank]:
     """Read all ranks' records; lines that a killed process has cut short are left out."""
