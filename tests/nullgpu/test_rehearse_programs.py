@@ -68,6 +68,17 @@ def test_a_program_that_fits(tmp_path: Path) -> None:
     assert cards["H100"]["used_bytes"] == pytest.approx(reserved + CONTEXT_BYTES, rel=0.01)
 
 
+@pytest.mark.parametrize("how", ["early", "late"])
+def test_a_program_that_records_a_history_of_its_own(how: str, tmp_path: Path) -> None:
+    code, found = rehearse(tmp_path / "run", "h100", how)
+    assert (code, found["verdict"]) == (0, "fits")
+    (rank,) = found["ranks"]
+    assert rank["peak"]["total_bytes"] == pytest.approx(rank["allocated_peak_bytes"], abs=16 * MIB)
+    used = {card["gpu"]: card["used_bytes"] for card in found["cards"]}["H100"]
+    assert used == pytest.approx(rank["reserved_peak_bytes"] + CONTEXT_BYTES, rel=0.01)
+    assert ("own True" in found["stderr"]) == (how == "late")
+
+
 def test_a_program_that_runs_out_of_memory(tmp_path: Path) -> None:
     words = ("rehearse", "--gpu", "T4", "--out", str(tmp_path / "run"))
     big = Path(LOOP).read_text().replace("inputs = torch.randn(8,", "inputs = torch.randn(160,")

@@ -21,12 +21,21 @@ def main(how: str) -> None:
             fully_shard(layer)
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if how == "early":
+        torch.cuda.memory._record_memory_history(max_entries=10)
     inputs = torch.randn(8, 512, 1024, device="cuda")
-    for _ in range(3 if how == "watch" else 1000):
+    for step in range(3 if how == "watch" else 1000):
+        if how == "late" and step == 1:
+            torch.cuda.memory._record_memory_history("state", max_entries=10)
+            torch.cuda.memory.reset_accumulated_memory_stats()
         loss = model(inputs).float().square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if how == "late" and step == 1:
+            snapshot = torch.cuda.memory._snapshot()
+            print("own", len(snapshot["device_traces"][0]) > 0)
+            torch.cuda.memory._record_memory_history(None)
         if how == "loop":
             while loss.item() < 5:
                 pass

@@ -15,6 +15,7 @@ import pytest
 import torch
 from notebooks import EXAMPLES, run_cells
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import shardscale
 from launcher.forecast import plan_cli
@@ -147,6 +148,14 @@ def test_a_measured_loop_trains_as_it_does_alone(tmp_path: Path) -> None:
     assert kept.phases.records == measured.phases.records
     steps(model, 2)
     assert len(shardscale.load(tmp_path / "run").steps) == 4
+
+
+def test_a_loop_under_a_dispatch_mode_is_measured() -> None:
+    with FlopCounterMode(display=False) as counter, shardscale.measure() as measured:
+        steps(nn.Linear(8, 8), 4)
+    assert counter.get_total_flops() > 0
+    assert {"forward", "backward", "step"} <= {phase["phase"] for phase in measured.phases}
+    assert measured.summary.model == "Linear"
 
 
 def test_a_loop_that_fails_is_measured_up_to_there() -> None:

@@ -6,6 +6,7 @@ import array
 import json
 import os
 import pickle
+import sys
 from typing import Any
 
 from shardscale_observer.memory import Peaks
@@ -19,29 +20,52 @@ class History:
 
     Marks are positions in the history: the allocator counts the same events that it records. What
     they mean is worked out later (launcher/tools/watch/content.py), outside the program.
+
+    torch has one history. A program that starts or stops one meanwhile reads ours, which goes on.
     """
 
-    def __init__(self, torch: Any, peaks: Peaks, device: int, *, snapshot: bool = False) -> None:
+    def __init__(
+        self, torch: Any, peaks: Peaks, device: int, *, snapshot: bool = False, first: bool = False
+    ) -> None:
         self._torch = torch
         self._peaks = peaks
         self.device = device
         self._snapshot = snapshot  # torch's own file is wanted besides, with stacks
-        self.recording = False
+        self._first = first  # nothing was allocated before `start`
+        self.recording = self._of_program = False
         self._marks: list[list[Any]] = []
+        self._calls: dict[str, Any] = {}
 
     def start(self) -> bool:
         """Start recording; False where the program records a history of its own."""
-        if self.recording or self._torch._C._cuda_isHistoryEnabled():
+        self._of_program = self._torch._C._cuda_isHistoryEnabled()
+        if self.recording or (self._of_program and not self._first):
             return False
         record = self._torch.cuda.memory._record_memory_history
-        if self._snapshot:
+        if self._snapshot or self._of_program:
             record("all", context="all", stacks="python")
         else:
             record("all", context=None)
         self.recording = True
+        for suffix, function in (("", self._program_records), ("_legacy", self._program_asks)):
+            name = f"_cuda_record_memory_history{suffix}"
+            self._calls[name] = getattr(self._torch._C, name)
+            setattr(self._torch._C, name, function)
         self._marks = []
         self.mark("begin", "")
         return True
+
+    def _program_asks(self, enabled: Any, *_: Any) -> None:
+        self._of_program = bool(enabled)
+
+    def _program_records(self, enabled: Any, *rest: Any) -> None:
+        """Give the program the stacks that it asks for, but keep every event."""
+        self._of_program = enabled is not None
+        if enabled is None:
+            return
+        # context, stacks, max_entries, clear_history, ..., skip_actions; older torch has fewer
+        ours = (*rest[:2], sys.maxsize, False, *rest[4:6], [])
+        self._calls["_cuda_record_memory_history"]("all", *ours[: len(rest)])
 
     def mark(self, kind: str, name: str, owners: dict[int, tuple[str, str]] | None = None) -> None:
         """Note what begins at this event: `phase`, `module`, `owners`, `end_forward`, ..."""
@@ -54,12 +78,17 @@ class History:
             return
         self.mark("end", "")
         snapshot = self._torch.cuda.memory._snapshot(self.device)
-        self._torch.cuda.memory._record_memory_history(None)
         self.recording = False
+        for function, call in self._calls.items():
+            setattr(self._torch._C, function, call)
+        if not self._of_program:
+            self._torch.cuda.memory._record_memory_history(None)
         total = self._marks[-1][0] - self._marks[0][0]
         trace = [
             event for event in snapshot["device_traces"][self.device] if event["action"] in ACTIONS
         ]
+        if not 0 <= total <= len(trace):
+            return  # events are missing: no recording is better than one of another program
         # Interleaved: address, size, stream; a free has a negative size.
         numbers = array.array("q")
         for event in trace[len(trace) - total :]:

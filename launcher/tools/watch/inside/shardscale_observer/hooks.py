@@ -69,7 +69,13 @@ class Observer:
     def is_real(self) -> bool:
         """Return False while torch traces: then tensors are not the program's."""
         torch = self.torch
-        return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0)
+        if torch.compiler.is_compiling():
+            return False
+        if not torch._C._len_torch_dispatch_stack():
+            return True
+        # Modes of the program's own, such as a counter of FLOPs, are no tracing.
+        mode, key = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
+        return not any(map(mode, (key.FAKE, key.PROXY, key.FUNCTIONAL)))
 
     def hook_modules(self) -> None:
         """Follow the outermost module's forward, and in recorded steps every module's.
@@ -205,7 +211,9 @@ class Observer:
         device = self.torch.cuda.current_device()
         if self.session.rehearses and self.peaks is not None:
             wanted = bool(self.settings.get("snapshot"))
-            self.session.history = History(self.torch, self.peaks, device, snapshot=wanted)
+            self.session.history = History(
+                self.torch, self.peaks, device, snapshot=wanted, first=True
+            )
             self.session.history.start()
             values = Values(self.torch, self.settings.get("answers", {}), self.session.waits)
             values.install()

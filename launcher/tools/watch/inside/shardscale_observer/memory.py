@@ -18,7 +18,11 @@ class Peaks:
         self._c = torch._C
         self._stats = torch._C._cuda_memoryStats
         self._reset = torch._C._cuda_resetPeakMemoryStats
+        self._reset_counts = torch._C._cuda_resetAccumulatedMemoryStats
         self._hidden: dict[int, Stats] = {}
+        self._uncounted: dict[int, int] = {}
+        """Events before the program's last reset of the counts."""
+        torch._C._cuda_resetAccumulatedMemoryStats = self._program_resets_counts
         torch._C._cuda_memoryStats = self._program_reads
         torch._C._cuda_resetPeakMemoryStats = self._program_resets
 
@@ -32,11 +36,15 @@ class Peaks:
     def events(self, device: int) -> int:
         """Return how many allocations and frees there were, which numbers the history's events."""
         count = self._stats(device)["allocation"]["all"]
-        return int(count["allocated"] + count["freed"])
+        return int(count["allocated"] + count["freed"]) + self._uncounted.get(device, 0)
 
     def _program_reads(self, device: int) -> Stats:
         stats = self._stats(device)
         return _higher(stats, self._hidden.get(device)) if device in self._hidden else stats
+
+    def _program_resets_counts(self, device: int) -> None:
+        self._uncounted[device] = self.events(device)
+        self._reset_counts(device)
 
     def _program_resets(self, device: int) -> None:
         self._hidden.pop(device, None)
