@@ -22,6 +22,8 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = (
 )
 WITHIN_S = 2.0  # or one step, where a step takes longer
 REQUESTS = 4
+# A rank's request is 2, not 1: where no kernel runs (`shardscale rehearse`), sums read as 1.
+REQUEST = 2.0
 TEST_SHARE = 0.1  # of the time for training, so that a run out of time still has a result
 
 
@@ -99,16 +101,17 @@ class Agreement:
         save = now_s - self._saved_s > self._save_seconds
         step_s = (now_s - self._settled_s) / max(1, step - self._step)
         return [
-            float(main and over),
-            float(self.stop_requested),
-            float(main and save),
+            REQUEST * (main and over),
+            REQUEST * self.stop_requested,
+            REQUEST * (main and save),
             step_s if main else 0.0,
         ]
 
     def settle(self, step: int, requests: Sequence[float]) -> None:
         """Apply the sum of all ranks' requests at the end of a step."""
         over, stop, save, step_s = requests
-        self.time_is_up, self.preempted, self.save_is_due = over > 0, stop > 0, save > 0
+        asked = [total >= REQUEST for total in (over, stop, save)]
+        self.time_is_up, self.preempted, self.save_is_due = asked
         self._step, self._settled_s = step, time.monotonic()
         steps = int(WITHIN_S / step_s) if step_s > 0 else self.log_every
         self._next = step + min(max(1, steps), self.log_every)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nullgpu.runs import MIB, ROOT, environment
+from nullgpu.runs import MIB, ROOT, SHORT, TINY, environment
 
 from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES
 from launcher.strategies.ledger import CATEGORIES
@@ -62,10 +62,21 @@ def test_a_program_that_fits(tmp_path: Path) -> None:
     assert sum(peak["by_module"].values()) == peak["total_bytes"]
     periods = {(phase["period"], phase["phase"]) for phase in rank["phases"]}
     assert periods >= {("steady", phase) for phase in ("forward", "backward", "step")}
+    forward = {p["period"]: p["peak_bytes"] for p in rank["phases"] if p["phase"] == "forward"}
+    states = 8 * PARAMETERS  # which the first step makes, beside a workspace
+    assert forward["steady"] == pytest.approx(forward["first_step"] + states, abs=64 * MIB)
     # The model of the allocator, fed what was recorded, reserves what the real one has.
     cards = {card["gpu"]: card for card in found["cards"]}
     assert set(cards) == {gpu.name for gpu in GPUS}
     assert cards["H100"]["used_bytes"] == pytest.approx(reserved + CONTEXT_BYTES, rel=0.01)
+
+
+def test_a_program_that_resets_its_peaks(tmp_path: Path) -> None:
+    phases = []
+    for how in ("plain", "resets"):
+        _, found = rehearse(tmp_path / how, "h100", how)
+        phases.append([(p["phase"], p.get("peak_bytes")) for p in found["ranks"][0]["phases"]])
+    assert phases[0] == phases[1]
 
 
 @pytest.mark.parametrize("how", ["early", "late"])
@@ -176,3 +187,13 @@ def test_an_unknown_gpu_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "X1" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_our_own_launcher_on_two_ranks(tmp_path: Path) -> None:
+    flags = (*SHORT, *TINY, "--global-batch", "8", "--strategy=fsdp")
+    training = (*TORCHRUN, "-m", "launcher.train", *flags)
+    words = ("--gpu", "H100", "--json", "--out", str(tmp_path / "rehearsed"), "--", sys.executable)
+    done = shardscale("rehearse", *words, *training, "--out", str(tmp_path / "run"))
+    found = json.loads(done.stdout)
+    # Requests to stop travel in a sum with losses, which nothing computes.
+    assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr

@@ -29,6 +29,8 @@ def main(how: str) -> None:
             torch.cuda.memory._record_memory_history("state", max_entries=10)
             torch.cuda.memory.reset_accumulated_memory_stats()
         loss = model(inputs).float().square().mean()
+        if how == "resets":
+            torch.cuda.reset_peak_memory_stats()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

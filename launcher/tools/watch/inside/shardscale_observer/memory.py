@@ -20,6 +20,8 @@ class Peaks:
         self._reset = torch._C._cuda_resetPeakMemoryStats
         self._reset_counts = torch._C._cuda_resetAccumulatedMemoryStats
         self._hidden: dict[int, Stats] = {}
+        self._before_reset: dict[int, tuple[int, int]] = {}
+        """Peaks since the last `take` that the program has reset."""
         self._uncounted: dict[int, int] = {}
         """Events before the program's last reset of the counts."""
         torch._C._cuda_resetAccumulatedMemoryStats = self._program_resets_counts
@@ -31,7 +33,7 @@ class Peaks:
         stats = self._stats(device)
         self._hidden[device] = _higher(stats, self._hidden.get(device))
         self._reset(device)
-        return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"]
+        return self._highest(stats, self._before_reset.pop(device, (0, 0)))
 
     def events(self, device: int) -> int:
         """Return how many allocations and frees there were, which numbers the history's events."""
@@ -47,8 +49,17 @@ class Peaks:
         self._reset_counts(device)
 
     def _program_resets(self, device: int) -> None:
+        before = self._before_reset.get(device, (0, 0))
+        self._before_reset[device] = self._highest(self._stats(device), before)
         self._hidden.pop(device, None)
         self._reset(device)
+
+    def _highest(self, stats: Stats, before: tuple[int, int]) -> tuple[int, int]:
+        """Return (allocated, reserved) peak bytes of `stats`, or those before if higher."""
+        return (
+            max(stats["allocated_bytes"]["all"]["peak"], before[0]),
+            max(stats["reserved_bytes"]["all"]["peak"], before[1]),
+        )
 
 
 def _higher(stats: Stats, hidden: Stats | None) -> Stats:

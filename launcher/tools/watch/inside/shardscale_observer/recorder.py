@@ -159,7 +159,7 @@ class Recorder:
             return "save" if self.phase == "checkpoint" else "evaluation"
         if not self.in_step and not self.steps:
             return "init"
-        return "first_step" if self.steps + (not self.in_step) <= 1 else "steady"
+        return "first_step" if self.steps + self.in_step <= 1 else "steady"
 
     def _close_phase(self) -> None:
         if self._clock is None:
