@@ -1,5 +1,5 @@
-/* See host.h. torch asks posix_memalign and free, so both are defined here before the C library's,
- * and hand on whatever is not a large block of torch's. */
+/* See host.h. torch asks posix_memalign, free and mmap, so these are defined here before the C
+ * library's, and hand on whatever is not large. */
 #define _GNU_SOURCE
 #include "host.h"
 #include <dlfcn.h>
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const size_t SPACE = (size_t)1 << 43;
@@ -142,3 +143,14 @@ void free(void *address) {
     }
     (next ? next : __libc_free)(address);
 }
+
+/* torch maps a file of weights as a private copy that it could write to, for which Linux wants as
+ * much memory as the file is long: one larger than the machine would be refused. */
+void *mmap(void *address, size_t bytes, int protection, int flags, int file, off_t offset) {
+    if (file >= 0 && bytes >= LARGE && flags & MAP_PRIVATE)
+        flags |= MAP_NORESERVE;
+    return (void *)syscall(SYS_mmap, address, bytes, protection, flags, file, offset);
+}
+
+_Static_assert(sizeof(off_t) == sizeof(off64_t), "mmap64 is mmap");
+void *mmap64(void *, size_t, int, int, int, off64_t) __attribute__((alias("mmap")));

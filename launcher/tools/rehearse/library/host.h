@@ -3,7 +3,7 @@
  * Blocks of at least LARGE bytes are counted per process. Those beyond the budget in
  * $SHARDSCALE_STAND_IN_HOST_BYTES share the pages of one chunk: they can be written and read, hold
  * one another's values, and cost no memory. So a model that is larger than the machine's memory can
- * be built, loaded and cast on the host.
+ * be built, loaded and cast on the host. A file of weights may be larger, too.
  */
 #pragma once
 #include <stdbool.h>
