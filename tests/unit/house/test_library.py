@@ -158,6 +158,31 @@ def test_a_loop_under_a_dispatch_mode_is_measured() -> None:
     assert measured.summary.model == "Linear"
 
 
+class Scaled(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples through a module, as torchvision's transforms are."""
+
+    transform = nn.Sequential(nn.Flatten(0), nn.ReLU())
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(torch.full((2, 4), float(index)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_modules_that_prepare_samples_are_no_forward(workers: int) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    with shardscale.measure() as measured:
+        Scaled()[0]
+        for batch in torch.utils.data.DataLoader(Scaled(), batch_size=2, num_workers=workers):
+            model(batch).square().mean().backward()
+            optimizer.step()
+    assert (measured.summary.model, len(measured.steps)) == ("Linear", 3)
+    assert "data" in {phase["phase"] for phase in measured.phases}
+
+
 def test_a_loop_that_fails_is_measured_up_to_there() -> None:
     with pytest.raises(RuntimeError, match="shapes"), shardscale.measure() as measured:  # noqa: PT012
         model = nn.Linear(8, 8)
