@@ -1,5 +1,6 @@
 """Programs that know nothing of us, rehearsed and watched on the stand-in GPU."""
 
+import ast
 import json
 import os
 import subprocess
@@ -129,6 +130,17 @@ def test_rank_0_runs_alone_and_writes_a_snapshot(tmp_path: Path) -> None:
     assert "loop.py:" in shown.stdout, shown.stdout + shown.stderr
 
 
+@pytest.mark.parametrize("how", ["default", "nccl"])
+def test_rank_0_alone_opens_groups_of_the_host(how: str, tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("host_groups.py"))
+    flags = ("--gpu", "H100", "--only-rank", "0", "--world-size", "2", "--json")
+    words = ("rehearse", *flags, "--out", str(tmp_path / "run"), "--", sys.executable, program, how)
+    done = shardscale(*words)
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr
+    assert done.stderr.count("everybody ['here', 'here']") == 3
+
+
 def test_values_are_answered_and_listed(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path / "run", "h100", "values", "--answer", "loop.py:999=3")
     assert code == 0
@@ -141,6 +153,30 @@ def test_values_are_answered_and_listed(tmp_path: Path) -> None:
         "holds = bool(torch.isfinite(loss))": (3, True),
         'print("answers", fails, holds, loss.item())': (3, 1.0),
     }
+
+
+def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("reads.py"))
+    words = ("rehearse", "--gpu", "H100", "--json", "--out", str(tmp_path / "run"), "--")
+    done = shardscale(*words, sys.executable, program)
+    (got,) = [line for line in done.stderr.splitlines() if line.startswith("got ")]
+    assert ast.literal_eval(got.removeprefix("got ")) == {
+        **{"inf": 0.0, "function": 0, "stop": False, "trigger": False},
+        **{
+            "finite": True,
+            "not finite": False,
+            "holds": True,
+            "boolean": False,
+            "integer": 1,
+            "number": 1.0,
+        },
+        **{"small": [1.0] * 4, "large": 0.0, "nonzero": 32, "printed": True},
+    }
+    (rank,) = json.loads(done.stdout)["ranks"]
+    # Of the large tensors, one copied and one printed, no element is read.
+    assert [read["answer"] for read in rank["values"]] == [
+        *(0.0, 0, False, 0, True, False, True, False, 1, 1.0, 1.0, "all 32 elements"),
+    ]
 
 
 def test_an_answer_of_the_user(tmp_path: Path) -> None:

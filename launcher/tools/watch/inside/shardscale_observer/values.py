@@ -4,8 +4,8 @@ In a rehearsal no kernel runs, so a value on the device is known only where the 
 nothing was launched since. Every other read is answered by a stated rule, in this order:
 
 1. what --answer says for the line;
-2. 0 or false where the line or its function speaks of inf, nan, invalid or an overflow;
-3. true where it speaks of isfinite, allclose, equal or all(...);
+2. 0 or false where the line or its function speaks of inf, nan, invalid, an overflow, or a stop;
+3. true where it speaks of finite, allclose, equal or all(...);
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
 """
 
@@ -26,8 +26,12 @@ SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
 MOST_READS = 10_000
 """Of one line in one step; more is a loop that waits for a value."""
-_OVERFLOWS = re.compile(r"inf\b|inf_|_inf|isnan|overflow|invalid|~ *torch.isfinite", re.IGNORECASE)
-_HOLDS = re.compile(r"isfinite|allclose|equal|\ball\(")
+_DOES_NOT_HOLD = re.compile(
+    r"inf\b|inf_|_inf|isnan|overflow|invalid|(infi|~[\w. ]*fi|non_?fi|not_?fi)nite"
+    r"|stop\b|stop_|_stop|trigger|preempt",
+    re.IGNORECASE,
+)
+_HOLDS = re.compile(r"finite|allclose|equal|\ball\(")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -120,7 +124,7 @@ class Values:
                     return _as_type(given, dtype)
         text = "" if not frames else linecache.getline(*frames[0][:2]) + frames[0][2]
         value: Any = 1
-        if _OVERFLOWS.search(text):
+        if _DOES_NOT_HOLD.search(text):
             value = 0
         elif dtype is self._torch.bool:
             value = bool(_HOLDS.search(text))

@@ -1,0 +1,38 @@
+"""One training step, then reads of values by every rule; prints what each line got."""
+
+import torch
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = model(torch.randn(4, 8, device="cuda")).square()
+x.mean().backward()
+optimizer.step()
+
+
+def has_overflow(tensor: torch.Tensor) -> object:
+    return tensor.item()
+
+
+def check_trigger(flag: torch.Tensor) -> object:
+    return flag.item() >= 1
+
+
+found_inf = (x.sum() > 3).float()
+counts = (x > 0).sum()
+got = {
+    "inf": found_inf.item(),
+    "function": has_overflow(counts),
+    "stop": bool((counts + 1 > 0) * 1 == 1),  # early_stop
+    "trigger": check_trigger(counts),
+    "finite": bool(torch.isfinite(x.sum())),
+    "not finite": bool(~torch.isfinite(x.sum())),
+    "holds": (x > 0).all().item(),
+    "boolean": bool(x.sum() > 3),
+    "integer": counts.item(),
+    "number": x.sum().item(),
+    "small": x.sum(1).tolist(),
+    "large": float((x + torch.ones(80, 4, 8, device="cuda")).cpu().abs().max()),
+    "nonzero": x[x > 3].numel(),
+    "printed": len(repr(torch.ones(1000, device="cuda") * 2)) > 0,
+}
+print("got", got)
