@@ -121,6 +121,15 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert states["optimizer"] == pytest.approx(4 * PARAMETERS, rel=0.01)
 
 
+def test_buckets_of_the_first_step_are_gone_in_the_second(tmp_path: Path) -> None:
+    _, found = rehearse(tmp_path / "run", "h100", "ddp", ranks=True)
+    for rank in found["ranks"]:
+        peaks = {(p["period"], p["phase"]): p["peak_bytes"] for p in rank["phases"]}
+        first, steady = (peaks[period, "backward"] for period in ("first_step", "steady"))
+        states = 8 * PARAMETERS
+        assert steady == pytest.approx(first + states, abs=PARAMETERS)
+
+
 def test_rank_0_runs_alone_and_writes_a_snapshot(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshot.pickle"
     flags = ("--only-rank", "0", "--snapshot", str(snapshot))

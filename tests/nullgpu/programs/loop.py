@@ -16,7 +16,9 @@ def main(how: str) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     layers = [nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(4)]
     model = nn.Sequential(*layers).cuda()
-    if several:
+    if how == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif several:
         for layer in model:
             fully_shard(layer)
         fully_shard(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import Any
 
@@ -16,6 +17,9 @@ from shardscale_observer.reading import describe, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
+# NCCL's watchdog looks every 100 ms, and only then lets go of a step's buffers, such as DDP's first
+# buckets. A step with kernels takes longer than one without.
+_WATCHDOG_S = 0.25
 _STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 
@@ -91,6 +95,8 @@ class Recorder:
     def begin_step(self) -> None:
         if self.stepped:
             self._end_step()
+            if self.rehearses and self._is_distributed():
+                time.sleep(_WATCHDOG_S)
         if self.in_step:
             return
         limit = self.settings.get("steps")
@@ -108,6 +114,10 @@ class Recorder:
         if self.history is not None and not self.rehearses and number in LEDGER_STEPS:
             self.history.start()
         self.mark_owners()
+
+    def _is_distributed(self) -> bool:
+        distributed = self.torch.distributed
+        return bool(distributed.is_available() and distributed.is_initialized())
 
     def _end_step(self) -> None:
         self._close_phase()
