@@ -15,11 +15,11 @@ def main(how: str) -> None:
         dist.init_process_group("nccl")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     layers = [nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(4)]
-    model = nn.Sequential(*layers).cuda()
+    model: nn.Module = nn.Sequential(*layers).cuda()
     if how == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     elif several:
-        for layer in model:
+        for layer in model.children():
             fully_shard(layer)
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
