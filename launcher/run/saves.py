@@ -79,6 +79,9 @@ class Saves:
         self._clock_step: int | None = None
         self.failure: SaveError | None = None
         """Why the latest state is not on disk."""
+        if resolved.config.measure.memory_limit is not None:
+            # Before the limit is taken: the stacks of its group's threads would count as tensors.
+            self._opened()
 
     def resume(self, engine: Engine, resume: Resume) -> int:
         """Load a fresh engine's state, if there is any; returns the step that it has reached."""
