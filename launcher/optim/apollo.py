@@ -133,7 +133,7 @@ def _empty_rows(parameter: Tensor, columns: int) -> Tensor:
         return rows
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
+    sharded = DTensor.from_local(
         rows,
         parameter.device_mesh,
         parameter.placements,
@@ -141,6 +141,8 @@ def _empty_rows(parameter: Tensor, columns: int) -> Tensor:
         shape=torch.Size((parameter.shape[0], columns)),
         stride=(columns, 1),
     )
+    sharded._local_tensor = rows  # `from_local` has moved an offloaded parameter's to the GPU
+    return sharded
 
 
 def _row_norms(matrix: Tensor) -> Tensor:

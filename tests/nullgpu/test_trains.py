@@ -69,6 +69,10 @@ CASES = {
         ),
         *("--offload-param", "cpu", "--offload-optimizer", "cpu"),
     ),
+    "fsdp, apollo offloaded": (
+        *("--strategy", "fsdp", "--precision", "bf16", "--optimizer", "apollo"),
+        *("--offload-param", "cpu"),
+    ),
     "a budget": (
         *("--strategy", "single", "--precision", "bf16", "--dropout", "0.1"),
         *("--activation-checkpointing", "budget=500KiB"),
