@@ -242,3 +242,19 @@ def test_our_own_launcher_on_two_ranks(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     # Requests to stop travel in a sum with losses, which nothing computes.
     assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr
+
+
+def test_a_tied_embedding_is_built_once(tmp_path: Path) -> None:
+    # The frozen one in bf16, and two fp32 values while the first is sharded.
+    embedding = 50257 * 768
+    flags = (
+        *("--model=gpt2", "--layers=1", "--lora-rank=4", "--random-base", "--precision=bf16"),
+        *("--seq-len=64", "--global-batch=1"),
+    )
+    training = ("-m", "launcher.train", *SHORT, *flags, "--strategy=fsdp", "--micro-batch=1")
+    words = ("--gpu", "H100", "--json", "--out", str(tmp_path / "rehearsed"), "--", sys.executable)
+    done = shardscale("rehearse", *words, *training, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    (rank,) = json.loads(done.stdout)["ranks"]
+    reserved = max(p["reserved_peak_bytes"] for p in rank["phases"] if p["phase"] == "build")
+    assert reserved < 2 * (embedding + 9 * 10**6) + 2 * 4 * embedding + 44 * MIB

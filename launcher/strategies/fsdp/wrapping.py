@@ -119,10 +119,12 @@ def _materialize_shards(
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if (first := first_names.setdefault(parameter, name)) != name:
             tied[name] = first
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in tied}
+    for name, owner in owners.items():  # to_empty would make them parameters of their own
+        setattr(owner, name.rpartition(".")[2], None)
     module.to_empty(device=device)
-    for name, first in tied.items():  # of which to_empty has made parameters of their own
-        owner, _, attribute = name.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
+    for name, owner in owners.items():
+        setattr(owner, name.rpartition(".")[2], module.get_parameter(tied[name]))
     for name, parameter in module.named_parameters():
         assert isinstance(parameter, DTensor)
         value = initial_value(name, parameter.shape)
