@@ -162,3 +162,21 @@ def test_report_reads_the_folder(tmp_path: Path) -> None:
     assert row["steps"] == 5
     assert row["resident_set_bytes"] > 10 * 2**20
     assert row["notes"] == []
+
+
+def test_a_program_that_looks_for_torch_first_is_watched(tmp_path: Path) -> None:
+    """As transformers does, which imports torch only where it is."""
+    program = tmp_path / "looks.py"
+    program.write_text(
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('torch')\n"
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(2):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    process = start(*WATCH, str(tmp_path / "run"), "--", sys.executable, str(program))
+    process.communicate(timeout=120)
+    assert records(tmp_path / "run", "step")

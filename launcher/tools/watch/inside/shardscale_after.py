@@ -20,13 +20,17 @@ class _After:
     def __init__(self, name: str, act: Callable[[Any], object]) -> None:
         self._name = name
         self._act = act
+        self._asks = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the module's own spec; None for all other modules."""
-        if name != self._name:
+        if name != self._name or self._asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
@@ -34,6 +38,9 @@ class _After:
 
         def execute_then_act(module: Any) -> None:
             loader.__dict__.pop("exec_module", None)  # the loader is as it was, whatever comes
+            # Not before: a program that looks whether the module is there does not import it yet.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             self._act(module)
 
