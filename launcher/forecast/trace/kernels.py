@@ -10,7 +10,9 @@ One entry for each, with its source; bytes and work are both read off what runs 
   keys, values, the output and a number per row. They drop attention weights without a mask, which
   they draw again in backward; a CPU's fused one cannot drop any, and torch would hold all T x T
   scores. Shared key heads are repeated for the kernels that do not take them
-  (`launcher.model.attention.dense`). What has a window of its own skips the rest.
+  (`launcher.model.attention.dense`), unless the caller asks torch itself to share them, as
+  transformers does: where no fused kernel can, all T x T scores are kept. What has a window of its
+  own skips the rest.
 - Dropout keeps a mask of one byte per element, where a CPU's has the type of its input.
 - The loss is fused, and a product of low precision is added to an fp32 sum in place.
 - A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
@@ -131,8 +133,12 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         dropout_p: float = 0.0,
         **how: Any,
     ) -> Tensor:
-        shared = own_kernel or takes_groups("cuda", q.dtype, attn_mask, backend)
+        by_torch = how.get("enable_gqa", False)  # transformers asks for it in fp32, too
+        computed = head_loss.compute_dtype(q) if by_torch else q.dtype
+        shared = own_kernel or takes_groups("cuda", computed, attn_mask, backend)
         if q.size(1) > k.size(1) and not shared:
+            if by_torch:
+                return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
             k, v = repeat_for(q, k, v)
         dropped = dropout_p if backend is SDPBackend.MATH else 0.0
         out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
@@ -166,6 +172,24 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
         functional.dropout = composed_dropout
         of_loss.fuses, of_loss.add_product_ = fuses, add_product
+
+
+def _composed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention without a fused kernel, which keeps all T x T scores."""
+    composed = torch.ops.aten._scaled_dot_product_attention_math
+    how = {"scale": scale, "enable_gqa": enable_gqa}
+    out: Tensor = composed(q, k, v, mask, dropout_p, is_causal, None, **how)[0]
+    return out
 
 
 class _Fp8Linear(torch.autograd.Function):

@@ -81,3 +81,18 @@ def test_one_recording_serves_all_micro_batches(monkeypatch: pytest.MonkeyPatch)
     for micro_batch in (2, 3, 8):
         trace_of(model, ON_GPU, micro_batch, 40, WHOLE_MODEL)
     assert len(recorded) == 1
+
+
+def test_shared_key_heads_in_fp32_keep_all_scores() -> None:
+    """No fused kernel of CUDA shares key heads in fp32, and transformers asks torch to."""
+    fields = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    kept = {}
+    for groups in (2, 4):
+        document = {**fields, **heads, "num_key_value_heads": groups}
+        trace = blocks.trace_micro_batch(
+            foreign_config(document), IN_FP32, micro_batch=3, seq_len=256
+        )
+        kept[groups] = max(most for _, most, _ in peaks(trace))
+    scores = 2 * 3 * 4 * 256 * 256 * 4  # layers x sequences x heads x tokens x tokens, in fp32
+    assert kept[2] > kept[4] + scores
