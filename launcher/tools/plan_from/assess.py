@@ -1,5 +1,7 @@
 """The ledger, the seconds and the verdict of the run that a file describes."""
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +11,18 @@ from typing import Final
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import AutoMicroBatch, RunConfig
+from launcher.forecast.allocator import replay
 from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.candidates import Choice, run_of
 from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.fit import Verdict, verdict
 from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.predict import by_category
+from launcher.forecast.prediction_cache import PredictionCache
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
+from launcher.tools.plan_from.corrections import corrections_of
+from launcher.tools.plan_from.decoders import computed_by_transformers
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
@@ -42,9 +48,6 @@ _NEAREST: Final = {
     "optimizer": "adamw",
 }
 """Field -> what is planned where the value asked for does not go with the rest."""
-_FP32, _EIGHT_BIT_MOMENTS = 4, 2
-_NORMS: Final = 2
-"""Of a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,8 @@ class Planned:
     """Files beside the first one."""
     corrections: dict[str, int]
     """Tensors that the trainer holds and shardscale would not -> bytes at the peak."""
+    allocated_bytes: int
+    """Peak of `torch.cuda.memory_allocated`: tensors in the blocks that they get."""
     notes: list[str]
 
     @property
@@ -113,6 +118,7 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
         cluster, notes = find_cluster(options)
         with TemporaryDirectory() as folder:
             assessment = _relaxed(reading, flags, fields, cluster, Path(folder))
+            blocks_bytes = _allocated(assessment, cluster)
     except UserError as error:
         text = str(error)
         name = str(reading.source.path)
@@ -125,8 +131,23 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
         fields=fields,
         others=[source for source in sources if source is not reading.source],
         corrections=corrections,
+        allocated_bytes=blocks_bytes + sum(corrections.values()),
         notes=[*reading.notes, *notes],
     )
+
+
+def _allocated(a: Assessment, cluster: Cluster) -> int:
+    """Return the peak of the blocks that tensors are in."""
+    if cluster.gpu is None:
+        return a.prediction.peak_bytes
+    events, streams = a.prediction.events, a.prediction.streams
+    if events:
+        use = replay(events, streams, expandable_segments=a.run.expandable_segments)
+        return use.peak_allocated_bytes
+    cache = PredictionCache(a.run, cluster)  # which had it from another run
+    use = cache.use(a.run, limit_bytes=None)
+    cache.save()
+    return use.peak_allocated_bytes
 
 
 def _relaxed(
@@ -135,7 +156,7 @@ def _relaxed(
     """Plan the run, with the nearest choice where this decoder or sharding lacks one."""
     for _ in _NEAREST:
         try:
-            return assessed(_config(reading, flags, fields, cluster, folder), cluster)
+            return _assessed(reading, flags, fields, cluster, folder)
         except UserError as error:
             names = [
                 name for name in _NEAREST if f"{flag(name)} " in f"{error} " and name in fields
@@ -148,7 +169,20 @@ def _relaxed(
             )
             fields[change] = _NEAREST[change]
             flags = [*flags, flag(change), str(_NEAREST[change])]
-    return assessed(_config(reading, flags, fields, cluster, folder), cluster)
+    return _assessed(reading, flags, fields, cluster, folder)
+
+
+def _assessed(
+    reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
+) -> Assessment:
+    """Plan the run, with transformers' decoder where its trainer computes that."""
+    config = _config(reading, flags, fields, cluster, folder)
+    if reading.engine.computes_transformers:
+        theirs = computed_by_transformers(config, folder)
+        if theirs is not None:
+            with contextlib.suppress(UserError):
+                return assessed(theirs, cluster, expandable=reading.engine.expandable_segments)
+    return assessed(config, cluster, expandable=reading.engine.expandable_segments)
 
 
 def _gives_gpus(argv: Sequence[str]) -> bool:
@@ -174,7 +208,10 @@ def _config(
         # DeepSpeed's own buckets, or those that transformers fills in: shardscale's are smaller.
         path = folder / "buckets.json"
         width = config.model.build().d_model
-        section = {"stage": config.sharding.zero} | _buckets(reading, width)
+        # Overlapped, a reduction has a second bucket: DeepSpeed's default at stage 3 only.
+        overlaps = reading.facts.get("overlap_comm", config.sharding.zero == 3)
+        section = {"stage": config.sharding.zero, "overlap_comm": overlaps}
+        section |= _buckets(reading, width)
         path.write_text(json.dumps({"zero_optimization": section}), encoding="utf-8")
         config = parse_run_config([*flags, "--deepspeed", str(path)], cluster.world_size)
     return config
@@ -198,8 +235,11 @@ def _buckets(reading: Reading, width: int) -> dict[str, int]:
     return found
 
 
-def assessed(config: RunConfig, cluster: Cluster) -> Assessment:
+def assessed(config: RunConfig, cluster: Cluster, *, expandable: bool | None = None) -> Assessment:
     """Evaluate a config as it is, at its own micro-batch.
+
+    Args:
+        expandable: whether the allocator's segments are; None as in shardscale's own runs.
 
     Raises:
         UserError: it cannot run, or its bytes are not known here.
@@ -207,6 +247,8 @@ def assessed(config: RunConfig, cluster: Cluster) -> Assessment:
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         raise UserError("--micro-batch auto: give a number, since this run is planned as it is")
     run = run_of(config, config.data.micro_batch, cluster.world_size, cluster.machine.device)
+    if expandable is not None:
+        run = dataclasses.replace(run, expandable_segments=expandable)
     if unknown := unknown_versions(strategy_of(run.config)):
         raise UserError(unknown)
     choice = Choice(
@@ -216,48 +258,3 @@ def assessed(config: RunConfig, cluster: Cluster) -> Assessment:
         runs=(run,),
     )
     return assess(choice, cluster)
-
-
-def corrections_of(reading: Reading, a: Assessment, world_size: int) -> dict[str, int]:
-    """Return what the trainer holds at the peak beside what shardscale would, by name."""
-    found: dict[str, int] = {}
-    facts, engine, held = reading.facts, reading.engine, a.prediction.held.device
-    run, model = a.run.config, a.run.model
-    optimizer = run.optim.optimizer
-    sharded = variant_of(run).level >= 1
-    adapters = run.model.lora_rank is not None
-    if optimizer == "adamw" and facts.get("foreach", engine.foreach) and run.sharding.zero is None:
-        over = _beyond(a, ("step",), held.optimizer_bytes // 2)
-        found["temporaries of the foreach update"] = over
-    norm_bytes = 0 if run.loop.compile else facts.get("norm_bytes", engine.norm_bytes)
-    if norm_bytes and getattr(model, "norm", "") == "rms":
-        tokens = run.data.micro_batch * a.run.local_seq_len
-        kept = _blocks_kept(run.model.activation_checkpointing, model.layers)
-        more = norm_bytes * _NORMS * kept * tokens * model.d_model
-        found["norms composed of operators"] = _beyond(a, ("forward", "backward"), more)
-    if optimizer == "adamw8bit" and facts.get("embedding_moments") and not adapters:
-        elements = model.vocab_size * model.d_model
-        ranks = run.sharding.shard_ranks(world_size) if sharded else 1
-        wider = 2 * _FP32 - _EIGHT_BIT_MOMENTS
-        found["moments of the embedding in 32 bits"] = wider * elements // ranks
-    loaded = facts.get("weights", facts.get("base", "fp32"))
-    casts = run.model.quantize_base == "none" and run.optim.arithmetic.computed != "fp32"
-    if adapters and loaded == "fp32" and run.sharding.zero is None and casts:
-        found["frozen weights in fp32"] = held.frozen_bytes
-    return {name: size for name, size in found.items() if size > 0}
-
-
-def _beyond(a: Assessment, phases: Sequence[str], more_bytes: int) -> int:
-    """Return by how much the peak grows where some phases need so much more."""
-    highest = max(size for (_, phase), size in a.prediction.peaks.items() if phase in phases)
-    return max(0, highest + more_bytes - a.prediction.peak_bytes)
-
-
-def _blocks_kept(checkpointing: str, layers: int) -> int:
-    """Return how many blocks keep what their norms save: at least the one in work."""
-    if checkpointing == "none":
-        return layers
-    if checkpointing.startswith("every="):
-        every = int(checkpointing.partition("=")[2])
-        return max(1, layers - -(-layers // every))
-    return 1

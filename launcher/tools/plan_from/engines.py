@@ -22,6 +22,14 @@ class Engine(NamedTuple):
     """Fine-tuning recomputes blocks wherever there are several GPUs."""
     compiled_loss_in_chunks: bool = False
     """A compiled loss holds no logits in fp32."""
+    computes_transformers: bool = False
+    """Blocks are those of transformers, and traced as such where it is installed."""
+    gradients_beside_buckets: bool = False
+    """DDP keeps gradients of their own beside its buckets, as torch does unless asked otherwise."""
+    reduces_as_computed: bool = False
+    """FSDP adds gradients up and sends them in the type that is computed in; otherwise in fp32."""
+    expandable_segments: bool = False
+    """It asks torch's allocator for them."""
     norm_bytes: int = 0
     """Bytes per element that an RMSNorm composed of operators keeps beyond a fused one's."""
 
@@ -32,13 +40,17 @@ _HF: Final = Engine(
     "integrations/deepspeed.py (auto buckets)",
     whole_logits=True,
     foreach=False,
+    computes_transformers=True,
+    gradients_beside_buckets=True,
+    reduces_as_computed=True,
     norm_bytes=4,  # the input in fp32: models/llama/modeling_llama.py, LlamaRMSNorm
 )
 ENGINES: Final[Mapping[str, Engine]] = {
     "transformers": _HF,
     "accelerate": _HF._replace(
         version="accelerate 1.15",
-        source="utils/fsdp_utils.py (trained shards in fp32), accelerator.py (autocast)",
+        source="utils/fsdp_utils.py (trained shards in fp32), utils/dataclasses.py (FSDP's types), "
+        "accelerator.py (autocast)",
     ),
     "deepspeed": _HF._replace(
         version="DeepSpeed 0.19",
@@ -73,6 +85,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         foreach=False,
         upcasts=False,
         compiled_loss_in_chunks=True,
+        expandable_segments=True,  # run_train.sh
     ),
     "torchtitan-2026": Engine(
         version="torchtitan b5bcd76 (2026-08)",
@@ -80,5 +93,6 @@ ENGINES: Final[Mapping[str, Engine]] = {
         whole_logits=False,
         foreach=False,
         upcasts=False,
+        expandable_segments=True,
     ),
 }

@@ -64,6 +64,7 @@ _OURS: Final = {
     "shard": "ranks to shard over",
     "selective": "selective",
     "tf32": "TF32",
+    "overlap_comm": "overlapped reduction",
     "engine": "engine",
     "norm_bytes": "bytes kept by a composed RMSNorm",
     "fine-tunes": "fine-tunes",
@@ -171,8 +172,7 @@ def record_of(planned: Planned, changes: Sequence[Change]) -> dict[str, Any]:
         "verdict": planned.verdict,
         "used_bytes": planned.used_bytes,
         "memory_bytes": planned.memory_bytes,
-        "allocated_bytes": planned.assessment.prediction.peak_bytes
-        + sum(planned.corrections.values()),
+        "allocated_bytes": planned.allocated_bytes,
         "reserved_bytes": planned.used_bytes - planned.cluster.fixed_bytes,
         "step_s": planned.step_s,
         "ledger_bytes": planned.lines(),

@@ -75,6 +75,9 @@ def read_files(sources: Sequence[Source]) -> Reading:
             (one, reading) if reading.kind.name.startswith("accelerate") else (reading, one)
         )
         facts = first.kind.defaults | last.facts | first.facts
+        asked = [one.facts.get("activation_checkpointing") for one in (first, last)]
+        if "full" in asked:  # FSDP's or the trainer's own: either recomputes
+            facts["activation_checkpointing"] = "full"
         reading = Reading(
             kind=first.kind,
             source=first.source,

@@ -130,6 +130,7 @@ DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
     f"{_Z}offload_optimizer.nvme_path": text("nvme_path"),
     f"{_Z}offload_param.nvme_path": text("nvme_path"),
     f"{_Z}cpu_offload": when(offload_optimizer="cpu"),
+    f"{_Z}overlap_comm": lambda value: {} if value is None else {"overlap_comm": is_on(value)},
     **{_Z + name: _bucket(name) for name in _BUCKETS.split()},
     **{_Z + name.removeprefix("stage3_"): _bucket(name) for name in _BUCKETS.split()},
     "optimizer.type": words(
@@ -160,7 +161,7 @@ DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
     "torch_autocast": "give --precision",
 }
 _ZERO_NO_EFFECT: Final = (
-    "overlap_comm contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
+    "contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
     "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
     "round_robin_gradients ignore_unused_parameters load_from_fp32_weights elastic_checkpoint "
     "offload_optimizer.pin_memory offload_param.pin_memory offload_*.buffer_* "

@@ -1,0 +1,85 @@
+"""What a trainer holds at the peak beside what shardscale's own engine would hold."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from launcher.forecast.assess import Assessment
+from launcher.model.foreign.config import ForeignConfig
+from launcher.strategies import variant_of
+from launcher.tools.plan_from.translate import Reading
+
+_FP32, _LOW, _EIGHT_BIT_MOMENTS = 4, 2, 2
+_NORMS: Final = 2
+"""Of a block."""
+
+
+_COMPUTING: Final = ("forward", "backward")
+_STEP: Final = ("step",)
+_EVERY: Final = ""
+_STEADY: Final = "steady"
+
+
+def corrections_of(reading: Reading, a: Assessment, world_size: int) -> dict[str, int]:
+    """Return by how much the peak changes by what the trainer holds more or less, by name."""
+    peaks, found = dict(a.prediction.peaks), dict[str, int]()
+    for name, phases, period, more_bytes in _differences(reading, a, world_size):
+        before = max(peaks.values())
+        for when, phase in peaks:
+            if phase in phases and when.startswith(period):
+                peaks[when, phase] += more_bytes
+        if change := max(peaks.values()) - before:
+            found[name] = change
+    return found
+
+
+def _differences(
+    reading: Reading, a: Assessment, world_size: int
+) -> Iterator[tuple[str, Sequence[str], str, int]]:
+    """Yield what is held, in which phases of which periods, and how many bytes more it takes."""
+    facts, engine, held = reading.facts, reading.engine, a.prediction.held.device
+    run, model = a.run.config, a.run.model
+    optimizer = run.optim.optimizer
+    adapters = run.model.lora_rank is not None
+    if optimizer == "adamw" and facts.get("foreach", engine.foreach) and run.sharding.zero is None:
+        more = held.optimizer_bytes // 2
+        yield "temporaries of the foreach update", _STEP, _EVERY, more
+    norm_bytes = 0 if run.loop.compile else facts.get("norm_bytes", engine.norm_bytes)
+    composed = isinstance(model, ForeignConfig)  # whose norms are traced as they are
+    if norm_bytes and not composed and model.norm == "rms":
+        tokens = run.data.micro_batch * a.run.local_seq_len
+        kept = _blocks_kept(run.model.activation_checkpointing, model.layers)
+        more = norm_bytes * _NORMS * kept * tokens * model.d_model
+        yield "norms composed of operators", _COMPUTING, _EVERY, more
+    if composed and run.model.loss_chunk == 0 and run.optim.arithmetic.computed != "fp32":
+        # Its output has them while the loss makes fp32 of them, and of these their logarithms.
+        more = _LOW * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
+        yield "logits as they were computed", ("forward",), _EVERY, more
+    if run.sharding.strategy == "ddp" and engine.gradients_beside_buckets:
+        # At the peak of a backward none are there yet, unless an earlier one has left them. A first
+        # step has them in shardscale, too.
+        phases = (*_COMPUTING, *_STEP) if a.run.accumulation > 1 else _STEP
+        yield "gradients beside DDP's buckets", phases, _STEADY, held.grads_bytes
+    if run.sharding.strategy == "fsdp" and engine.reduces_as_computed and a.run.accumulation > 1:
+        wider = 0 if run.optim.arithmetic.computed == "fp32" else _FP32 - _LOW
+        more = -wider * model.trained_parameter_count
+        yield "gradients added up in the type of computing", _COMPUTING, _EVERY, more
+    if optimizer == "adamw8bit" and facts.get("embedding_moments") and not adapters:
+        elements = model.vocab_size * model.d_model
+        sharded = variant_of(run).level >= 1
+        ranks = run.sharding.shard_ranks(world_size) if sharded else 1
+        more = (2 * _FP32 - _EIGHT_BIT_MOMENTS) * elements // ranks
+        yield "moments of the embedding in 32 bits", (*_COMPUTING, *_STEP), _EVERY, more
+    loaded = facts.get("weights", facts.get("base", "fp32"))
+    casts = run.model.quantize_base == "none" and run.optim.arithmetic.computed != "fp32"
+    if adapters and loaded == "fp32" and run.sharding.zero is None and casts:
+        yield "frozen weights in fp32", (*_COMPUTING, *_STEP), _EVERY, held.frozen_bytes
+
+
+def _blocks_kept(checkpointing: str, layers: int) -> int:
+    """Return how many blocks keep what their norms save: at least the one in work."""
+    if checkpointing == "none":
+        return layers
+    if checkpointing.startswith("every="):
+        every = int(checkpointing.partition("=")[2])
+        return max(1, layers - -(-layers // every))
+    return 1

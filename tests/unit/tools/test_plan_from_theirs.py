@@ -1,0 +1,70 @@
+"""`plan --from`: bytes of a trainer that shardscale's own engine would not hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.model.foreign.config import ForeignConfig
+from launcher.tools.plan_from.assess import Planned, plan_of
+from launcher.tools.plan_from.reading import read_source
+
+ARGUMENTS: dict[str, Any] = {
+    "output_dir": "out",
+    "model_name_or_path": "HuggingFaceTB/SmolLM2-135M",
+    "dtype": "float32",
+    "block_size": 256,
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-5,
+}
+SHARDED = """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_processes: 2
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+"""
+
+
+def plan(folder: Path, *others: str, **more: Any) -> Planned:
+    """Plan a run of transformers' Trainer on two H100."""
+    (folder / "args.json").write_text(json.dumps({**ARGUMENTS, **more}))
+    sources = [read_source(folder / name) for name in (*others, "args.json")]
+    return plan_of(sources, ["--gpu", "H100", "--gpus", "2", "--no-calibration"])
+
+
+def test_blocks_are_those_of_transformers(tmp_path: Path) -> None:
+    planned = plan(tmp_path)
+    assert isinstance(planned.assessment.run.model, ForeignConfig)
+    assert "norms composed of operators" not in planned.corrections
+    # torch.compile fuses what transformers' code composes.
+    compiled = plan(tmp_path, torch_compile=True).assessment.run.model
+    assert not isinstance(compiled, ForeignConfig)
+
+
+def test_ddp_keeps_gradients_beside_its_buckets(tmp_path: Path) -> None:
+    once, several = (plan(tmp_path, gradient_accumulation_steps=n) for n in (1, 2))
+    name = "gradients beside DDP's buckets"
+    assert name in several.corrections
+    assert several.allocated_bytes > once.allocated_bytes
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_fsdp_adds_gradients_up_in_bf16(tmp_path: Path, accumulation: int) -> None:
+    (tmp_path / "accelerate.yaml").write_text(f"{SHARDED}mixed_precision: bf16\n")
+    planned = plan(tmp_path, "accelerate.yaml", gradient_accumulation_steps=accumulation)
+    name = "gradients added up in the type of computing"
+    assert (name in planned.corrections) is (accumulation > 1)
+
+
+def test_either_file_recomputes(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(f"{SHARDED}  fsdp_activation_checkpointing: true\n")
+    planned = plan(tmp_path, "accelerate.yaml", gradient_checkpointing=False)
+    assert planned.fields["activation_checkpointing"] == "full"
+
+
+def test_allocated_bytes_are_those_of_blocks(tmp_path: Path) -> None:
+    planned = plan(tmp_path)
+    tensors = planned.assessment.prediction.peak_bytes + sum(planned.corrections.values())
+    assert tensors < planned.allocated_bytes < 1.05 * tensors
