@@ -163,7 +163,8 @@ def prepared(name: str, work: Path) -> Path:
 
 def installed(environment: Path) -> dict[str, str]:
     """Versions of what matters here."""
-    names = "torch torchtune torchao deepspeed transformers peft trl accelerate lightning litgpt"
+    names = "torch torchtune torchao deepspeed transformers peft trl accelerate lightning litgpt "
+    names += "llamafactory bitsandbytes"
     folders = environment.glob("lib/python3*/site-packages/*.dist-info")
     found = dict(folder.name.removesuffix(".dist-info").split("-")[:2] for folder in folders)
     return {name: found[name] for name in (*names.split(), "liger_kernel", "timm") if name in found}
