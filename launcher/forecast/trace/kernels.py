@@ -39,6 +39,7 @@ from launcher.model import loss as head_loss
 from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.recompute import as_one
 
 COMPILED_CAST_BYTES: Final = 5
@@ -133,7 +134,8 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         dropout_p: float = 0.0,
         **how: Any,
     ) -> Tensor:
-        by_torch = how.get("enable_gqa", False)  # transformers asks for it in fp32, too
+        # Of transformers' decoders, on a GPU in every type; our own repeats heads there.
+        by_torch = isinstance(model, ForeignConfig) and how.get("enable_gqa", False)
         computed = head_loss.compute_dtype(q) if by_torch else q.dtype
         shared = own_kernel or takes_groups("cuda", computed, attn_mask, backend)
         if q.size(1) > k.size(1) and not shared:

@@ -26,11 +26,12 @@ from launcher.forecast.trace.events import (
 from launcher.forecast.trace.foreign import as_with_values
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
+from launcher.forecast.trace.liger import liger_kernels
 from launcher.forecast.trace.repeats import few_repeats
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import LIGER, ForeignConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
@@ -201,6 +202,8 @@ def record_trace(
             around.enter_context(
                 as_with_values(model, compute.params_dtype, documents=compute.documents)
             )
+            if isinstance(model, ForeignConfig) and LIGER in model.fields:
+                around.enter_context(liger_kernels(module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts

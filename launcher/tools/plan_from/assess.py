@@ -178,7 +178,7 @@ def _assessed(
     """Plan the run, with transformers' decoder where its trainer computes that."""
     config = _config(reading, flags, fields, cluster, folder)
     if reading.engine.computes_transformers:
-        theirs = computed_by_transformers(config, folder)
+        theirs = computed_by_transformers(config, folder, liger=bool(reading.facts.get("liger")))
         if theirs is not None:
             with contextlib.suppress(UserError):
                 return assessed(theirs, cluster, expandable=reading.engine.expandable_segments)

@@ -15,6 +15,7 @@ from launcher.config.families import family_for
 from launcher.config.schema import RunConfig
 from launcher.config.transformers_config import names_config
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import LIGER
 from launcher.util.errors import UserError
 
 _SHAPE: Final = tuple(
@@ -27,11 +28,14 @@ _KNOWN: Final = ("none", "full")
 _ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
 
 
-def computed_by_transformers(config: RunConfig, folder: Path) -> RunConfig | None:
+def computed_by_transformers(
+    config: RunConfig, folder: Path, *, liger: bool = False
+) -> RunConfig | None:
     """Return the same run with transformers' decoder, or None where it has none.
 
     Args:
         folder: takes the decoder's config.json.
+        liger: its kernels take the place of transformers' operators.
     """
     model, sharding = config.model, config.sharding
     if find_spec("transformers") is None or config.loop.compile or names_config(model.model):
@@ -44,10 +48,11 @@ def computed_by_transformers(config: RunConfig, folder: Path) -> RunConfig | Non
         family, theirs = family_for(model.build())
     except UserError:
         return None
+    document = family.write(theirs) | ({LIGER: True} if liger else {})
     place = folder / model.label
     place.mkdir(exist_ok=True)
     path = place / "config.json"
-    path.write_text(json.dumps(family.write(theirs)), encoding="utf-8")
+    path.write_text(json.dumps(document), encoding="utf-8")
     return config.replace(
         **dict.fromkeys(name for name in _SHAPE if hasattr(model, name)),
         model=str(path),

@@ -58,6 +58,8 @@ def training_flags(
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
         _ask(reading, given, own)
     fields |= sharding(facts, gpus, machines)
+    if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
+        reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
     fields |= _adapters(reading)
     fields |= precision(reading, fields["strategy"], adapters="lora_rank" in fields)
     fields |= _loss(reading)

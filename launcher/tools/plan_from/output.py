@@ -64,6 +64,8 @@ _OURS: Final = {
     "shard": "ranks to shard over",
     "selective": "selective",
     "tf32": "TF32",
+    "liger": "Liger's kernels",
+    "fsdp_version": "FSDP",
     "overlap_comm": "overlapped reduction",
     "engine": "engine",
     "norm_bytes": "bytes kept by a composed RMSNorm",

@@ -68,3 +68,26 @@ def test_allocated_bytes_are_those_of_blocks(tmp_path: Path) -> None:
     planned = plan(tmp_path)
     tensors = planned.assessment.prediction.peak_bytes + sum(planned.corrections.values())
     assert tensors < planned.allocated_bytes < 1.05 * tensors
+
+
+def test_ligers_kernels_keep_less(tmp_path: Path) -> None:
+    kept = []
+    for liger in (False, True):
+        planned = plan(tmp_path, use_liger_kernel=liger, block_size=1024, bf16=True)
+        kept.append(planned.assessment.highest.device.activations_bytes or 0)
+    # A gated MLP keeps neither what its gate becomes nor, twice, what comes out of that.
+    assert kept[1] < 0.85 * kept[0]
+
+
+def test_fsdp_1_is_named(tmp_path: Path) -> None:
+    first = SHARDED.replace("fsdp_version: 2", "fsdp_version: 1")
+    (tmp_path / "accelerate.yaml").write_text(first)
+    assert any("FSDP 1" in text for text in plan(tmp_path, "accelerate.yaml").reading.left_out)
+
+
+def test_deepspeed_has_a_second_bucket_where_it_overlaps(tmp_path: Path) -> None:
+    found = []
+    for section in ({"stage": 1}, {"stage": 1, "overlap_comm": True}):
+        (tmp_path / "zero.json").write_text(json.dumps({"zero_optimization": section}))
+        found.append(plan(tmp_path, deepspeed="zero.json").allocated_bytes)
+    assert found[0] < found[1]

@@ -68,7 +68,7 @@ AXOLOTL = Kind(
         "load_in_4bit": when(quantize_base="nf4"),
         "load_in_8bit": when(quantize_base="int8"),
         "liger_fused_linear_cross_entropy": when(loss="chunked"),
-        "liger_rms_norm": when(norm_bytes=0),
+        "liger_rms_norm": when(norm_bytes=0, liger=True),
         "cut_cross_entropy": when(loss="chunked"),
         "chunked_cross_entropy": when(loss="chunked"),
         "plugins": _plugins,

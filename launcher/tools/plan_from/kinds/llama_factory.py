@@ -42,7 +42,7 @@ LLAMA_FACTORY = Kind(
         "pure_bf16": when(mixed="bf16", base="bf16", weights="bf16"),
         "bf16": _bf16,
         "flash_attn": ATTENTION,
-        "enable_liger_kernel": when(loss="chunked", norm_bytes=0),
+        "enable_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
         "disable_gradient_checkpointing": when(activation_checkpointing="none"),
         "use_apollo": when(optimizer="apollo"),
         "use_muon": when(optimizer="muon"),

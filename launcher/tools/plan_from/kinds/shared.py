@@ -35,7 +35,7 @@ def reshards(value: Any) -> Facts:
 
 
 FSDP_SECTION: Final[Mapping[str, Reader]] = {
-    "version": lambda value: {"strategy": "fsdp"},
+    "version": lambda value: {"strategy": "fsdp", "fsdp_version": int(number_of(value) or 2)},
     "sharding_strategy": words(SHARDING_WORDS, otherwise="is planned as full shard"),
     "reshard_after_forward": reshards,
     "offload_params": when(offload_optimizer="cpu", offload_param="cpu"),

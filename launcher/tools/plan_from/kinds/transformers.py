@@ -89,7 +89,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "activation_checkpointing": when(activation_checkpointing="full"),
     "optim": OPTIM,
     "torch_compile": when(compile=True),
-    "use_liger_kernel": when(loss="chunked", norm_bytes=0),
+    "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
     **fsdp_section(),
     "deepspeed": deepspeed_file,
