@@ -1,6 +1,6 @@
 """Small models, their tokenizers and texts for plan_from_rehearsals.py, in folders as on the hub.
 
-Weights have the right shapes and no content; each word of a text is one token.
+Weights have the right shapes and no content; texts have more tokens than any sequence.
 """
 
 import json
@@ -23,7 +23,7 @@ ARCHITECTURES: Final = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-WORDS: Final = 4200
+WORDS: Final = 900
 TEXTS: Final = 64
 OF_LITGPT: Final = ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-360M")
 SPECIAL: Final = ("<unk>", "<s>", "</s>", "<pad>")
@@ -105,8 +105,8 @@ def shapes_of(config: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of whole words, as its fast implementation reads it."""
-    vocabulary = {word: number for number, word in enumerate((*SPECIAL, "word"))}
+    """Write a tokenizer of the letters of one word, as every class of fast tokenizers reads it."""
+    vocabulary = {word: number for number, word in enumerate((*SPECIAL, *"word", "\u0120"))}
     added = [
         {
             **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
@@ -114,11 +114,15 @@ def _write_tokenizer(folder: Path) -> None:
         }
         for number, word in enumerate(SPECIAL)
     ]
+    by_byte = {
+        "type": "ByteLevel",
+        **{"add_prefix_space": False, "trim_offsets": False, "use_regex": True},
+    }
     document = {
         **{"version": "1.0", "truncation": None, "padding": None, "normalizer": None},
-        **{"post_processor": None, "decoder": None, "added_tokens": added},
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": SPECIAL[0]},
+        **{"post_processor": None, "decoder": by_byte, "added_tokens": added},
+        "pre_tokenizer": by_byte,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": SPECIAL[0]},
     }
     _write(folder / "tokenizer.json", document)
     template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"

@@ -11,6 +11,11 @@ from launcher.model.config_checks import check_loss_chunk
 
 USERS: Final = "--decoder"
 """Field of a document that a user's own function builds: its name, as package.module:function."""
+# Fields of a document whose model another trainer computes, for a plan of it: with Liger's kernels,
+# with trl's loss, with frozen weights in fp32 where it computes in less.
+LIGER: Final = "--liger"
+TRL_LOSS: Final = "--trl-loss"
+FROZEN_FP32: Final = "--frozen-fp32"
 _UNIMPORTANT = frozenset(
     {"architectures", "_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
 )

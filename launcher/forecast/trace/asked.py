@@ -6,6 +6,7 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.trace.events import Compute
+from launcher.model.foreign.config import FROZEN_FP32, ForeignConfig
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
 
@@ -16,10 +17,13 @@ def asked_of(
     """Arguments of `trace_micro_batch`, `micro_batch_work` and `pass_work` for a rank at `mesh`."""
     config = resolved.config
     types = strategy_of(config).dtypes(config)
+    low = types.computed.itemsize == 2
+    if isinstance(resolved.model, ForeignConfig) and FROZEN_FP32 in resolved.model.fields:
+        low = False
     compute = Compute(
         device_type=device_type,
         params_dtype=torch.bfloat16 if types.parameters.itemsize == 2 else torch.float32,
-        frozen_dtype=torch.bfloat16 if types.computed.itemsize == 2 else torch.float32,
+        frozen_dtype=torch.bfloat16 if low else torch.float32,
         autocast=types.autocast is not None,
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,

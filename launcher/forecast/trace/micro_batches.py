@@ -30,7 +30,7 @@ from launcher.forecast.trace.template import (
 from launcher.forecast.trace.work import Work
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import TRL_LOSS, ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.strategies.parameters import parameter_shapes
@@ -157,6 +157,8 @@ def _local_rows(rows: int, rank: ModelParallelRank) -> int:
 
 
 def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRank) -> bool:
+    if isinstance(model, ForeignConfig) and TRL_LOSS in model.fields:
+        return False  # its tiles have so many tokens, and there may be fewer
     ranks = 1 if rank.tensor is None else rank.tensor.size
     per_token = _width(model)
     if not fuses_scores(model):  # of some heads then, with all ranks' keys

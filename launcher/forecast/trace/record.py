@@ -28,10 +28,11 @@ from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
 from launcher.forecast.trace.liger import liger_kernels
 from launcher.forecast.trace.repeats import few_repeats
+from launcher.forecast.trace.trl_loss import loss_of_trl
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import LIGER, ForeignConfig
+from launcher.model.foreign.config import LIGER, TRL_LOSS, ForeignConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
@@ -204,6 +205,8 @@ def record_trace(
             )
             if isinstance(model, ForeignConfig) and LIGER in model.fields:
                 around.enter_context(liger_kernels(module))
+            if isinstance(model, ForeignConfig) and TRL_LOSS in model.fields:
+                around.enter_context(loss_of_trl())
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts

@@ -21,7 +21,7 @@ from launcher.forecast.predict import by_category
 from launcher.forecast.prediction_cache import PredictionCache
 from launcher.strategies import strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
-from launcher.tools.plan_from.corrections import corrections_of
+from launcher.tools.plan_from.corrections import corrections_of, marks_of
 from launcher.tools.plan_from.decoders import computed_by_transformers
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.keys import Facts
@@ -178,7 +178,7 @@ def _assessed(
     """Plan the run, with transformers' decoder where its trainer computes that."""
     config = _config(reading, flags, fields, cluster, folder)
     if reading.engine.computes_transformers:
-        theirs = computed_by_transformers(config, folder, liger=bool(reading.facts.get("liger")))
+        theirs = computed_by_transformers(config, folder, marks_of(reading, config))
         if theirs is not None:
             with contextlib.suppress(UserError):
                 return assessed(theirs, cluster, expandable=reading.engine.expandable_segments)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import FROZEN_FP32, LIGER, TRL_LOSS, ForeignConfig
 from launcher.strategies import variant_of
 from launcher.tools.plan_from.translate import Reading
 
@@ -69,10 +70,36 @@ def _differences(
         ranks = run.sharding.shard_ranks(world_size) if sharded else 1
         more = (2 * _FP32 - _EIGHT_BIT_MOMENTS) * elements // ranks
         yield "moments of the embedding in 32 bits", (*_COMPUTING, *_STEP), _EVERY, more
-    loaded = facts.get("weights", facts.get("base", "fp32"))
-    casts = run.model.quantize_base == "none" and run.optim.arithmetic.computed != "fp32"
-    if adapters and loaded == "fp32" and run.sharding.zero is None and casts:
-        yield "frozen weights in fp32", (*_COMPUTING, *_STEP), _EVERY, held.frozen_bytes
+    if _freezes_fp32(reading, run):
+        yield "frozen weights in fp32", (*_COMPUTING, *_STEP), _EVERY, _frozen_more(a)
+
+
+def marks_of(reading: Reading, run: RunConfig) -> list[str]:
+    """Return what a trace of transformers' decoder has to know of its trainer."""
+    facts, marks = reading.facts, []
+    if facts.get("liger"):
+        marks.append(LIGER)
+    elif reading.engine.loss_in_tiles and run.model.loss_chunk is None:
+        marks.append(TRL_LOSS)
+    if _freezes_fp32(reading, run):
+        marks.append(FROZEN_FP32)
+    return marks
+
+
+def _freezes_fp32(reading: Reading, run: RunConfig) -> bool:
+    """Return whether frozen weights that are not quantized are in fp32, where less is computed."""
+    loaded = reading.facts.get("weights", reading.facts.get("base", "fp32"))
+    less = run.sharding.zero is None and run.optim.arithmetic.computed != "fp32"
+    return run.model.lora_rank is not None and loaded == "fp32" and less
+
+
+def _frozen_more(a: Assessment) -> int:
+    """Return what fp32 adds to the frozen weights that are not quantized."""
+    frozen, model = a.prediction.held.device.frozen_bytes, a.run.model
+    if a.run.config.model.quantize_base == "none":
+        return frozen
+    tables = 1 if model.tied else 2
+    return _LOW * tables * model.vocab_size * model.d_model
 
 
 def _blocks_kept(checkpointing: str, layers: int) -> int:

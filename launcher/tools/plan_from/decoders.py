@@ -7,6 +7,7 @@ traced.
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,6 @@ from launcher.config.families import family_for
 from launcher.config.schema import RunConfig
 from launcher.config.transformers_config import names_config
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import LIGER
 from launcher.util.errors import UserError
 
 _SHAPE: Final = tuple(
@@ -29,13 +29,13 @@ _ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
 
 
 def computed_by_transformers(
-    config: RunConfig, folder: Path, *, liger: bool = False
+    config: RunConfig, folder: Path, marks: Sequence[str] = ()
 ) -> RunConfig | None:
     """Return the same run with transformers' decoder, or None where it has none.
 
     Args:
         folder: takes the decoder's config.json.
-        liger: its kernels take the place of transformers' operators.
+        marks: fields of the document that say what else its trainer does.
     """
     model, sharding = config.model, config.sharding
     if find_spec("transformers") is None or config.loop.compile or names_config(model.model):
@@ -48,7 +48,7 @@ def computed_by_transformers(
         family, theirs = family_for(model.build())
     except UserError:
         return None
-    document = family.write(theirs) | ({LIGER: True} if liger else {})
+    document = family.write(theirs) | dict.fromkeys(marks, True)
     place = folder / model.label
     place.mkdir(exist_ok=True)
     path = place / "config.json"

@@ -30,6 +30,8 @@ class Engine(NamedTuple):
     """FSDP adds gradients up and sends them in the type that is computed in; otherwise in fp32."""
     expandable_segments: bool = False
     """It asks torch's allocator for them."""
+    loss_in_tiles: bool = False
+    """The loss takes tiles of logits and computes them again in the backward, as trl's."""
     norm_bytes: int = 0
     """Bytes per element that an RMSNorm composed of operators keeps beyond a fused one's."""
 
@@ -57,9 +59,11 @@ ENGINES: Final[Mapping[str, Engine]] = {
         source="runtime/zero/config.py (buckets), runtime/engine.py (bf16 gradients)",
     ),
     "trl": _HF._replace(
-        version="trl f2cd577 (2026-07)",
-        source="trainer/sft_config.py, base_config.py (chunked loss, checkpointing, bf16)",
+        version="trl 1.16",
+        source="trainer/sft_config.py, base_config.py (checkpointing, bf16), "
+        "kernels/chunked_logprob.py (loss)",
         whole_logits=False,
+        loss_in_tiles=True,
     ),
     "axolotl": _HF._replace(
         version="Axolotl 067b021 (2026-07)",

@@ -125,6 +125,9 @@ def _adapters(reading: Reading) -> Facts:
     named = facts.get("lora_targets") or ",".join(targets) or facts.get("lora_targets if lora")
     if named:
         found["lora_targets"] = named
+    dropout = facts.get("lora_dropout", facts.get("lora_dropout if lora", 0.0))
+    if dropout:
+        found["lora_dropout"] = dropout
     if "quantize_base" in facts:
         found["quantize_base"] = facts["quantize_base"]
     return found

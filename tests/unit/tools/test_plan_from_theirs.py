@@ -91,3 +91,37 @@ def test_deepspeed_has_a_second_bucket_where_it_overlaps(tmp_path: Path) -> None
         (tmp_path / "zero.json").write_text(json.dumps({"zero_optimization": section}))
         found.append(plan(tmp_path, deepspeed="zero.json").allocated_bytes)
     assert found[0] < found[1]
+
+
+def of_trl(folder: Path, **more: Any) -> Planned:
+    """Plan a run of `trl sft` on an H100."""
+    names = {"max_length": 512, "dataset_name": "texts", "output_dir": "out", "use_peft": True}
+    document = {"model_name_or_path": ARGUMENTS["model_name_or_path"], **names, **more}
+    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
+    (folder / "sft.yaml").write_text(text)
+    return plan_of([read_source(folder / "sft.yaml")], ["--gpu", "H100", "--no-calibration"])
+
+
+def test_trl_holds_a_tile_of_logits(tmp_path: Path) -> None:
+    planned = of_trl(tmp_path, use_peft=False, dtype="bfloat16")
+    temporary = planned.assessment.highest.device.temporary_bytes or 0
+    assert temporary > 4 * 512 * 32_768 * 2
+
+
+def test_frozen_weights_in_fp32_are_cast_for_each_product(tmp_path: Path) -> None:
+    low, whole = (of_trl(tmp_path, dtype=dtype) for dtype in ("bfloat16", "float32"))
+    weights = planned_weights(low)
+    assert whole.corrections["frozen weights in fp32"] == weights
+    assert whole.allocated_bytes > low.allocated_bytes + weights
+
+
+def planned_weights(planned: Planned) -> int:
+    """Return the bytes of frozen weights in bf16."""
+    return planned.assessment.prediction.held.device.frozen_bytes
+
+
+def test_dropout_of_adapters_is_trls_own(tmp_path: Path) -> None:
+    with_default, without = of_trl(tmp_path), of_trl(tmp_path, lora_dropout=0)
+    assert with_default.fields["lora_dropout"] == 0.05
+    assert "lora_dropout" not in without.fields
+    assert without.allocated_bytes <= with_default.allocated_bytes

@@ -80,7 +80,7 @@ LLAMA_FACTORY = Kind(
         "adapter_folder split_special_tokens resize_vocab add_*tokens new_special_tokens_config "
         "init_special_tokens hf_hub_token ms_hub_token om_hub_token print_param_status "
         "infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype lora_alpha "
-        "lora_dropout loraplus_* pissa_* create_new_adapter pref_* kto_* dpo_* simpo_gamma ppo_* "
+        "loraplus_* pissa_* create_new_adapter pref_* kto_* dpo_* simpo_gamma ppo_* "
         "ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* double_quantization "
         "quantization_type quantization_method quantization_device_map image_* video_* audio_* "
         "crop_to_patches use_audio_in_video export_* vllm_* sglang_* kt_* ray_* resource_* "

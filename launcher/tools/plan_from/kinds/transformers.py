@@ -10,6 +10,7 @@ from launcher.tools.plan_from.keys import (
     Unknown,
     alike,
     is_on,
+    number_of,
     text,
     when,
     whole,
@@ -109,6 +110,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "use_lora": when(lora=True),
     "lora_r": whole("lora_rank"),
     "lora_rank": whole("lora_rank"),
+    "lora_dropout": lambda value: {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)},
     "lora_target_modules": adapter_targets,
     **LAUNCHER_KEYS,
 }
@@ -142,7 +144,7 @@ TRAINER_NO_EFFECT: Final = (
     "bf16_backend model_revision trust_remote_code use_auth_token token cache_dir "
     "tokenizer_name config_name use_fast_tokenizer low_cpu_mem_usage train_file validation_file "
     "dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples "
-    "streaming data_path eval_data_path lora_alpha lora_dropout use_rslora lora_task_type "
+    "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
     "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index no_cuda jit_mode_eval "
     "adafactor lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
     f"tpu_* mp_parameters use_mps_device {fsdp_no_effect()} {LAUNCHER_NO_EFFECT}"

@@ -53,6 +53,7 @@ TRL = Kind(
         "activation_checkpointing": "full",
         "loss": "chunked",
         "lora_rank if lora": 16,
+        "lora_dropout if lora": 0.05,
     },
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
