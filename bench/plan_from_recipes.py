@@ -34,14 +34,16 @@ def _llama_factory(key: str, chosen: Chosen) -> Generated:
     if how == "pure":
         document["pure_bf16"] = True
     ranks = chosen["ranks"]
-    start = "" if ranks == 1 else f"env FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} "
+    # On several GPUs `llamafactory-cli train` starts this itself.
+    several = f"{{bin}}/torchrun --nproc-per-node {ranks} -m llamafactory.launcher"
+    start = "{bin}/llamafactory-cli train" if ranks == 1 else several
     return Generated(
         key=key,
         trainer="LLaMA-Factory",
         environment="llama-factory",
         files={"recipe.yaml": as_yaml(document)},
         planned=("recipe.yaml",),
-        command=f"{start}{{bin}}/llamafactory-cli train recipe.yaml",
+        command=f"{start} recipe.yaml",
         gpus=ranks,
         chosen=dict(chosen),
     )

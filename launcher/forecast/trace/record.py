@@ -203,10 +203,7 @@ def record_trace(
             around.enter_context(
                 as_with_values(model, compute.params_dtype, documents=compute.documents)
             )
-            if isinstance(model, ForeignConfig) and LIGER in model.fields:
-                around.enter_context(liger_kernels(module))
-            if isinstance(model, ForeignConfig) and TRL_LOSS in model.fields:
-                around.enter_context(loss_of_trl())
+            around.enter_context(_as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts
@@ -230,6 +227,18 @@ def record_trace(
         *(model.layers, lifetimes, recorder.gradients, recorder.marks),
         *(dict(work.works), work.chunks, frozenset(recorder.unlike)),
     )
+
+
+@contextlib.contextmanager
+def _as_other_trainers(model: ModelConfig, module: nn.Module) -> Iterator[None]:
+    """Have a decoder allocate as in the trainer that its document names marks of."""
+    marks = model.fields if isinstance(model, ForeignConfig) else {}
+    with contextlib.ExitStack() as around:
+        if LIGER in marks:
+            around.enter_context(liger_kernels(module))
+        if TRL_LOSS in marks:
+            around.enter_context(loss_of_trl())
+        yield
 
 
 def _fake_decoder(

@@ -70,6 +70,10 @@ def _differences(
         ranks = run.sharding.shard_ranks(world_size) if sharded else 1
         more = (2 * _FP32 - _EIGHT_BIT_MOMENTS) * elements // ranks
         yield "moments of the embedding in 32 bits", (*_COMPUTING, *_STEP), _EVERY, more
+    if engine.adapters_in_bf16 and run.model.quantize_base != "none":
+        states = held.optimizer_bytes if optimizer == "adamw" else 0
+        more = -(2 * held.params_bytes + states) // 2  # weights, their gradients, moments
+        yield "adapters in bf16", (*_COMPUTING, *_STEP), _EVERY, more
     if _freezes_fp32(reading, run):
         yield "frozen weights in fp32", (*_COMPUTING, *_STEP), _EVERY, _frozen_more(a)
 

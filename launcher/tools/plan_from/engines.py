@@ -32,6 +32,8 @@ class Engine(NamedTuple):
     """It asks torch's allocator for them."""
     loss_in_tiles: bool = False
     """The loss takes tiles of logits and computes them again in the backward, as trl's."""
+    adapters_in_bf16: bool = False
+    """Adapters beside quantized weights are in bf16."""
     norm_bytes: int = 0
     """Bytes per element that an RMSNorm composed of operators keeps beyond a fused one's."""
 
@@ -64,6 +66,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         "kernels/chunked_logprob.py (loss)",
         whole_logits=False,
         loss_in_tiles=True,
+        adapters_in_bf16=True,
     ),
     "axolotl": _HF._replace(
         version="Axolotl 067b021 (2026-07)",
