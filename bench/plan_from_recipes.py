@@ -35,15 +35,17 @@ def _llama_factory(key: str, chosen: Chosen) -> Generated:
         document["pure_bf16"] = True
     ranks = chosen["ranks"]
     # On several GPUs `llamafactory-cli train` starts this itself.
-    several = f"{{bin}}/torchrun --nproc-per-node {ranks} -m llamafactory.launcher"
-    start = "{bin}/llamafactory-cli train" if ranks == 1 else several
+    several = (
+        f"{{bin}}/python -m torch.distributed.run --nproc-per-node {ranks} -m llamafactory.launcher"
+    )
+    start = "{bin}/llamafactory-cli train"
     return Generated(
         key=key,
         trainer="LLaMA-Factory",
         environment="llama-factory",
         files={"recipe.yaml": as_yaml(document)},
         planned=("recipe.yaml",),
-        command=f"{start} recipe.yaml",
+        command=f"{start if ranks == 1 else several} recipe.yaml",
         gpus=ranks,
         chosen=dict(chosen),
     )

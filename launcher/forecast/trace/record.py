@@ -200,9 +200,8 @@ def record_trace(
         count = 3 if masks else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
         with contextlib.ExitStack() as around:
-            around.enter_context(
-                as_with_values(model, compute.params_dtype, documents=compute.documents)
-            )
+            values = as_with_values(model, compute.params_dtype, documents=compute.documents)
+            around.enter_context(values)
             around.enter_context(_as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
