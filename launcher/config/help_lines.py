@@ -59,7 +59,7 @@ LINES: Final[Mapping[str, Mapping[str, str]]] = {
         "global_batch": "sequences per step [micro-batch x ranks]",
     },
     "memory": {
-        "precision": "auto: bf16 on a GPU that has it; half the activations",
+        "precision": "bf16 halves activations; auto: where it can",
         "activation_checkpointing": "selective or full: up to 1/3 slower",
         "loss_chunk": "logits rows at once [automatic]; 0: all",
         "mlp_tile": "tokens per MLP tile; recomputed, slower",

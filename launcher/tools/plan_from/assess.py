@@ -204,13 +204,13 @@ def _config(
     reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
 ) -> RunConfig:
     config = parse_run_config(flags, cluster.world_size)
-    if config.sharding.zero and config.sharding.deepspeed is None:
+    stage = config.sharding.zero
+    if stage and config.sharding.deepspeed is None:
         # DeepSpeed's own buckets, or those that transformers fills in: shardscale's are smaller.
         path = folder / "buckets.json"
         width = config.model.build().d_model
         # Overlapped, a reduction has a second bucket: DeepSpeed's default at stage 3 only.
-        overlaps = reading.facts.get("overlap_comm", config.sharding.zero == 3)
-        section = {"stage": config.sharding.zero, "overlap_comm": overlaps}
+        section = {"stage": stage, "overlap_comm": reading.facts.get("overlap_comm", stage == 3)}
         section |= _buckets(reading, width)
         path.write_text(json.dumps({"zero_optimization": section}), encoding="utf-8")
         config = parse_run_config([*flags, "--deepspeed", str(path)], cluster.world_size)

@@ -41,7 +41,8 @@ def _differences(
     run, model = a.run.config, a.run.model
     optimizer = run.optim.optimizer
     adapters = run.model.lora_rank is not None
-    if optimizer == "adamw" and facts.get("foreach", engine.foreach) and run.sharding.zero is None:
+    level, by_torch = variant_of(run).level, run.sharding.zero is None
+    if optimizer == "adamw" and facts.get("foreach", engine.foreach) and by_torch:
         more = held.optimizer_bytes // 2
         yield "temporaries of the foreach update", _STEP, _EVERY, more
     norm_bytes = 0 if run.loop.compile else facts.get("norm_bytes", engine.norm_bytes)
@@ -55,19 +56,18 @@ def _differences(
         # Its output has them while the loss makes fp32 of them, and of these their logarithms.
         more = _LOW * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
         yield "logits as they were computed", ("forward",), _EVERY, more
-    if run.sharding.strategy == "ddp" and engine.gradients_beside_buckets:
+    if by_torch and level == 0 and world_size > 1 and engine.gradients_beside_buckets:
         # At the peak of a backward none are there yet, unless an earlier one has left them. A first
         # step has them in shardscale, too.
         phases = (*_COMPUTING, *_STEP) if a.run.accumulation > 1 else _STEP
         yield "gradients beside DDP's buckets", phases, _STEADY, held.grads_bytes
-    if run.sharding.strategy == "fsdp" and engine.reduces_as_computed and a.run.accumulation > 1:
+    if by_torch and level > 0 and engine.reduces_as_computed and a.run.accumulation > 1:
         wider = 0 if run.optim.arithmetic.computed == "fp32" else _FP32 - _LOW
         more = -wider * model.trained_parameter_count
         yield "gradients added up in the type of computing", _COMPUTING, _EVERY, more
     if optimizer == "adamw8bit" and facts.get("embedding_moments") and not adapters:
         elements = model.vocab_size * model.d_model
-        sharded = variant_of(run).level >= 1
-        ranks = run.sharding.shard_ranks(world_size) if sharded else 1
+        ranks = run.sharding.shard_ranks(world_size) if level >= 1 else 1
         more = (2 * _FP32 - _EIGHT_BIT_MOMENTS) * elements // ranks
         yield "moments of the embedding in 32 bits", (*_COMPUTING, *_STEP), _EVERY, more
     if engine.adapters_in_bf16 and run.model.quantize_base != "none":
