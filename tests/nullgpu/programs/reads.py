@@ -17,6 +17,11 @@ def check_trigger(flag: torch.Tensor) -> object:
     return flag.item() >= 1
 
 
+def fast_all(mask: torch.Tensor) -> torch.Tensor:
+    """As transformers asks whether a mask hides nothing."""
+    return mask.sum() == mask.numel()
+
+
 found_inf = (x.sum() > 3).float()
 counts = (x > 0).sum()
 got = {
@@ -27,6 +32,7 @@ got = {
     "finite": bool(torch.isfinite(x.sum())),
     "not finite": bool(~torch.isfinite(x.sum())),
     "holds": (x > 0).all().item(),
+    "holds, by a sum": bool(fast_all(x > 0)),
     "boolean": bool(x.sum() > 3),
     "integer": counts.item(),
     "number": x.sum().item(),

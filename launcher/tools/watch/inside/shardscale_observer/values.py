@@ -31,7 +31,7 @@ _DOES_NOT_HOLD = re.compile(
     r"|stop\b|stop_|_stop|trigger|preempt",
     re.IGNORECASE,
 )
-_HOLDS = re.compile(r"finite|allclose|equal|\ball\(")
+_HOLDS = re.compile(r"finite|allclose|equal|(\b|_)all\(")
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
