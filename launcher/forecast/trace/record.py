@@ -26,13 +26,12 @@ from launcher.forecast.trace.events import (
 from launcher.forecast.trace.foreign import as_with_values
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
-from launcher.forecast.trace.liger import liger_kernels
 from launcher.forecast.trace.repeats import few_repeats
-from launcher.forecast.trace.trl_loss import loss_of_trl
+from launcher.forecast.trace.trainers import as_other_trainers
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import LIGER, TRL_LOSS, ForeignConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
@@ -202,7 +201,7 @@ def record_trace(
         with contextlib.ExitStack() as around:
             values = as_with_values(model, compute.params_dtype, documents=compute.documents)
             around.enter_context(values)
-            around.enter_context(_as_other_trainers(model, module))
+            around.enter_context(as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
             if compute.fp8 and not compute.compiled:  # which fuses the casts
@@ -226,18 +225,6 @@ def record_trace(
         *(model.layers, lifetimes, recorder.gradients, recorder.marks),
         *(dict(work.works), work.chunks, frozenset(recorder.unlike)),
     )
-
-
-@contextlib.contextmanager
-def _as_other_trainers(model: ModelConfig, module: nn.Module) -> Iterator[None]:
-    """Have a decoder allocate as in the trainer that its document names marks of."""
-    marks = model.fields if isinstance(model, ForeignConfig) else {}
-    with contextlib.ExitStack() as around:
-        if LIGER in marks:
-            around.enter_context(liger_kernels(module))
-        if TRL_LOSS in marks:
-            around.enter_context(loss_of_trl())
-        yield
 
 
 def _fake_decoder(

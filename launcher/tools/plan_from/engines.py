@@ -32,6 +32,10 @@ class Engine(NamedTuple):
     """It asks torch's allocator for them."""
     loss_in_tiles: bool = False
     """The loss takes tiles of logits and computes them again in the backward, as trl's."""
+    ties_head: bool = True
+    """The head has the embedding's weights, where the model's own config says so."""
+    adapters_chunk_head: bool = False
+    """Beside adapters the head is computed in chunks, whose gradients are not there at once."""
     adapters_in_bf16: bool = False
     """Adapters beside quantized weights are in bf16."""
     norm_bytes: int = 0
@@ -78,8 +82,11 @@ ENGINES: Final[Mapping[str, Engine]] = {
     ),
     "litgpt": Engine(
         version="LitGPT 2685705",
-        source="finetune/full.py (FSDP with checkpointing, AdamW not fused), pretrain.py",
+        source="finetune/full.py (FSDP with checkpointing, AdamW not fused), pretrain.py, "
+        "model.py (lm_head), finetune/lora.py (lm_head_chunk_size)",
         whole_logits=True,
+        ties_head=False,
+        adapters_chunk_head=True,
         foreach=True,
         upcasts=False,
         checkpoints_when_sharded=True,

@@ -55,6 +55,8 @@ def training_flags(
     model = model_of(facts)
     if not given & {"model", "init_from"}:
         fields["model"] = _model(reading, model)
+    if not reading.engine.ties_head and "tied" not in given:
+        fields["tied"] = False
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
         _ask(reading, given, own)
     fields |= sharding(facts, gpus, machines)

@@ -120,8 +120,31 @@ def planned_weights(planned: Planned) -> int:
     return planned.assessment.prediction.held.device.frozen_bytes
 
 
+def test_quantized_layers_return_the_type_of_their_input(tmp_path: Path) -> None:
+    low, whole = (
+        of_trl(tmp_path, dtype=dtype, load_in_4bit=True, gradient_checkpointing=False)
+        for dtype in ("bfloat16", "float32")
+    )
+    kept = [planned.assessment.highest.device.activations_bytes or 0 for planned in (low, whole)]
+    assert kept[1] > 1.3 * kept[0]  # tables in fp32 have blocks hand on fp32
+
+
 def test_dropout_of_adapters_is_trls_own(tmp_path: Path) -> None:
     with_default, without = of_trl(tmp_path), of_trl(tmp_path, lora_dropout=0)
     assert with_default.fields["lora_dropout"] == 0.05
     assert "lora_dropout" not in without.fields
     assert without.allocated_bytes <= with_default.allocated_bytes
+
+
+def test_litgpt_has_a_head_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "lit.yaml").write_text(
+        "model_name: SmolLM2-135M\nprecision: 32-true\ndevices: 1\n"
+        "train:\n  micro_batch_size: 1\n  global_batch_size: 2\n  max_seq_length: 256\n"
+        "lora_r: 8\nlora_query: true\n"
+    )
+    sources = [read_source(tmp_path / "lit.yaml")]
+    planned = plan_of(sources, ["--gpu", "H100", "--no-calibration"])
+    assert planned.corrections["gradients of the logits in chunks"] < 0
+    model = planned.assessment.run.model
+    assert not model.tied
+    assert model.parameter_count - model.trained_parameter_count == 134_515_008 + 49_152 * 576
