@@ -61,12 +61,21 @@ class Budget(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if on_device(leaf)]
         if tensors and not is_view(func):
-            dtypes = "/".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
-            size_bytes = sum(t.numel() * t.element_size() for t in tensors)
+            dtypes = "/".join(sorted({*map(type_of, tensors)}))
+            size_bytes = sum(t.numel() * (1 if is_fp8(t) else t.element_size()) for t in tensors)
             size_bytes *= PASSES.get(func._schema.name, 1)
             row = self.rows[self.phase, func._schema.name.split("::")[1], dtypes]
             row.add(size_bytes, flop_of(func, args, kwargs or {}, out))
         return out
+
+
+def is_fp8(tensor: torch.Tensor) -> bool:
+    """Whether this is torchao's tensor of bytes with a scale, which says it is of 16 bits."""
+    return type(tensor).__name__.startswith("Float8")
+
+
+def type_of(tensor: torch.Tensor) -> str:
+    return "float8" if is_fp8(tensor) else str(tensor.dtype).removeprefix("torch.")
 
 
 def on_device(value: Any) -> bool:
