@@ -177,7 +177,13 @@ def _run(words: Sequence[str]) -> str:
     It is a process of its own, because it waits for signals, which a notebook's other threads get.
     """
     here = (os.getcwd(), os.environ.get("PYTHONPATH"))  # modules beside the notebook
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, here))}
+    # A kernel's environment need not be an active one: its torchrun is beside its Python.
+    programs = (os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, here)),
+        "PATH": os.pathsep.join(programs),
+    }
     last = ""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
         with subprocess.Popen(
