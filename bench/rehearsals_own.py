@@ -40,7 +40,7 @@ MODELS = (
 )
 OF_TRANSFORMERS = ("pythia-160m", "opt-125m", "gemma-3-1b")
 SMALL = "--layers={layers} --d-model={width} --heads=4 --vocab-size=4096"
-"""What is offloaded is on the host, and updated there: small models only."""
+"""Small models only: offloaded states are on the host, and updated there."""
 ALONE_OR_ZERO = tuple(name for name in STRATEGIES if "hybrid" not in name and name != "zero0")
 Row = dict[str, Any]
 

@@ -66,11 +66,11 @@ class Rates(NamedTuple):
 
     memory: float
     matmul: dict[str, float]
-    """By the narrowest type among the operands."""
+    """Keyed by the narrowest type among the operands."""
 
 
 def rates_of(name: str) -> Rates:
-    """Of a data sheet; a type that the GPU does not multiply in takes the rate of fp32."""
+    """Read a data sheet; a type that the GPU does not multiply in takes the rate of fp32."""
     gpu = gpu_named(name)
     if gpu is None:
         raise SystemExit(f"--gpu {name}: unknown")
@@ -82,7 +82,7 @@ def rates_of(name: str) -> Rates:
 
 
 def ideal_ms(row: dict[str, Any], rates: Rates) -> float:
-    """What one row of operators takes at least."""
+    """Return the least time of one row of operators."""
     types = row["types"].split("/")
     known = [each for each in ("float8", "bfloat16", "float16") if any(each in t for t in types)]
     flop_per_s = rates.matmul[known[0] if known else "float32"]

@@ -70,7 +70,7 @@ class Budget(TorchDispatchMode):
 
 
 def is_fp8(tensor: torch.Tensor) -> bool:
-    """Whether this is torchao's tensor of bytes with a scale, which says it is of 16 bits."""
+    """Return whether this is torchao's tensor of bytes and a scale, which says 16 bits."""
     return type(tensor).__name__.startswith("Float8")
 
 
@@ -84,7 +84,7 @@ def on_device(value: Any) -> bool:
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether an operator moves nothing: it gives another view, or memory to be written."""
+    """Return whether an operator moves nothing: it gives another view, or memory to be written."""
     returned = func._schema.returns
     views = any(one.alias_info is not None and not one.alias_info.is_write for one in returned)
     return views or func._schema.name.split("::")[1] in {
@@ -94,7 +94,7 @@ def is_view(func: Any) -> bool:
 
 
 def flop_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """By torch's own formulas; of the scores of attention, half are hidden and skipped."""
+    """Return the FLOP by torch's formulas; half the scores of attention are hidden and skipped."""
     formula = flop_registry.get(func._overloadpacket)
     if formula is None:
         return 0.0
@@ -105,7 +105,7 @@ def flop_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 class Phases:
-    """What `train_step` names its phases to."""
+    """Hears the phases that `train_step` names."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget

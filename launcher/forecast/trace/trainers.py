@@ -1,4 +1,4 @@
-"""What other trainers do with transformers' decoders, for the trace."""
+"""Have a decoder of transformers allocate as other trainers have it, for the trace."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a trainer holds at the peak beside what shardscale's own engine would hold."""
+"""Correct a plan by the bytes that a trainer holds and shardscale's own engine would not."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,10 +10,7 @@ from launcher.strategies import variant_of
 from launcher.tools.plan_from.translate import Reading
 
 _FP32, _LOW, _EIGHT_BIT_MOMENTS = 4, 2, 2
-_NORMS: Final = 2
-"""Of a block."""
-
-
+_NORMS: Final = 2  # of a block
 _COMPUTING: Final = ("forward", "backward")
 _STEP: Final = ("step",)
 _EVERY: Final = ""
@@ -21,7 +18,7 @@ _STEADY: Final = "steady"
 
 
 def corrections_of(reading: Reading, a: Assessment, world_size: int) -> dict[str, int]:
-    """Return by how much the peak changes by what the trainer holds more or less, by name."""
+    """Return name -> bytes by which the peak changes with what the trainer holds more or less."""
     peaks, found = dict(a.prediction.peaks), dict[str, int]()
     for name, phases, period, more_bytes in _differences(reading, a, world_size):
         before = max(peaks.values())
