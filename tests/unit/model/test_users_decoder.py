@@ -1,9 +1,11 @@
 """A user's own decoder: what is found in it, and what is refused in one sentence."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+from examples import decoder
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
@@ -87,8 +89,12 @@ def test_its_parts_are_found_and_flags_are_fields_of_its_config() -> None:
     assert model.code
     shapes = parameter_shapes(model)
     assert model.parameter_count == sum(map(_size, shapes.values()))
-    assert model.matmul_parameter_count == 3 * 16 * 32 * 32 + 32 * 50
+    assert model.matmul_parameter_count == 3 * 12 * 32 * 32 + 32 * 50
     assert RunConfig().replace(decoder=EXAMPLE).model.label == "decoder"
+
+
+def test_the_example_is_short() -> None:
+    assert len(Path(inspect.getfile(decoder)).read_text("utf-8").splitlines()) <= 60
 
 
 def test_it_writes_no_samples() -> None:
