@@ -26,7 +26,7 @@ from launcher.config.schema import RunConfig
 from launcher.forecast.predict import by_category, predict
 from launcher.measure import records
 from launcher.measure.hardware import gpu_named
-from launcher.model.foreign.shapes import known_shapes
+from launcher.model.names import known_names
 from launcher.model.sizes import NAMED
 from launcher.util.errors import ExitCode
 from launcher.util.sizes import GIB, MIB
@@ -229,9 +229,10 @@ def exit_codes(_: Sequence[str]) -> str:
 def shapes(_: Sequence[str]) -> str:
     """A row per architecture of the known shapes."""
     kinds: dict[str, list[str]] = {}
-    for shape in known_shapes().values():
-        names = kinds.setdefault(shape.config["model_type"], [])
-        names.append(f"{shape.name} ({shape.parameters})")
+    for known in known_names().values():
+        if known.config is not None:
+            names = kinds.setdefault(known.config["model_type"], [])
+            names.append(f"{known.name} ({known.parameters})")
     rows = [(f"`{kind}`", ", ".join(names)) for kind, names in kinds.items()]
     return markdown(("architecture", "`--model` (parameters)"), rows).replace("---:", "---")
 

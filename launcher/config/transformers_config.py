@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.foreign.shapes import known_shapes
+from launcher.model.names import known_configs
 from launcher.model.sizes import known_name, nearest_names
 from launcher.util.errors import UserError, naming
 from launcher.util.flags import as_flags
@@ -29,7 +29,7 @@ _KEPT: Final = frozenset(
 
 def names_config(model: str) -> bool:
     """Return whether a value of `--model` names a config of transformers."""
-    if model.startswith(HUB_PREFIX) or model.endswith(".json") or model in known_shapes():
+    if model.startswith(HUB_PREFIX) or model.endswith(".json") or model in known_configs():
         return True
     # Qwen/Qwen3-8B is a name of a size, unless there is such a folder.
     return "/" in model and (Path(model).expanduser().exists() or known_name(model) is None)
@@ -37,7 +37,7 @@ def names_config(model: str) -> bool:
 
 def label_of(model: str) -> str:
     """Return its name for tables and folders."""
-    if model in known_shapes():
+    if model in known_configs():
         return model
     path = Path(model.removeprefix(HUB_PREFIX))
     return name_of_folder(path.absolute().parent if path.suffix == ".json" else path)
@@ -45,7 +45,7 @@ def label_of(model: str) -> str:
 
 def tokenizer_of(model: str) -> Path | None:
     """Return the tokenizer beside the config that a value of `--model` names, if any."""
-    if not names_config(model) or model.removeprefix(HUB_PREFIX) in known_shapes():
+    if not names_config(model) or model.removeprefix(HUB_PREFIX) in known_configs():
         return None
     try:
         path = _find(model.removeprefix(HUB_PREFIX)).with_name(TOKENIZER)
@@ -66,8 +66,8 @@ def from_config(model: str, by: DecoderChoice, options: Mapping[str, Any]) -> Mo
         UserError: there is no such config, or no decoder for it; ValueError: an impossible option.
     """
     with naming(f"--model {model}:"):
-        if (shape := known_shapes().get(model.removeprefix(HUB_PREFIX))) is not None:
-            return _decoder(Path(model), dict(shape.config), by, options)
+        if (known := known_configs().get(model.removeprefix(HUB_PREFIX))) is not None:
+            return _decoder(Path(model), dict(known), by, options)
         return decoder_of(_find(model.removeprefix(HUB_PREFIX)), by, options)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import launcher
 from launcher.forecast.candidates import CHECKPOINTING, PRECISIONS
 from launcher.measure.hardware import GPUS
+from launcher.model.names import DATA as NAMES
 from launcher.model.sizes import NAMED
 from launcher.strategies import STRATEGIES
 from launcher.tools.site.inside.answer import assessed, choices_of
@@ -71,11 +72,18 @@ def planner_files() -> dict[str, bytes]:
     found |= {name: _ROOT.parent / other for name, other in _SUBSTITUTES.items()}
     files = {name: path.read_bytes() for name, path in found.items()}
     files[f"launcher/{DATA.relative_to(_ROOT)}"] = DATA.read_bytes()
+    files["launcher/model/names.jsonl"] = _own_names()
     for library in sorted({name for each in STRATEGIES.values() for name in each.follows}):
         version = metadata.version(library)
         text = f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\n"
         files[f"{library}-{version}.dist-info/METADATA"] = text.encode()
     return files
+
+
+def _own_names() -> bytes:
+    """Return the names of our own decoder: a browser has no transformers."""
+    lines = NAMES.read_bytes().splitlines(keepends=True)
+    return b"".join(line for line in lines if "sizes" in json.loads(line))
 
 
 def _sources(folder: Path) -> Iterator[str]:
