@@ -1,12 +1,15 @@
 """Try each architecture of transformers that the tests know, and ten and more besides: train, plan,
 generate, export, shard by tensor and by sequence, LoRA. docs_pages.py makes the table of it.
 
+What is accepted by sequence has its loss and gradients computed over halves of sequences, too.
+
     python bench/architectures.py [NAME...]
 """
 
 import contextlib
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -18,10 +21,12 @@ from typing import Any
 from runs import ROOT
 
 sys.path.append(str(ROOT / "tests"))
+from sequence_threads import require_parity
 from tiny_architectures import ARCHITECTURES, MORE
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.model.foreign.reading import foreign_config
 from launcher.util.errors import UserError
 
 RESULT = ROOT / "bench" / "results" / "architectures.json"
@@ -33,6 +38,12 @@ ON_TWO: Mapping[str, Mapping[str, Any]] = {
     "LoRA": {"strategy": "ddp", "lora_rank": 4, "random_base": True},
 }
 """Accepted or rejected before anything starts; not run."""
+ALONE: Mapping[str, Any] = {
+    **{"output_router_logits": False, "attention_dropout": 0.0, "residual_dropout": 0.0}
+}
+"""Fields with which halves of a sequence can be held against the whole."""
+EXPLAINED = ("trains", "plans", "generates", "exports", "sequence", "LoRA")
+"""Columns whose failures are named below the table; none is sharded by tensor."""
 COLUMNS = ("trains", "plans", "generates", "exports", *ON_TWO)
 
 
@@ -83,7 +94,12 @@ def refused(model: Path) -> dict[str, str | None]:
     """Column of ON_TWO -> None, or the sentence that rejects it."""
     found: dict[str, str | None] = dict.fromkeys(ON_TWO)
     for name, changes in ON_TWO.items():
-        config = {"model": str(model), "decoder": "transformers", "seq_len": 16, **changes}
+        config: dict[str, Any] = {
+            "model": str(model),
+            "decoder": "transformers",
+            "seq_len": 16,
+            **changes,
+        }
         try:
             resolve(RunConfig().replace(**config), world_size=2, device_type="cpu")
         except UserError as refusal:
@@ -116,7 +132,12 @@ def tried(fields: Mapping[str, Any], folder: Path) -> dict[str, str | None]:
         found["exports"] = in_fork(command("launcher", *export), log)
         if found["exports"] is None:
             found["exports"] = in_fork(lambda: loads(out), log)
+    (model / "config.json").write_text(json.dumps({**fields, **ALONE}))
     found |= refused(model)
+    if found["sequence"] is None:
+        found["sequence"] = in_fork(
+            lambda: require_parity(foreign_config({**fields, **ALONE})), log
+        )
     return {
         name: None if why is None else why.replace(str(folder), "") for name, why in found.items()
     }
@@ -130,8 +151,11 @@ def table(_: Sequence[str]) -> str:
     for name, found in sorted(results.items()):
         cells = ["✓" if found.get(column, "") is None else "✗" for column in COLUMNS]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-        for why in dict.fromkeys(filter(None, map(found.get, COLUMNS[:4]))):
-            notes.setdefault(why.removeprefix("--model /model: "), []).append(name)
+        for why in dict.fromkeys(filter(None, map(found.get, EXPLAINED))):
+            short = re.sub(
+                r"\w+ForCausalLM of transformers|\w+LMHeadModel of transformers", "it", why
+            )
+            notes.setdefault(short.removeprefix("--model /model: "), []).append(name)
     said = [f"- {', '.join(f'`{n}`' for n in names)}: {why}" for why, names in notes.items()]
     return "\n".join(["", *lines, "", *said, *([""] if said else [])])
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from launcher.config.model import part_of
 from launcher.model.build import new_decoder
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.gpt import GPT
 from launcher.parallel.groups import ContextGroup, TensorGroup
 from launcher.parallel.mesh import Mesh, ModelParallelRank
@@ -86,6 +87,12 @@ class ModelParallel:
         """Build this rank's decoder under the device and modes of the caller's context."""
         if self.tensor is None and self.context is None:
             return new_decoder(config)
+        if isinstance(config, ForeignConfig):
+            from launcher.parallel.context.foreign import LocalSequenceDecoder
+
+            assert self.tensor is None
+            assert self.context is not None
+            return LocalSequenceDecoder(config, self.context)
         own = config
         if self.tensor is not None:
             own = part_of(config, self.tensor.rank.size, self.tensor.rank.index)

@@ -65,9 +65,8 @@ class ForeignDecoder(nn.Module):
         """
         routed = self.training and self.config.router_loss > 0.0
         asked: dict[str, Any] = {"output_router_logits": True} if routed else {}
-        if starts is not None:  # positions that begin anew separate documents
-            positions = torch.arange(tokens.size(1), device=tokens.device)
-            asked["position_ids"] = positions - starts
+        if (positions := self.positions(tokens, starts)) is not None:
+            asked["position_ids"] = positions
         output = self.causal.base_model(input_ids=tokens, use_cache=False, **asked)
         loss_or_logits: Tensor = self.causal.get_output_embeddings()(
             output.last_hidden_state, targets
@@ -75,6 +74,13 @@ class ForeignDecoder(nn.Module):
         if routed and targets is not None:
             loss_or_logits = loss_or_logits + self.config.router_loss * self._unbalance(output)
         return loss_or_logits
+
+    def positions(self, tokens: Tensor, starts: Tensor | None) -> Tensor | None:
+        """Return positions that are not counted from the first token: those that begin anew
+        separate documents."""
+        if starts is None:
+            return None
+        return torch.arange(tokens.size(1), device=tokens.device) - starts
 
     def _unbalance(self, output: Any) -> Tensor:
         """The router's auxiliary loss, by the function of the model's own file."""

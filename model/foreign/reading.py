@@ -9,12 +9,14 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
 
 from launcher.model.config import AttentionKind, Quantization
 from launcher.model.foreign.adapters import adapter_counts, quantized
+from launcher.model.foreign.attention import key_heads
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
 from launcher.model.lora_config import Lora
@@ -68,6 +70,7 @@ def foreign_config(
         context=getattr(config, "max_position_embeddings", None) or _UNLIMITED,
         layers=len(blocks),
         heads=heads,
+        kv_heads=key_heads(causal, heads),
         head_dim=getattr(config, "head_dim", None) or d_model // heads,
         d_model=d_model,
         tied=head.weight is causal.get_input_embeddings().weight,
@@ -101,6 +104,21 @@ def _adapter_counts(causal: Any, lora: Lora | None, kind: Quantization) -> Count
     quantised."""
     quantized(causal, kind)
     return Counter() if lora is None else adapter_counts(causal, lora)
+
+
+def with_adapters(config: ForeignConfig, lora: Lora) -> ForeignConfig:
+    """Return a model with adapters.
+
+    Raises:
+        ValueError: layers that it does not have, or that cannot have them.
+    """
+    of_blocks = adapter_counts(skeleton(config.document, config.attention), lora)
+    return replace(
+        config,
+        lora=lora,
+        adapter_parameters=sum(of_blocks.values()),
+        block_adapters=max(of_blocks.values(), default=0),
+    )
 
 
 def separates_documents(config: ForeignConfig) -> bool:

@@ -89,14 +89,13 @@ def projections(config: ModelConfig) -> list[Projection]:
 
 def _foreign_projections(config: ForeignConfig) -> list[Projection]:
     """Return the linear layers of a decoder of transformers; those without adapters have no
-    target."""
+    target, and in a model without adapters each has its own name as its target."""
     from launcher.model.foreign.adapters import adapted, linears
     from launcher.model.foreign.conversion import PREFIX
     from launcher.model.foreign.decoder import skeleton
 
     causal, lora = skeleton(config.document, config.attention), config.lora
-    assert lora is not None
-    found, chosen = [], adapted(causal, lora)
+    found, chosen = [], {} if lora is None else adapted(causal, lora)
     for name, _, linear in linears(causal):
         part = Part(
             theirs=f"{name}.weight",
@@ -105,7 +104,9 @@ def _foreign_projections(config: ForeignConfig) -> list[Projection]:
             start=0,
             transposed=False,
         )
-        target = lora.targets[0] if name in chosen else ""
+        target = name.rpartition(".")[2]
+        if lora is not None:
+            target = lora.targets[0] if name in chosen else ""
         found.append(Projection(part=part, target=target, sizes=part.shape[:1], number=0))
     return found
 

@@ -22,6 +22,7 @@ from launcher.checkpoint.pretrained.peft_settings import Settings
 from launcher.checkpoint.pretrained.weight_files import opened_safetensors
 from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import TARGETS, Lora
 from launcher.strategies.flat_shards import Shard
 from launcher.util.errors import UserError
@@ -49,7 +50,7 @@ class PeftFolder:
             self._ranks = {p.module: self._rank(p) for p in self._projections}
             self._check_names()
             self._check_against_settings()
-            self.config = dataclasses.replace(base, lora=self._lora())
+            self.config = self._adapted(base)
             self._stack = opening.pop_all()
 
     def __enter__(self) -> Self:
@@ -178,6 +179,17 @@ class PeftFolder:
                     f"{WEIGHTS_FILE} has rank {rank}: save it again with PEFT"
                 )
 
+    def _adapted(self, base: ModelConfig) -> ModelConfig:
+        lora = self._lora()
+        if not isinstance(base, ForeignConfig):
+            return dataclasses.replace(base, lora=lora)
+        from launcher.model.foreign.reading import with_adapters
+
+        try:
+            return with_adapters(base, lora)
+        except ValueError as error:
+            raise UserError(f"{self._settings.path}: {error}") from None
+
     def _lora(self) -> Lora:
         settings = self._settings.values
         present = [p for p in self._projections if self._ranks[p.module]]
@@ -192,7 +204,7 @@ class PeftFolder:
                 rank=rank,
                 alpha=alpha,
                 dropout=float(settings["lora_dropout"]),
-                targets=tuple(target for target in TARGETS if target in targets),
+                targets=tuple(sorted(targets, key=[*TARGETS, *sorted(targets)].index)),
                 rslora=settings["use_rslora"],
             )
         except ValueError as error:

@@ -21,7 +21,7 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
-from launcher.config.transformers_config import DecoderChoice, decoder_of, require_own
+from launcher.config.transformers_config import DecoderChoice, decoder_of
 from launcher.model.build import initial_value
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
@@ -167,7 +167,6 @@ def open_stored(folder: Path, by: DecoderChoice = "auto") -> Iterator[Stored]:
             yield opened.enter_context(_open_folder(folder, by))
         elif (folder / ADAPTER_CONFIG).is_file():
             beside = opened.enter_context(open_stored(folder_beside(folder)))
-            require_own(beside.config, f"{folder}: reading PEFT's adapters")
             yield Adapted(opened.enter_context(PeftFolder(folder, beside.config)), beside)
         else:
             saved = opened.enter_context(_open_saved(folder))

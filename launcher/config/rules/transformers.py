@@ -1,5 +1,6 @@
 """Refusals about decoders of transformers: what only our own decoder does."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -19,7 +20,6 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     )
     flags = {
         f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
-        f"--context-parallel {sharding.context_parallel}": sharding.context_parallel > 1,
         f"--precision {config.optim.precision}": config.optim.arithmetic.fp8_linears,
         f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
         sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
@@ -39,6 +39,38 @@ _KNOWS_OURS: Final = "knows shardscale's own decoder only"
 
 def _computed_by(model: ForeignConfig) -> str:
     return f"{model.computed_by} computes this model"
+
+
+def context_parallel(setting: Setting) -> Iterator[str]:
+    """Reject --context-parallel where more than attention goes from token to token."""
+    model, config = setting.model, setting.config
+    ranks = config.sharding.context_parallel
+    if not isinstance(model, ForeignConfig) or ranks == 1:
+        return
+    from launcher.model.foreign.attention import attention_obstacle
+
+    flag, whose = f"--context-parallel {ranks}", _computed_by(model)
+    if (reason := attention_obstacle(model)) is not None:
+        yield (
+            f"{flag} lets attention alone see other ranks' tokens, and {model.computed_by} "
+            f"{reason}: leave it out"
+        )
+    if model.heads % ranks or model.kv_head_count % ranks:
+        fitting = math.gcd(model.heads, model.kv_head_count, ranks)
+        yield (
+            f"{flag} gives each rank as many heads, and {model.heads} heads with "
+            f"{model.kv_head_count} of keys do not divide: "
+            + (f"use --context-parallel {fitting}" if fitting > 1 else "leave it out")
+        )
+    if config.sharding.context_parallel_method == "ring":
+        yield f"--context-parallel-method ring {_KNOWS_OURS}, and {whose}: use ulysses"
+    if model.router_loss:
+        yield (
+            f"{flag}: {model.computed_by} has a router loss over whole sequences: set "
+            "output_router_logits to false in its config, or leave the flag out"
+        )
+    if config.data.document_attention:
+        yield f"{flag} with --document-attention {_KNOWS_OURS}, and {whose}: leave one out"
 
 
 def documents(setting: Setting) -> Iterator[str]:
@@ -66,4 +98,6 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
         )
 
 
-RULES: Final[tuple[Rule, ...]] = (own_decoder_only, documents, users_write_nothing)
+RULES: Final[tuple[Rule, ...]] = (
+    *(own_decoder_only, context_parallel, documents, users_write_nothing),
+)

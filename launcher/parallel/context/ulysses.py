@@ -25,10 +25,8 @@ def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> Attention
     ) -> Tensor:
         if (repeats := ranks // k.size(1)) > 1:
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
-        q, k, v = (_Exchange.apply(x, context_group, True) for x in (q, k, v))
-        y = kernel(q, k, v, mask=mask, window=window, dropout=dropout)
-        local: Tensor = _Exchange.apply(y, context_group, False)
-        return local
+        q, k, v = (to_heads(x, context_group) for x in (q, k, v))
+        return to_tokens(kernel(q, k, v, mask=mask, window=window, dropout=dropout), context_group)
 
     return attend
 
@@ -48,6 +46,18 @@ def full_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
         return prepare(context_group.rank.size * seq_len, window, device, starts, dtype)
 
     return prepared
+
+
+def to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
+    """Exchange tokens for heads: [B, H, T/ranks, e] -> [B, H/ranks, T, e]."""
+    exchanged: Tensor = _Exchange.apply(x, context_group, True)
+    return exchanged
+
+
+def to_tokens(x: Tensor, context_group: ContextGroup) -> Tensor:
+    """Exchange heads for tokens: [B, H/ranks, T, e] -> [B, H, T/ranks, e]."""
+    exchanged: Tensor = _Exchange.apply(x, context_group, False)
+    return exchanged
 
 
 class _Exchange(torch.autograd.Function):

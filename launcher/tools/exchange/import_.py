@@ -26,17 +26,19 @@ from launcher.checkpoint.pretrained.stored import Adapted, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import ADAPTER_CONFIG, in_words
+from launcher.config.model import adapter_flags
 from launcher.config.resolve import check_run_folder
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_fingerprint
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
 from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import one_sentence
-from launcher.util.hub_cache import model_folder
+from launcher.util.hub_cache import HUB_PREFIX, model_folder
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
 """Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
@@ -89,7 +91,11 @@ def _import_adapter(folder: Path, out: Path) -> str:
         config = stored.config
         places = [place for place in (folder, base) if (place / TOKENIZER_FILE).exists()]
         tokenizer = bool(places) and _copy_tokenizer(places[0], run, config)
-        words = {**in_words(config), "init_from": str(base.absolute())}
+        words: dict[str, Any] = in_words(config)
+        if isinstance(config, ForeignConfig):
+            decoder = {"model": f"{HUB_PREFIX}{base.absolute()}", "decoder": "transformers"}
+            words = {**decoder, **adapter_flags(config.lora)}
+        words["init_from"] = str(base.absolute())
         extra = _write_config(run, out, config, words, tokenizer=tokenizer)
         extra["base"] = stored.base()
         carry_in(base, run)

@@ -20,6 +20,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.import_ import main as import_adapter
 from launcher.tools.exchange.layouts import layout_of
 from launcher.tools.generate.generate_cli import main as generate
 from launcher.util.errors import UserError
@@ -168,3 +169,39 @@ def test_generate_reads_the_folder_and_its_chat_template(
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     assert generate([*flags, "--chat"]) == 0
     assert len(capsys.readouterr().out) == len(line["text"] + "\n")  # without control characters
+
+
+def test_an_adapter_of_peft_beside_it_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "run"
+    saved(base, "gemma2")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    settings = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    theirs: Any = get_peft_model(model, settings)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter)
+    theirs.save_pretrained(str(adapter))
+    assert import_adapter([str(adapter), "--out", str(out)]) == 0
+    flags = capsys.readouterr().out.partition("launcher.train ")[2].split()[:2]
+    config = parse_run_config(flags)
+    assert config.model.init_from == base
+    trained = config.model.build()
+    assert trained.lora is not None
+    assert trained.lora.targets == ("down_proj", "q_proj")
+    with open_stored(out) as stored:
+        assert stored.config == trained
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                own, half = name.removeprefix("base_model.model.").split(".lora_")
+                ours = stored.read(f"{PREFIX}{own}.lora_{half[0].lower()}")
+                assert torch.equal(ours, parameter)
+    files = load_file(adapter / "adapter_model.safetensors")
+    save_file(files | {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 32)}, adapter / "x")
+    (adapter / "x").rename(adapter / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"lm_head\.lora_A\.weight is no adapter"):
+        open_stored(adapter).__enter__()

@@ -217,7 +217,6 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     ("changes", "says"),
     [
         ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
-        ({"context_parallel": 2}, "--context-parallel 2 knows"),
         ({"precision": "fp8"}, "--precision fp8 knows"),
         ({"optimizer": "muon"}, "--optimizer muon knows"),
         ({"activation_checkpointing": "selective"}, "use full"),

@@ -1,0 +1,81 @@
+"""Attention of decoders of transformers: whether another function can take its place, which sees
+other tokens than the rest of a block does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Final
+
+from torch import nn
+
+from launcher.model.foreign.config import USERS, ForeignConfig
+from launcher.model.foreign.decoder import skeleton
+from launcher.model.parts import parts_of
+
+_CALLED: Final = "attention_interface"
+"""Local name of the function that transformers looks up by the name of an implementation."""
+_KNOWN: Final = frozenset(
+    {None, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids"}
+)
+"""Arguments of it that change no score by its head or token; None stands for **kwargs."""
+_MASKS: Final = frozenset({"create_causal_mask", "create_sliding_window_causal_mask"})
+_BY_LENGTH: Final = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies depend on the last position."""
+
+
+def attention_modules(causal: Any) -> list[nn.Module]:
+    """Return the modules of the blocks that call transformers' attention functions."""
+    blocks = parts_of(causal).blocks
+    return [module for module in blocks.modules() if _calls(module)]
+
+
+def key_heads(causal: Any, heads: int) -> int | None:
+    """Return the fewest heads of keys and values of any block; None where each head has its own."""
+    shared = (getattr(m, "num_key_value_groups", 1) for m in attention_modules(causal))
+    most = max(shared, default=1)
+    return None if most == 1 else heads // most
+
+
+def attention_obstacle(config: ForeignConfig) -> str | None:
+    """Return why only whole sequences can be computed, as the end of a sentence, or None where
+    nothing but transformers' attention functions goes from token to token."""
+    if USERS in config.fields:
+        return "computes attention in a way of its own"
+    return next(_obstacles(config), None)
+
+
+def _obstacles(config: ForeignConfig) -> Iterator[str]:
+    causal = skeleton(config.document, config.attention)
+    modules, forward = attention_modules(causal), type(causal.base_model).forward
+    if config.attending_blocks < config.layers or getattr(causal, "_is_stateful", False):
+        yield "carries a state from token to token"
+    if len(modules) != config.layers:
+        yield "computes attention in a way of its own"
+    for name in sorted({k.arg for m in modules for k in _calls(m)[0].keywords} - _KNOWN, key=str):
+        yield f"gives each head {name} besides its queries, keys and values"
+    if "position_ids" not in inspect.signature(forward).parameters:
+        yield "takes no positions of its tokens"
+    named = {node.id for node in ast.walk(_tree(forward)) if isinstance(node, ast.Name)}
+    if other := sorted(n for n in named - _MASKS if n.startswith("create_") and "mask" in n):
+        yield f"makes masks by {other[0]}"
+    for module in causal.modules():
+        kinds = getattr(module, "rope_type", None) or ""
+        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+            if kind in _BY_LENGTH:
+                yield f"has rotary positions of the type {kind}, by the length of a sequence"
+
+
+def _calls(module: nn.Module) -> list[ast.Call]:
+    """Return where the forward of a module calls an attention function."""
+    forward = type(module).forward
+    if _CALLED not in forward.__code__.co_varnames:
+        return []
+    nodes = ast.walk(_tree(forward))
+    return [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == _CALLED]
+
+
+def _tree(function: Any) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
