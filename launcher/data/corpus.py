@@ -47,7 +47,7 @@ class Corpus:
     validation: Split
     test: Split
     vocab_size: int
-    """Size of the tokenizer: every id is below it. The model's may be larger."""
+    """Ids of the tokenizer, without added ones that no text spells out. The model's may be more."""
     fingerprint: str
     """Hash of the tokens, equal on every machine for the same text and tokenizer."""
     description: str

@@ -60,7 +60,7 @@ def build_corpus(
     train = tokenizer == "bpe"
     encoder: Encoder | None = None if train else load_encoder(tokenizer)
     if encoder is not None:
-        check_vocabulary(tokenizer, encoder.vocab_size, vocab_size)
+        check_vocabulary(tokenizer, encoder.rows, vocab_size)
     form = source.form()
     read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
 
@@ -86,11 +86,13 @@ def build_corpus(
         report=lambda done: report(Progress("tokenizing", done, survey.text_bytes)),
     )
     learned = {split: writer.learned for split, writer in writers.items()}
+    highest = max(writer.highest for writer in writers.values())
+    check_vocabulary(tokenizer, highest + 1, vocab_size)
     meta = Meta(
         documents=survey.documents,
         text_bytes=survey.text_bytes,
         sample_bytes=survey.sample_bytes,
-        vocab_size=encoder.vocab_size,
+        vocab_size=max(encoder.rows, highest + 1),
         dtype=dtype.name,
         tokens={split: writer.tokens for split, writer in writers.items()},
         split_documents={split: writer.documents for split, writer in writers.items()},
@@ -146,7 +148,7 @@ class _SplitWriter:
     """Writes the files of one split; that of the learned tokens only if not all are."""
 
     def __init__(self, directory: Path, split: str, *, all_learned: bool) -> None:
-        self.tokens = self.documents = self.learned = 0
+        self.tokens = self.documents = self.learned = self.highest = 0
         self._files = [
             split_file(directory, split, "tokens").open("wb"),
             split_file(directory, split, "documents").open("wb"),
@@ -164,6 +166,7 @@ class _SplitWriter:
         for part, file, digest in zip(parts, self._files, self._digests, strict=True):
             file.write(part.tobytes())
             digest.update(part.tobytes())
+        self.highest = max(self.highest, int(ids.max(initial=0)))
         self.tokens += len(ids)
         self.documents += 1
 

@@ -191,6 +191,11 @@ class PythonEncoder:
     vocab_size: int
     end_of_text: int
 
+    @property
+    def rows(self) -> int:
+        """Rows of an embedding that text needs."""
+        return self.vocab_size
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         found = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         ids: list[list[int]] = found["input_ids"]

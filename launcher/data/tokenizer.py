@@ -38,6 +38,9 @@ class FastEncoder:
     tokenizer: Tokenizer
     vocab_size: int
     end_of_text: int
+    rows: int
+    """Of an embedding, that text needs which spells out no added token: Gemma 3 1B's tokenizer has
+    one more, for images, than its model has rows."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         with _encoding():
@@ -64,7 +67,7 @@ class FastEncoder:
 class ByteEncoder:
     """Each UTF-8 byte is a token: ids 0 to 255, and 256 ends a document."""
 
-    vocab_size = 257
+    vocab_size = rows = 257
     end_of_text = 256
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
@@ -218,16 +221,19 @@ def _interruptible(train: Callable[[], None]) -> None:
         raise failed[0]
 
 
-def check_vocabulary(tokenizer: str, tokenizer_size: int, vocab_size: int) -> None:
+def check_vocabulary(tokenizer: str, ids: int, vocab_size: int) -> None:
     """Reject a tokenizer whose ids the model cannot embed.
 
+    Args:
+        ids: one more than the largest id that the text has or can have.
+
     Raises:
-        UserError: it has more ids than the model.
+        UserError: they are more than the model has rows.
     """
-    if tokenizer_size > vocab_size:
+    if ids > vocab_size:
         raise UserError(
-            f"tokenizer {tokenizer}: token id {tokenizer_size - 1} is beyond the vocabulary of "
-            f"{vocab_size}: set the model's vocabulary size to {tokenizer_size} or more"
+            f"tokenizer {tokenizer}: token id {ids - 1} is beyond the vocabulary of "
+            f"{vocab_size}: set the model's vocabulary size to {ids} or more"
         )
 
 
@@ -254,7 +260,9 @@ def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncod
     tokenizer.no_truncation()
     tokenizer.no_padding()
     size = _id_count(tokenizer, name)
-    return FastEncoder(tokenizer=tokenizer, vocab_size=size, end_of_text=end_of_text)
+    plain = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    rows = max(plain, end_of_text) + 1
+    return FastEncoder(tokenizer=tokenizer, vocab_size=size, end_of_text=end_of_text, rows=rows)
 
 
 def _id_count(tokenizer: Tokenizer, name: str) -> int:

@@ -141,7 +141,7 @@ def write_tokenizer(folder: Path, tokenizer: str, config: ModelConfig) -> int:
     """
     tokenizer_key(tokenizer, config.vocab_size)  # refuses what does not exist
     encoder = load_encoder(tokenizer)
-    check_vocabulary(tokenizer, encoder.vocab_size, config.vocab_size)
+    check_vocabulary(tokenizer, encoder.rows, config.vocab_size)
     path = folder / TOKENIZER_FILE
     if carry_beside(tokenizer, folder):
         shutil.copyfile(Path(tokenizer).expanduser(), path)

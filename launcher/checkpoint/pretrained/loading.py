@@ -1,6 +1,6 @@
 """A model and its tokenizer for inference, from any folder of weights."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +59,20 @@ class Vocabulary:
     encoder: Encoder
     ends: Collection[int]
     """Tokens that end a text."""
+    rows: int
+    """Of the model's embedding."""
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Refuse a prompt with an added token that the model has no row for.
+
+        Raises:
+            UserError: naming the token.
+        """
+        if (highest := max(tokens, default=0)) >= self.rows:
+            raise UserError(
+                f"the prompt has {self.encoder.decode_all([highest])!r}, whose id {highest} is "
+                f"beyond the model's vocabulary of {self.rows}: leave it out"
+            )
 
 
 @contextmanager
@@ -125,8 +139,9 @@ def vocabulary(source: Source, given: str | None) -> Vocabulary:
     size = source.config.vocab_size
     tokenizer_key(choice, size)  # refuses what does not exist
     encoder = load_encoder(choice)
-    check_vocabulary(choice, encoder.vocab_size, size)
-    return Vocabulary(encoder=encoder, ends={encoder.end_of_text, *_ends_in(source.beside, size)})
+    check_vocabulary(choice, encoder.rows, size)
+    ends = {encoder.end_of_text, *_ends_in(source.beside, size)}
+    return Vocabulary(encoder=encoder, ends=ends, rows=size)
 
 
 def chosen_device(wanted: str) -> torch.device:

@@ -149,7 +149,7 @@ def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
         encoder.save(target)
     else:
         return False
-    check_vocabulary(given, encoder.vocab_size, config.vocab_size)
+    check_vocabulary(given, encoder.rows, config.vocab_size)
     return target.exists()
 
 

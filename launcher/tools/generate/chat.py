@@ -89,6 +89,7 @@ class Chat:
             text = self.template.prompt([*system, *self.history])
             # The template writes all special tokens itself.
             tokens = [int(token) for token in self.known.encoder.encode([text])[0]]
+            self.known.check(tokens)
             needed = len(tokens) + min(self.max_tokens or 1, self.context // 2)
             if needed <= self.context:
                 return tokens

@@ -207,9 +207,10 @@ def tokenized(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int
     """Tokenize a prompt; an empty one becomes the end-of-text token.
 
     Raises:
-        UserError: it cannot be encoded, or exceeds the context.
+        UserError: it cannot be encoded, exceeds the context, or has a token without a row.
     """
     tokens = known.encoder.encode_prompt(text) or [known.encoder.end_of_text]
+    known.check(tokens)
     room = config.context - len(tokens)
     most = min(DEFAULT_MAX_TOKENS, room) if max_tokens is None else max_tokens
     if room < 1:

@@ -14,6 +14,7 @@ from corpora import open_text
 from tokenizers import Tokenizer, models
 
 from launcher.data import corpus_build
+from launcher.data.tokenizer import train_bpe
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
@@ -143,6 +144,24 @@ def test_byte_tokenizer_beyond_the_vocabulary(book: Path) -> None:
 def test_warm_corpus_beyond_the_vocabulary(book: Path) -> None:
     open_text(book)
     assert "token id 256 is beyond the vocabulary of 100" in refusal(book, vocab_size=100)
+
+
+def test_an_added_token_beyond_the_vocabulary_is_an_error_where_text_has_it(
+    book: Path, tmp_path: Path
+) -> None:
+    """Gemma 3 1B's own tokenizer has one token more, for images, than its model has rows."""
+    path = tmp_path / "tokenizer.json"
+    train_bpe([TEXT], 270).save(path)
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    assert tokenizer.token_to_id("<image_soft_token>") == 270
+    tokenizer.save(str(path))
+    open_text(book, tokenizer=str(path), vocab_size=270)
+    assert "token id 269 is beyond" in refusal(book, tokenizer=str(path), vocab_size=269)
+    book.write_text(f"{TEXT}\n\n<image_soft_token> here", encoding="utf-8")
+    for _ in range(2):  # when it is tokenized, and from the cache
+        assert "token id 270 is beyond" in refusal(book, tokenizer=str(path), vocab_size=270)
+        open_text(book, tokenizer=str(path), vocab_size=271)
 
 
 def test_bpe_vocabulary_smaller_than_the_bytes(book: Path) -> None:

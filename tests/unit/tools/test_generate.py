@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from chat_tokenizers import CHATML, chat_tokenizer
+from tokenizers import Tokenizer
 
 from launcher.checkpoint import Checkpointer
 from launcher.checkpoint.pretrained.loading import Vocabulary, build, open_source, vocabulary
@@ -367,7 +368,7 @@ def test_stop_strings_straddle_pieces(
 
 def test_a_character_that_stays_broken_is_shown_at_the_end() -> None:
     model = GPT(SMALL).eval()
-    known = Vocabulary(encoder=ByteEncoder(), ends={256})
+    known = Vocabulary(encoder=ByteEncoder(), ends={256}, rows=257)
     tokens = iter([*b"ok", 0xF0])
     shown: list[str] = []
     said = complete(
@@ -468,6 +469,13 @@ def test_a_tokenizer_that_does_not_fit(
     other = bpe_run / "tokenizer.json"
     said = refusal(capsys, run, "--prompt", "a", "--tokenizer", other)
     assert "is beyond the vocabulary of 257" in said
+    larger = Tokenizer.from_file(str(other))
+    larger.add_special_tokens(["<image>"])
+    larger.save(str(tmp_path / "larger.json"))
+    flags = (bpe_run, "--tokenizer", tmp_path / "larger.json", "--prompt")
+    assert refusal(capsys, *flags, "an <image>").startswith(
+        "shardscale: the prompt has '<image>', whose id"
+    )
     endless = tmp_path / "endless.json"
     endless.write_text(other.read_text().replace("<|endoftext|>", "<|middle|>"))
     said = refusal(capsys, bpe_run, "--prompt", "", "--tokenizer", endless)
