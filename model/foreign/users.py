@@ -69,7 +69,7 @@ class UsersCausal(nn.Module):
     def _init_weights(self, module: nn.Module) -> None:
         if (own := getattr(self.inner, "init_weights", None)) is not None:
             own(module)
-        else:
+        elif module._parameters:  # what has none may have no such method
             next(getattr(module, n) for n in _RESETS if hasattr(module, n))()
 
 

@@ -15,9 +15,11 @@ USERS: Final = "examples.decoder:build"
 """A decoder that a user's own function builds."""
 _FULL: Final = {"activation_checkpointing": "full"}
 _BY_TWO: Final = {"global_batch": 8}
+_SEQUENCES: Final = {"context_parallel": 2}
 _GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
 _FSDP: Final = {"strategy": "fsdp"}
 _DDP: Final = {"strategy": "ddp"}
+_OF_STRATEGY: Final = ("strategy", "zero", "reshard_after_forward", "context_parallel")
 
 
 def _zero(stage: int) -> dict[str, Any]:
@@ -40,6 +42,13 @@ class Case:
         return int({**BASE, **self.changes}["global_batch"]) // 4
 
     @property
+    def elsewhere(self) -> "Case":
+        """Return the case under another strategy, which continues what this one has saved."""
+        kept = {n: v for n, v in self.changes.items() if n not in _OF_STRATEGY}
+        other = _DDP if self.changes["strategy"] == "fsdp" else _FSDP
+        return _case(self.architecture, _ELSEWHERE.get(self.architecture, other), kept)
+
+    @property
     def weak(self) -> bool:
         """Return whether its precision allows only a coarse comparison."""
         return "precision" in self.changes
@@ -53,10 +62,10 @@ def _case(architecture: str, *changes: Mapping[str, Any]) -> Case:
 
 CASES: Final = (
     _case("gemma2", _FSDP),
-    _case("gemma3_text", _zero(3)),
+    _case("gemma3_text", _zero(3), _SEQUENCES),
     _case("phi3", _DDP, _FULL),
-    _case("olmo2", _zero(2), _BY_TWO),
-    _case("granite", _FSDP, _FULL),
+    _case("olmo2", _zero(2), _BY_TWO, _SEQUENCES),
+    _case("granite", _FSDP, _FULL, _SEQUENCES),
     _case("falcon_h1", _DDP),
     _case("gpt_neox", _zero(1)),
     _case("opt", _zero(3), _FULL),
@@ -66,7 +75,7 @@ CASES: Final = (
     _case("bloom", _GRAD_OP, _FULL),
     _case("mamba2", _zero(3)),
     _case("llama", _zero(0)),
-    _case("qwen3", _DDP, _BY_TWO),
+    _case("qwen3", _DDP, _BY_TWO, _SEQUENCES),
     _case("mistral", _zero(3), _BY_TWO),
     _case("mixtral", _zero(3), _FULL),
     _case("qwen3_moe", _FSDP),
@@ -95,15 +104,14 @@ ADAPTED: Final = (
     _case("olmo2-64", _FSDP, {"lora_rank": 4, "quantize_base": "int8"}),
 )
 """Adapters beside the weights of a folder."""
+_ELSEWHERE: Final = {"gemma2": _zero(3), "granite": _zero(2), "qwen3_moe": _zero(1)}
+"""Strategies that continue checkpoints, where neither FSDP nor DDP does."""
+RESUMED: Final = tuple({case.architecture: case for case in CASES if not case.weak}.values())
+"""A case of each architecture: saved half-way, continued under another strategy, exported."""
 MEASURED: Final = (
-    *(
-        case
-        for case in CASES
-        if case.architecture
-        in (USERS, "olmo3", "falcon_h1", "opt", "bloom", "mamba2", "mixtral", "qwen3_moe", "phi3")
-        # gloo's thread holds what is reduced a little longer at times, where the peak is.
-        and case.name != "mixtral strategy=fsdp precision=bf16"
-    ),
+    *RESUMED,
+    *(case for case in CASES if case.architecture == USERS and case not in RESUMED),
+    *(case for case in CASES if case.weak and case.architecture == "falcon_h1"),
     # The plan's form of frozen experts in fp32 takes more than torch's does.
     *(case for case in ADAPTED if case.architecture != "mixtral"),
 )
@@ -117,5 +125,3 @@ TARGETS: Final = {
 """The same layers, as PEFT is asked for them."""
 BOTH: Final = ("llama", "qwen3")
 """Whose folders our own decoder computes, too."""
-RESUMED: Final = {name: (_case(name, _FSDP), _case(name, _zero(3))) for name in ("gemma2", USERS)}
-"""A checkpoint of the first continues under the second."""

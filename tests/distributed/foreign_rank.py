@@ -56,7 +56,7 @@ from launcher.run.provenance import base_of
 from launcher.run.saves import run_entries
 from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.flat_shards import PARAM
-from launcher.strategies.parameters import parameter_shapes
+from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.tools.exchange.export import ExportOptions, export
 from launcher.train import build_engine, to_device
 from launcher.util.flags import as_flags
@@ -65,12 +65,13 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     **ARCHITECTURES,
     **WIDE,
     "olmo3": MORE["olmo3"],
-    USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 32},
+    USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 64},
 }
 
 
-_OF_MODEL = ("lora", "quantize", "document")
+_KEPT = ("lora", "quantize", "document", "global_batch")
 """Begins of the names of changes that one process makes, too."""
+HALF = STEPS // 2
 
 
 def main() -> None:
@@ -89,15 +90,21 @@ def main() -> None:
             for case in mine
         ]
         work += [
-            ({"single": case.architecture}, partial(train, replaced(case), alone))
-            for case in mine
-            if case.accumulation == 1
+            ({"single": case.architecture}, partial(train, replaced(case), alone)) for case in mine
         ]
         report(".", world, work, every_rank=True)
         report(".", world, [({"name": c.name}, partial(train, c, world)) for c in cases])
         counted = [case for case in MEASURED if case.name in names]
         report(".", world, [({"counted": c.name}, partial(count, c, world)) for c in counted])
-        report(".", world, [({"resumed": n}, partial(resume, n, world)) for n in RESUMED])
+        saved = [case for case in cases if case in RESUMED]
+        report(".", world, [({"resumed": c.name}, partial(resume, c, world)) for c in saved])
+        mine = saved[world.rank :: world.size]
+        report(
+            ".",
+            world,
+            [({"saved": c.name}, partial(export_saved, c)) for c in mine],
+            every_rank=True,
+        )
         mine = [case for case in (*GIVEN, *ADAPTED) if case.name in names]
         if world.is_main:
             for case in mine:
@@ -175,13 +182,22 @@ def run_folder(case: Case) -> Path:
 
 
 def export_given(case: Case) -> dict[str, Any]:
+    """What becomes of the weights that a run began with."""
+    run = run_folder(case)
+    out = Path(f"export-{run.name}")
+    return export_adapter(run, out, case) if "lora_rank" in case.changes else exported(run, out)
+
+
+def export_saved(case: Case) -> dict[str, Any]:
+    """What transformers loads of a sharded run; nothing where a user's code computes the model."""
+    run = saved_folder(case)
+    return {} if case.architecture == USERS else exported(run, Path(f"export-{run.name}"))
+
+
+def exported(run: Path, out: Path) -> dict[str, Any]:
     """Names of the parameters that transformers loads otherwise than the checkpoint has them."""
     from transformers import AutoModelForCausalLM
 
-    run = run_folder(case)
-    out = Path(f"export-{run.name}")
-    if "lora_rank" in case.changes:
-        return export_adapter(run, out, case)
     export(ExportOptions(run=run, out=out, shard_size="30KB", tokenizer="none"))
     model: Any = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
     with open_stored(run) as stored:
@@ -199,6 +215,10 @@ def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
     export(ExportOptions(run=run, out=adapter, adapter=True, dtype="fp32"))
     export(ExportOptions(run=run, out=out, merge=True, dtype="fp32", tokenizer="none"))
     base = AutoModelForCausalLM.from_pretrained(case.architecture, dtype=torch.float32)
+    with open_stored(adapter) as back, open_stored(run) as stored:
+        shapes = trained_shapes(back.config)
+        assert shapes == trained_shapes(stored.config)
+        differing = [n for n in shapes if not torch.equal(back.read(n), stored.read(n))]
     round_base(base, case)
     tokens = torch.arange(3, 20)[None]
     plain = base(input_ids=tokens).logits
@@ -207,12 +227,13 @@ def export_adapter(run: Path, out: Path, case: Case) -> dict[str, Any]:
     return {
         "difference": (theirs - ours).abs().max().item(),
         "learnt": (theirs - plain).abs().max().item(),
+        "differing": differing,
     }
 
 
 def replaced(case: Case) -> Case:
     """The same batch in one process."""
-    kept = {name: value for name, value in case.changes.items() if name.startswith(_OF_MODEL)}
+    kept = {name: value for name, value in case.changes.items() if name.startswith(_KEPT)}
     return Case(architecture=case.architecture, changes={"strategy": "single", **kept})
 
 
@@ -231,9 +252,13 @@ def train(case: Case, world: World) -> dict[str, Any]:
     """Losses of our loop."""
     resolved, corpus = run_of(case, world)
     engine = build_engine(resolved, world)
-    losses, norms = steps(resolved, corpus, world, engine, range(1, STEPS + 1))
+    losses, _ = steps(resolved, corpus, world, engine, range(1, HALF + 1))
+    if case in RESUMED:
+        saves = Checkpointer(saved_folder(case) / "checkpoints", asynchronous=False)
+        saves.save(HALF, engine, run_entries(resolved, corpus))
+    losses += steps(resolved, corpus, world, engine, range(HALF + 1, STEPS + 1))[0]
     release(engine)
-    return {"losses": losses, "norms": norms}
+    return {"losses": losses}
 
 
 def count(case: Case, world: World) -> dict[str, Any]:
@@ -246,30 +271,31 @@ def count(case: Case, world: World) -> dict[str, Any]:
         for step, period in ((1, "first_step"), (2, "steady")):
             memory.period(period)
             memory.begin_step(step)
-            tokens = [torch.zeros(2, resolved.seq_len, dtype=torch.int64) for _ in range(2)]
+            tokens = [torch.zeros(2, resolved.local_seq_len, dtype=torch.int64) for _ in range(2)]
             batch = [(tokens[0], tokens[1]) for _ in range(resolved.accumulation)]
             train_step(engine, batch, 1e-3, phase=memory.phase)
             memory.end_step(step)
     release(engine)
+    if not world.is_main:
+        return {}
     prediction = predict(resolved, world_size=world.size, device_type="cpu", rank=world.rank)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     return {"measured": max(memory.peaks().values()), "predicted": max(trained)}
 
 
-def resume(architecture: str, world: World) -> dict[str, Any]:
-    """Half of the steps under one strategy, and the other half under another."""
-    losses: list[float] = []
-    folder = Path(f"saved-{architecture}")
-    halves = range(1, 6), range(6, STEPS + 1)
-    for case, numbers in zip(RESUMED[architecture], halves, strict=True):
-        resolved, corpus = run_of(case, world)
-        engine = build_engine(resolved, world)
-        if losses:
-            assert Checkpointer(Path("unused")).load(folder, engine) is not None
-        losses += steps(resolved, corpus, world, engine, numbers)[0]
-        if numbers is halves[0]:
-            Checkpointer(folder, asynchronous=False).save(5, engine, {})
-        release(engine)
+def saved_folder(case: Case) -> Path:
+    """Where the run of a case keeps its checkpoint."""
+    return Path(f"saved-{RESUMED.index(case)}")
+
+
+def resume(case: Case, world: World) -> dict[str, Any]:
+    """Losses of the second half of the steps, under another strategy than the first."""
+    resolved, corpus = run_of(case.elsewhere, world)
+    engine = build_engine(resolved, world)
+    checkpoints = saved_folder(case) / "checkpoints"
+    assert Checkpointer(Path("unused")).load(checkpoints, engine) is not None
+    losses, _ = steps(resolved, corpus, world, engine, range(HALF + 1, STEPS + 1))
+    release(engine)
     return {"losses": losses}
 
 

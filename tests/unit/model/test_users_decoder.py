@@ -9,6 +9,7 @@ from examples import decoder
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
+from launcher.model.build import initial_value
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.parameters import parameter_shapes
@@ -95,6 +96,14 @@ def test_its_parts_are_found_and_flags_are_fields_of_its_config() -> None:
 
 def test_the_example_is_short() -> None:
     assert len(Path(inspect.getfile(decoder)).read_text("utf-8").splitlines()) <= 60
+
+
+def test_its_modules_draw_their_own_initial_values() -> None:
+    model = built(EXAMPLE, layers=2, d_model=32, vocab_size=50)
+    for name, shape in parameter_shapes(model).items():
+        value = initial_value(name, shape, model, seed=1, device="cpu")
+        assert value.isfinite().all()
+        assert "norm" in name or value.std() > 0
 
 
 def test_it_writes_no_samples() -> None:

@@ -67,7 +67,7 @@ def test_what_does_not_go_with_it_is_refused_by_name(
         resolved(tmp_path, name, **changes)
 
 
-def test_frequencies_by_the_length_of_a_sequence_are_refused(tmp_path: Path) -> None:
+def test_frequencies_by_the_length_of_a_sequence_are_refused() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     config = foreign_config({**FIELDS["llama"], "rope_parameters": rope})
     assert attention_obstacle(config) is not None
