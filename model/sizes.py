@@ -15,7 +15,9 @@ from launcher.model.names import known_names
 
 def _config(sizes: Mapping[str, Any]) -> ModelConfig:
     """Return a shape of the data; JSON has no tuples."""
-    fields = {n: tuple(value) if isinstance(value, list) else value for n, value in sizes.items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in sizes.items()
+    }
     return ModelConfig(**fields)
 
 
