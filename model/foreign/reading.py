@@ -63,8 +63,7 @@ def foreign_config(
     config, head = causal.config, causal.get_output_embeddings()
     of_blocks = _adapter_counts(causal, lora, quantize_base)
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
-    heads = getattr(config, "num_attention_heads", None) or 1
-    d_model = config.hidden_size
+    heads, d_model = getattr(config, "num_attention_heads", None) or 1, config.hidden_size
     return ForeignConfig(
         vocab_size=head.out_features,
         context=getattr(config, "max_position_embeddings", None) or _UNLIMITED,
