@@ -73,6 +73,11 @@ def adapted(causal: Any, lora: Lora) -> dict[str, nn.Linear]:
             or the rank is more than one of them has.
     """
     known = [*linears(causal)]
+    if not known:
+        raise ValueError(
+            f"--lora-rank {lora.rank}: the blocks of {type(causal).__name__} have no nn.Linear that "
+            "an adapter could be beside: leave it out"
+        )
     wanted = {*lora.targets}
     if {"qkv", "proj"} <= wanted:
         wanted = wanted - {"qkv", "proj"} | {"attention"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_architectures import ARCHITECTURES
+from tiny_architectures import ARCHITECTURES, MORE
 from torch import Tensor
 
 from launcher.config.arguments import parse_run_config
@@ -24,6 +24,7 @@ from launcher.model.foreign.decoder import ForeignDecoder, skeleton
 from launcher.model.foreign.head import LogitFunction, logit_function
 from launcher.model.foreign.reading import foreign_config
 from launcher.model.foreign.routing import Routing, load_of
+from launcher.model.lora_config import Lora
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
 from launcher.strategies.build_inputs import materialize_whole
@@ -274,6 +275,12 @@ def test_adapters_are_beside_the_layers_that_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="computes with the weight of out_proj itself"):
         resolved(path, lora_rank=2, lora_targets="in_proj,out_proj", random_base=True)
     assert resolved(path, lora_rank=2, lora_targets="in_proj", random_base=True).lora is not None
+
+
+def test_blocks_without_a_linear_have_no_adapters() -> None:
+    lora = Lora(rank=2, alpha=4)
+    with pytest.raises(ValueError, match="FalconForCausalLM have no nn"):
+        foreign_config(MORE["falcon"], lora=lora)
 
 
 def test_a_config_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
