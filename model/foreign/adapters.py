@@ -75,8 +75,8 @@ def adapted(causal: Any, lora: Lora) -> dict[str, nn.Linear]:
     known = [*linears(causal)]
     if not known:
         raise ValueError(
-            f"--lora-rank {lora.rank}: the blocks of {type(causal).__name__} have no nn.Linear that "
-            "an adapter could be beside: leave it out"
+            f"--lora-rank {lora.rank}: the blocks of {type(causal).__name__} have no nn.Linear "
+            "that an adapter could be beside: leave it out"
         )
     wanted = {*lora.targets}
     if {"qkv", "proj"} <= wanted:
