@@ -88,10 +88,10 @@ def train(flags: Sequence[str], *, out: Path, ranks: int = 1, timeout_s: float =
     return Run(folder=out, state=status["state"], reason=status.get("reason"))
 
 
-def run_ranks(command: Sequence[str], *, ranks: int) -> None:
+def run_ranks(command: Sequence[str], *, ranks: int, more: Mapping[str, str] | None = None) -> None:
     """A script on so many processes, which must end well."""
     start = [sys.executable, "-m", "launcher.torchrun", "--nproc", str(ranks)]
-    subprocess.run([*start, *command], cwd=ROOT, env=environment(), check=True)
+    subprocess.run([*start, *command], cwd=ROOT, env={**environment(), **(more or {})}, check=True)
 
 
 def sweep(

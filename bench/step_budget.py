@@ -1,11 +1,12 @@
 """What one training step asks of a GPU, operator by operator, and what that takes at ideal rates.
 
     python bench/step_budget.py [--gpu H200 A100-80GB ...] [--cases "seed-134m bf16" ...]
-        [--top 12] [--output bench/results/step_budget]
+        [--top 12] [--keep OLD.json] [--output bench/results/step_budget]
 
 Every operator that a step dispatches is written down with its types, the bytes of the tensors it
 reads and writes, and its FLOP; it is charged the longer of the two, at 90% of the bandwidth and 80%
-of the matmul rate on a GPU's data sheet, by the type that is multiplied. Sums are what no kernel
+of the matmul rate on a GPU's data sheet, by the type that is multiplied. The compiler's kernels are
+written down with its own estimate of their bytes. Sums are what no kernel
 can beat, and say which operators are worth another kernel; they are not a measurement of speed.
 Needs torch's CUDA build and a GPU or its stand-in (launcher/tools/rehearse): with the latter
 allocator, streams, choice of kernels, launches and the host's time are real, and no kernel runs.
@@ -36,7 +37,7 @@ LLAMA = (
     *("--d-ff=2048", "--vocab-size=32000", "--context=256", "--micro-batch=125"),
 )
 SMALL = ("--model=seed-134m", "--micro-batch=8")
-BF16 = "--precision=bf16"
+BF16, COMPILED = "--precision=bf16", "--compile=on"
 PURE8 = ("--precision=bf16-pure", "--optimizer=adamw8bit")
 IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
 CASES: dict[str, tuple[str, ...]] = {
@@ -46,6 +47,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "seed-134m bf16, full": (*SEED, BF16, "--activation-checkpointing=full"),
     "seed-134m bf16, FSDP": (*SEED, BF16, "--strategy=fsdp"),
     "seed-134m bf16, DDP": (*SEED, BF16, "--strategy=ddp"),
+    "seed-134m bf16, compiled": (*SEED, BF16, COMPILED),
+    "seed-134m bf16, FSDP, compiled": (*SEED, BF16, COMPILED, "--strategy=fsdp"),
+    "seed-134m bf16, DDP, compiled": (*SEED, BF16, COMPILED, "--strategy=ddp"),
     "seed-134m bf16-pure": (*SEED, "--precision=bf16-pure", "--betas", "0.9", "0.99"),
     "seed-134m bf16-pure, 8-bit, full": (*SEED, *PURE8, "--activation-checkpointing=full"),
     "seed-134m bf16-pure, 8-bit, full, in backward": (
@@ -55,8 +59,11 @@ CASES: dict[str, tuple[str, ...]] = {
         *(*SEED, *PURE8, *IN_BACKWARD, "--activation-checkpointing=offload"),
     ),
     "seed-134m fp8": (*SEED, "--precision=fp8"),
+    "seed-134m fp8, compiled": (*SEED, "--precision=fp8", COMPILED),
     "seed-134m bf16, micro-batch 8": (*SMALL, BF16),
+    "seed-134m bf16, micro-batch 8, compiled": (*SMALL, BF16, COMPILED),
     "Llama-shaped bf16": (*LLAMA, BF16),
+    "Llama-shaped bf16, compiled": (*LLAMA, BF16, COMPILED),
     "Llama-shaped bf16, full": (*LLAMA, BF16, "--activation-checkpointing=full"),
 }
 
@@ -93,7 +100,9 @@ def in_a_process(name: str) -> dict[str, Any]:
     """Its own, since what engines register with autograd and groups outlives them."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "case.json"
-        runs.run_ranks([str(RANK), str(found), *CASES[name]], ranks=1)
+        # What was compiled before would hide how long compiling takes.
+        more = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+        runs.run_ranks([str(RANK), str(found), *CASES[name]], ranks=1, more=more)
         content: dict[str, Any] = json.loads(found.read_text())
     return content
 
@@ -105,7 +114,7 @@ def total(case: dict[str, Any], key: str) -> float:
 def summary(cases: dict[str, dict[str, Any]], gpus: list[str]) -> str:
     """One line per case: what is asked for, and the ideal time on each GPU, of it products."""
     titles = ["one step of 256 tokens a row", "operators", "launches", "host ms", "GB", "TFLOP"]
-    titles += ["allocated GiB", *(f"{gpu} ms (products)" for gpu in gpus)]
+    titles += ["allocated GiB", "first step s", *(f"{gpu} ms (products)" for gpu in gpus)]
     rates = [rates_of(gpu) for gpu in gpus]
     rows = [
         [
@@ -116,6 +125,7 @@ def summary(cases: dict[str, dict[str, Any]], gpus: list[str]) -> str:
             f"{total(case, 'bytes') / 1e9:.1f}",
             f"{total(case, 'flop') / 1e12:.1f}",
             f"{case['allocated_peak_bytes'] / GIB:.2f}",
+            f"{case['first_step_s']:.1f}" if "first_step_s" in case else "n/a",
             *(ideal(case, each) for each in rates),
         ]
         for name, case in cases.items()
@@ -150,14 +160,21 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--gpu", nargs="+", default=list(GPUS))
     parser.add_argument("--top", type=int, default=12)
+    keep = "a former --output: its cases that are not run anew"
+    parser.add_argument("--keep", type=Path, default=None, metavar="OLD.json", help=keep)
     parser.add_argument("--output", type=Path, default=None, help="without its .json and .md")
     options = parser.parse_args()
     if options.output is not None:
         runs.refuse_existing(options.output.with_suffix(".json"))
-    cases = {}
+    found = {} if options.keep is None else json.loads(options.keep.read_text())["cases"]
     for name in options.cases:
-        cases[name] = in_a_process(name)
+        found[name] = in_a_process(name)
         print(name, file=sys.stderr, flush=True)
+        write({name: found[name] for name in CASES if name in found}, options)
+
+
+def write(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the cases, or write them after each, since all take minutes."""
     ran = "no kernels run" if "SHARDSCALE_STAND_IN_GPUS" in os.environ else "a GPU"
     first = options.gpu[0]
     text = (
@@ -165,15 +182,16 @@ def main() -> None:
         f"{MEMORY_SHARE:.0%} of the bandwidth and {MATMUL_SHARE:.0%} of the matmul rate on each "
         f"data sheet: not a measurement.\n\n{summary(cases, options.gpu)}\n"
     )
-    print(text)
-    if options.output is not None:
-        content = json.dumps({"ran": ran, "cases": cases}, indent=1)
-        options.output.with_suffix(".json").write_text(content + "\n")
-        longest = "\n\n".join(
-            f"{name}, on {first}:\n\n{most(case, options.top, rates_of(first))}"
-            for name, case in cases.items()
-        )
-        options.output.with_suffix(".md").write_text(f"{text}\n{longest}\n")
+    if options.output is None:
+        print(text)
+        return
+    content = json.dumps({"ran": ran, "cases": cases}, indent=1)
+    options.output.with_suffix(".json").write_text(content + "\n")
+    longest = "\n\n".join(
+        f"{name}, on {first}:\n\n{most(case, options.top, rates_of(first))}"
+        for name, case in cases.items()
+    )
+    options.output.with_suffix(".md").write_text(f"{text}\n{longest}\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python bench/step_budget_rank.py RESULT.json [launcher.train's flags]
 import collections
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import statistics
@@ -57,9 +58,15 @@ class Budget(TorchDispatchMode):
         self.phase = "data"
         self.rows: dict[tuple[str, str, str], Row] = collections.defaultdict(Row)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Run compiled blocks compiled under this mode."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if on_device(leaf)]
+        read = {name: value for name, value in (kwargs or {}).items() if name != "out"}
+        tensors = [leaf for leaf in tree_leaves((args, read, out)) if on_device(leaf)]
         if tensors and not is_view(func):
             dtypes = "/".join(sorted({*map(type_of, tensors)}))
             size_bytes = sum(t.numel() * (1 if is_fp8(t) else t.element_size()) for t in tensors)
@@ -98,7 +105,7 @@ def flop_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     formula = flop_registry.get(func._overloadpacket)
     if formula is None:
         return 0.0
-    known = {name: value for name, value in kwargs.items() if name != "out_dtype"}
+    known = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
     operands = [arg for arg in args if not isinstance(arg, torch.dtype)]
     flop = float(formula(*operands, **known, out_val=out))
     return flop / 2 if "attention" in func._schema.name else flop
@@ -122,17 +129,23 @@ class Phases:
 
 
 def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
-    """A second step of a run, counted; the third one's highest bytes and launches; and the host's
-    time of later ones."""
+    """The seconds of a first step; a third step, counted; the fourth one's highest bytes and
+    launches; and the host's time of later ones."""
     config = parse_run_config(["--device=cuda", *flags])
     resolved = resolve(config, world_size=1, device_type="cuda")
+    if resolved.config.loop.compiles:
+        inductor: Any = importlib.import_module("torch._inductor.config")
+        inductor.benchmark_kernel = True  # kernels know their bytes
     engine = build_engine(resolved, world)
     tokens = torch.zeros(config.data.micro_batch, resolved.seq_len, dtype=torch.int64)
     batch = [(tokens.to(world.device), tokens.to(world.device))]
     lr = learning_rate(1, config.optim, 3)
     budget = Budget()
+    began = time.perf_counter()
     take_step(engine, batch, lr, Phases(Budget()))
-    with budget, updates_counted(budget):
+    first_step_s = time.perf_counter() - began
+    take_step(engine, batch, lr, Phases(Budget()))  # in which DDP fills its buckets anew
+    with budget, updates_counted(budget), compiled_counted(budget):
         take_step(engine, batch, lr, Phases(budget))
     torch.cuda.reset_peak_memory_stats()
     stands_in = "SHARDSCALE_STAND_IN_GPUS" in os.environ
@@ -150,6 +163,7 @@ def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
         "torch": torch.__version__,
         "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
         "launches": launched if stands_in else None,
+        "first_step_s": first_step_s,
         # With a GPU the host waits for it where a queue is full.
         "host_ms": statistics.median(host_ms) if stands_in else None,
         "rows": [
@@ -180,6 +194,29 @@ def updates_counted(budget: Budget) -> Iterator[None]:
         yield
     finally:
         module.update = update
+
+
+@contextlib.contextmanager
+def compiled_counted(budget: Budget) -> Iterator[None]:
+    """Kernels of compiled blocks are launched past the dispatcher, with torch's own estimate of
+    the bytes that each reads and writes."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    module: Any = CachingAutotuner
+    run = module.run
+
+    def counted_run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [arg for arg in args if on_device(arg)]
+        types = "/".join(sorted({*map(type_of, tensors)}))
+        size_bytes = round(1e9 * kernel.inductor_meta["kernel_num_gb"])
+        budget.rows[budget.phase, kernel.fn.__name__, types].add(size_bytes, 0.0)
+        return run(kernel, *args, **kwargs)
+
+    module.run = counted_run
+    try:
+        yield
+    finally:
+        module.run = run
 
 
 def take_step(engine: Engine, batch: Any, lr: float, phases: Phases) -> None:

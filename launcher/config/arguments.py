@@ -28,6 +28,7 @@ SUPERSEDES = {
 }
 HELP = ("-h", "--help")
 MICRO_BATCH = "--micro-batch"
+_SWITCH = {"True": True, "on": True, "False": False, "off": False}
 
 
 def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunConfig:
@@ -190,10 +191,11 @@ def _value_of_entry(path: Path, key: str, value: Any) -> Any:
     kind = _type(key)
     several = _arity(kind) > 1
     items = value if several and isinstance(value, list) else [value]
+    typed = [item for item in items if item != _word(kind)]
     try:
         if (
             len(items) != max(1, _arity(kind))
-            or any(isinstance(item, bool) != _is_bool(kind) for item in items)
+            or any(isinstance(item, bool) != _is_bool(kind) for item in typed)
             or any(not isinstance(item, str) and _plain(kind) in (str, Path) for item in items)
         ):
             raise ValueError(value)
@@ -235,14 +237,14 @@ def _typed(text: str, annotation: Any) -> Any:
     if text == "None" and types.NoneType in typing.get_args(annotation):
         return None
     if text == _word(annotation):
-        return text
+        return None if kind is bool else text
     if typing.get_origin(kind) is Literal:
         for choice in typing.get_args(kind):
             if str(choice) == text:
                 return choice
     elif kind is bool:
-        if text in ("True", "False"):
-            return text == "True"
+        if text in _SWITCH:
+            return _SWITCH[text]
     elif kind in (str, Path):
         if text:
             return kind(text)
@@ -263,7 +265,10 @@ def _plain(annotation: Any) -> Any:
 
 
 def _word(annotation: Any) -> str | None:
-    """Return the word that a number's type also takes: `all` of `int | Literal["all"]`."""
+    """Return the word that a type also takes: `all` of `int | Literal["all"]`, and `auto` of
+    `bool | None`."""
+    if _is_bool(annotation):
+        return None if annotation is bool else "auto"
     members = typing.get_args(annotation)[1:] if _plain(annotation) is int else ()
     words = (a for member in members for a in typing.get_args(member))
     return next(words, None)
@@ -289,6 +294,7 @@ def _expected(annotation: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return f"{_arity(kind)} numbers"
     if _word(annotation) is not None:
-        return f"a whole number, or {_word(annotation)}"
+        values = "on, off" if kind is bool else "a whole number,"
+        return f"{values} or {_word(annotation)}"
     words = {int: "a whole number", float: "a number", bool: "True or False"}
     return words.get(kind, "text")

@@ -133,7 +133,7 @@ LINES: Final[Mapping[str, Mapping[str, str]]] = {
     "speed": {
         "attention": "kernel; auto: the fastest that is able",
         "window": "attend to this many tokens before each",
-        "compile": "torch.compile; the first steps take minutes",
+        "compile": "torch.compile; auto: in long runs on a GPU",
     },
 }
 """Group -> field -> its line."""

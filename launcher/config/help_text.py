@@ -88,6 +88,8 @@ def choices(name: str) -> list[str]:
     """Return the values of a field with a fixed set of them; [] for any other."""
     kind = field_types()[name]
     members = (kind, *typing.get_args(kind))
+    if bool in members[1:]:
+        return ["auto", "on", "off"]
     fixed = next((each for each in members if typing.get_origin(each) is Literal), None)
     return [str(value) for value in typing.get_args(fixed)]
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from launcher.config.compile_choice import with_compile
 from launcher.config.model import part_of
 from launcher.config.recipes import fill, recipe_of, task_of
 from launcher.config.rules import (
@@ -58,12 +59,19 @@ class Resolved:
     fragments: always, unless $PYTORCH_ALLOC_CONF or $PYTORCH_CUDA_ALLOC_CONF is set."""
     precision_reason: str = ""
     """Why `--precision auto` is what it is on a GPU; empty where nothing was to choose."""
+    compile_reason: str = ""
+    """The same of `--compile auto`."""
 
     def decoder_lines(self) -> list[str]:
         """Describe, for the console, whose code computes a config of transformers."""
         if isinstance(self.model, ForeignConfig):
             return self.model.lines()
         return ["decoder: shardscale's own"] if names_config(self.config.model.model) else []
+
+    def compile_lines(self) -> list[str]:
+        """Describe, for the console, what `--compile auto` is."""
+        chosen = "on" if self.config.loop.compiles else "off"
+        return [f"compile: {chosen} ({self.compile_reason})"] if self.compile_reason else []
 
     def budget_lines(self) -> list[str]:
         """Describe, for the console, what a budget of recomputation selects."""
@@ -103,12 +111,20 @@ class Resolved:
 
 
 def resolve(
-    config: RunConfig, *, world_size: int, device_type: str, elsewhere: bool = False
+    config: RunConfig,
+    *,
+    world_size: int,
+    device_type: str,
+    elsewhere: bool = False,
+    compiled_before: bool | None = None,
 ) -> Resolved:
-    """Fill in what depends on the model, the ranks and the device, and check everything;
-    `elsewhere` skips the check of what is installed on this machine.
+    """Fill in what depends on the model, the ranks and the device, and check everything.
 
     The number of steps stays open when it is given in epochs: it needs the corpus.
+
+    Args:
+        elsewhere: skip the check of what is installed on this machine.
+        compiled_before: what `--compile` was in the run that is resumed, if any.
 
     Raises:
         UserError: choices that cannot run together; NotInstalled: they could, were a package
@@ -118,6 +134,7 @@ def resolve(
     config = _filled(config, model, world_size=world_size, device_type=device_type)
     setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
     setting, precision_reason = _with_precision(setting)
+    setting, compile_reason = with_compile(setting, compiled_before)
     config = setting.config
     refused = refusal(setting)
     if refused is not None:
@@ -135,6 +152,7 @@ def resolve(
         attention=attention,
         expandable_segments=device_type == "cuda" and expands_segments(),
         precision_reason=precision_reason,
+        compile_reason=compile_reason,
     )
 
 
@@ -227,7 +245,7 @@ def _attention(
     choice = _able(config, model, model.attention, device_type, elsewhere)
     if isinstance(model, ForeignConfig):
         return dataclasses.replace(choice, reason=model.attention_reason)
-    recomputes = model.checkpointing.keeps_products and not config.loop.compile
+    recomputes = model.checkpointing.keeps_products and not config.loop.compiles
     if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
         if model.attention == choice.kind:
             raise UserError(

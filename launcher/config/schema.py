@@ -123,10 +123,16 @@ class LoopChoice:
     log_level: LogLevel = "info"
     """Console output: debug adds the logs of torch, DeepSpeed and the Hugging Face libraries;
     warning keeps warnings, errors and the summary; error keeps errors and the summary."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
+    compile: bool | None = None
+    """Compile each block with torch.compile: on, off, or auto: on a GPU, in runs that are long
+    enough for it and of which the combination of flags was tested."""
     collective_timeout_s: float = 600.0
     """End the run when a collective takes longer than this."""
+
+    @property
+    def compiles(self) -> bool:
+        """Blocks are compiled; none is until `auto` is resolved."""
+        return bool(self.compile)
 
     @property
     def saves_last(self) -> bool:

@@ -102,7 +102,7 @@ def evaluate(
     if any(PredictionCache(group[0].runs[0], search.cluster).is_empty for group in groups):
         # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
         importlib.import_module("torch._dynamo")
-        if any(choice.runs[0].config.loop.compile for choice in candidates):
+        if any(run.config.loop.compiles for choice in candidates for run in choice.runs):
             importlib.import_module("torch._inductor.compile_fx")
     # The longest first, so that no core is left with it at the end.
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]

@@ -24,7 +24,7 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
 
     Of a GPU that is not in the table only what its profile measured counts.
     """
-    compiled, gpu = resolved.config.loop.compile, gpu_of(machine.name)
+    compiled, gpu = resolved.config.loop.compiles, gpu_of(machine.name)
     backend = backend_rate(resolved.model.sdpa_backend, gpu)
     score_rate = backend * machine.attention_flops_per_s[type_] / ring_slowdown(resolved)
     moving_rate = machine.elementwise_bytes_per_s * (COMPILED_ELEMENTWISE if compiled else 1)
@@ -50,7 +50,7 @@ def ring_slowdown(resolved: Resolved) -> float:
 
 def dispatched(work: Work, resolved: Resolved) -> float:
     """Operators that the host starts."""
-    return work.operators * _started(resolved.config.loop.compile)
+    return work.operators * _started(resolved.config.loop.compiles)
 
 
 def _started(compiled: bool) -> float:

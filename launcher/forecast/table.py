@@ -207,6 +207,8 @@ def closing_lines(result: SearchResult, cluster: Cluster) -> Iterable[str]:
             f" and {gib(ranks * best.prediction.disk_bytes)} of disk for what is offloaded"
         )
     yield from best.run.budget_lines()
+    if best.run.config.loop.compiles:
+        yield from best.run.compile_lines()
     yield f"{best.verdict}, {gib(best.margin_bytes)} to spare on each GPU:"
 
 

@@ -101,7 +101,7 @@ def _answers(resolved: Resolved, corpus: Corpus) -> bool:
         config.loop.sample_every is None
         and any(shown.learned is not None for shown in corpus.validation_documents)
         and config.sharding.tensor_parallel == config.sharding.context_parallel == 1
-        and not config.loop.compile
+        and not config.loop.compiles
     )
 
 

@@ -66,13 +66,16 @@ def prepare(
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
     config, recipe = with_recipe(config, resume.source)
-    resolved = _possible_here(config, world_size=world_size, ranks_per_node=ranks_per_node)
+    resolved = _possible_here(
+        config,
+        world_size=world_size,
+        ranks_per_node=ranks_per_node,
+        compiled_before=compiled_before(resume.source),
+    )
     config = resolved.config
     check_minimum_memory(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if resolved.model.checkpointing.budget_bytes is not None:
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
-    if config.loop.compile:
-        require_compilers(config.loop.device)
     require_loggers(config.measure.loggers)
     if not resume.reopens:
         out = config.loop.out or default_run_folder(resolved)
@@ -134,18 +137,53 @@ def _corpus_of(resolved: Resolved) -> Corpus:
     )
 
 
-def _possible_here(config: RunConfig, *, world_size: int, ranks_per_node: int) -> Resolved:
+def compiled_before(source: Path | None) -> bool | None:
+    """Return what `--compile` was in the run that is resumed, or None where none says it."""
+    if source is None:
+        return None
+    from launcher.run.provenance import newest_extra
+
+    saved = newest_extra(source)
+    return None if saved is None else saved.get("config", {}).get("compile")
+
+
+def _possible_here(
+    config: RunConfig, *, world_size: int, ranks_per_node: int, compiled_before: bool | None
+) -> Resolved:
     """Resolve for this machine and its libraries.
 
     Raises:
         UserError: a choice is invalid, or its library is missing.
     """
     device_type = choose_device(config.loop.device, ranks_per_node)
-    resolved = resolve(config, world_size=world_size, device_type=device_type)
+    resolved = resolve(
+        config,
+        world_size=world_size,
+        device_type=device_type,
+        compiled_before=compiled_before,
+    )
+    if resolved.config.loop.compiles:
+        resolved = with_compilers(resolved)
     if resolved.expandable_segments:
         resolved = dataclasses.replace(resolved, expandable_segments=_segments_may_expand())
     if missing := missing_library(strategy_of(resolved.config)):
         raise UserError(missing)
+    return resolved
+
+
+def with_compilers(resolved: Resolved) -> Resolved:
+    """Return the run, uncompiled where `--compile auto` lacks a compiler.
+
+    Raises:
+        UserError: `--compile` lacks it.
+    """
+    try:
+        require_compilers(resolved.config.loop.device)
+    except UserError as error:
+        if not resolved.compile_reason:
+            raise
+        config = resolved.config.replace(compile=False)
+        return dataclasses.replace(resolved, config=config, compile_reason=f"auto: {error}")
     return resolved
 
 

@@ -67,6 +67,7 @@ def introduction(
         f"(= {record.strategy_also_called}) on {ranks}, {record.device_name or record.device}",
         *prepared.resolved.decoder_lines(),
         f"attention: {record.attention}: {reason}",
+        *prepared.resolved.compile_lines(),
         *prepared.resolved.budget_lines(),
         *across_nodes(sharding, world.local_size),
         *_deepspeed_lines(sharding.deepspeed),

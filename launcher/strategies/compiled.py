@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch import nn
@@ -34,6 +35,11 @@ def require_compilers(device_type: str) -> None:
         raise UserError(
             f"--compile builds kernels with {command}, which is not here: install it "
             f"(apt-get install g++), name another in {variable}, or leave --compile out"
+        )
+    if device_type == "cuda" and find_spec("triton") is None:
+        raise UserError(
+            "--compile builds kernels with triton, which is missing: pip install triton, or leave "
+            "--compile out"
         )
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():

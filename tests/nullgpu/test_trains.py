@@ -29,7 +29,20 @@ CASES = {
     for precision in ("fp32", "bf16", "bf16-pure", "fp16", "fp8")
     for kept in CHECKPOINTING
 } | {
+    # What `--compile auto` takes for tested.
     "compiled": ("--precision", "bf16", "--compile"),
+    "compiled, selective": (
+        *("--precision", "bf16", "--compile", "--activation-checkpointing", "selective"),
+    ),
+    "compiled, full": ("--precision", "bf16", "--compile", "--activation-checkpointing", "full"),
+    "compiled, fsdp": ("--strategy", "fsdp", "--precision", "bf16", "--compile"),
+    "compiled, fsdp-grad-op": (
+        *("--strategy", "fsdp", "--precision", "bf16", "--no-reshard-after-forward", "--compile"),
+    ),
+    "compiled, like Llama": (
+        *("--precision", "bf16", "--compile", "--position", "rope", "--norm", "rms"),
+        *("--activation", "swiglu", "--kv-heads", "1"),
+    ),
     "fsdp": ("--strategy", "fsdp", "--precision", "bf16"),
     "fsdp, fp8": ("--strategy", "fsdp", "--precision", "fp8"),
     "fsdp-grad-op": ("--strategy", "fsdp", "--precision", "bf16", "--no-reshard-after-forward"),
@@ -167,6 +180,10 @@ def test_deepspeed_trains_and_takes_what_was_predicted(
 # DDP is not held against its prediction: it may take its gradients once more than is planned here,
 # though not where larger models are compared (bench/allocator.py), which is not understood yet.
 UNPREDICTED = {
+    "ddp, compiled": ("--strategy", "ddp", "--precision", "bf16", "--compile"),
+    # Of so small a model 2 to 4% less is taken than predicted.
+    "compiled, fp8": ("--precision", "fp8", "--compile"),
+    "compiled, fsdp, fp8": ("--strategy", "fsdp", "--precision", "fp8", "--compile"),
     "ddp": ("--strategy", "ddp", "--precision", "bf16"),
     "ddp, full, fp16": (
         *("--strategy", "ddp", "--precision", "fp16", "--activation-checkpointing", "full"),
@@ -218,3 +235,22 @@ def test_the_default_precision_is_what_the_gpu_has(
     first = next(line for line in run.output.splitlines() if "parameters, " in line)
     assert f"parameters, {precision} (auto: " in first
     assert reason in first
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "off (auto: saves about "),
+        (("--zero", "2"), "off (auto: not tested with --zero 2)"),
+        (("--compile", "off"), ""),
+    ],
+)
+def test_what_is_compiled_by_default_is_said(
+    flags: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    run = train(tmp_path, *flags, more={"SHARDSCALE_STAND_IN_CHECKS": "false"} if flags else None)
+    assert run.code == 0, run.output[-4000:]
+    lines = [line for line in run.output.splitlines() if "compile: " in line]
+    assert len(lines) == bool(says)
+    assert all(f"compile: {says}" in line for line in lines)
+    assert "compile: false" in (run.folder / "config.yaml").read_text()

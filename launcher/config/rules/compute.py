@@ -203,7 +203,7 @@ def warmup(setting: Setting) -> Iterator[str]:
 def compiled(setting: Setting) -> Iterator[str]:
     """Reject --compile where it gains nothing or hides what is asked for."""
     config = setting.config
-    if not config.loop.compile:
+    if not config.loop.compiles:
         return
     if setting.stage == 3:
         # It runs, with the same losses: 30 graphs of a few operators each where a block has one.

@@ -135,7 +135,7 @@ def kept_outputs(setting: Setting) -> Iterator[str]:
             f"{text} with --mlp-tile {config.model.mlp_tile}: a budget weighs the whole MLP's "
             "product: use keep=qkv,attention or every=2 beside tiles"
         )
-    if budget and config.loop.compile:
+    if budget and config.loop.compiles:
         yield (
             f"{text} with --compile: the compiler keeps activations of its own choice, so that "
             "their bytes are unknown: use keep=qkv,attention,proj or every=2"

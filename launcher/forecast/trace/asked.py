@@ -28,7 +28,7 @@ def asked_of(
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,
         resident_threads=resident_threads,
-        compiled=config.loop.compile,
+        compiled=config.loop.compiles,
         fp8=config.optim.precision == "fp8",
     )
     return {

@@ -23,7 +23,7 @@ class Ddp(Strategy):
         """Gradients live in the reduction buckets, so they are held once; mixed precision under
         autocast."""
         device, module = inputs.world.device, inputs.whole_module()
-        if inputs.config.loop.compile:
+        if inputs.config.loop.compiles:
             compile_blocks(module)
         # They are constants, and nothing to broadcast before each forward.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(

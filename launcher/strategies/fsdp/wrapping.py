@@ -34,7 +34,7 @@ def build(inputs: BuildInputs) -> Engine:
     options = _options(inputs)
     reshard = sharding.reshard_after_forward
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
-    if inputs.config.loop.compile:
+    if inputs.config.loop.compiles:
         compile_blocks(root)
     parts = parts_of(root)
     for block in parts.blocks:

@@ -26,6 +26,6 @@ class Single(Strategy):
     def build(self, inputs: BuildInputs) -> Engine:
         """Mixed precision computes under autocast."""
         module = inputs.whole_module()
-        if inputs.config.loop.compile:
+        if inputs.config.loop.compiles:
             compile_blocks(module)
         return native_engine(inputs, module)

@@ -46,7 +46,7 @@ def build(inputs: BuildInputs) -> Engine:
         module = inputs.whole_module()
     if (shards := inputs.model_shards) is not None:
         _mark_sharded(module, shards)
-    if config.loop.compile:
+    if config.loop.compiles:
         compile_blocks(module)
     fraction = config.sharding.offload_fraction
     placing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

@@ -42,7 +42,7 @@ def _differences(
     if optimizer == "adamw" and facts.get("foreach", engine.foreach) and by_torch:
         more = held.optimizer_bytes // 2
         yield "temporaries of the foreach update", _STEP, _EVERY, more
-    norm_bytes = 0 if run.loop.compile else facts.get("norm_bytes", engine.norm_bytes)
+    norm_bytes = 0 if run.loop.compiles else facts.get("norm_bytes", engine.norm_bytes)
     composed = isinstance(model, ForeignConfig)  # whose norms are traced as they are
     if norm_bytes and not composed and model.norm == "rms":
         tokens = run.data.micro_batch * a.run.local_seq_len

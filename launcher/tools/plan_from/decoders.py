@@ -38,7 +38,7 @@ def computed_by_transformers(
         marks: fields of the document that say what else its trainer does.
     """
     model, sharding = config.model, config.sharding
-    if find_spec("transformers") is None or config.loop.compile or names_config(model.model):
+    if find_spec("transformers") is None or config.loop.compiles or names_config(model.model):
         return None
     if sharding.tensor_parallel > 1 or sharding.context_parallel > 1:
         return None

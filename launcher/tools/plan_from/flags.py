@@ -76,7 +76,10 @@ def training_flags(
     fields |= {"micro_batch": micro, "global_batch": whole}
     if fields["strategy"] == "zero" and not given & {"strategy", "deepspeed"}:
         fields.pop("strategy")
-    return [*as_flags(fields).split(), *user], fields
+    words = as_flags(fields).split()
+    if "compile" not in fields:  # which no other trainer does by itself
+        words.append("--no-compile")
+    return [*words, *user], fields
 
 
 def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:

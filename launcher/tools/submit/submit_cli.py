@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import check_run_folder, resolve
 from launcher.data.sources import find_source
-from launcher.run.prepare import check_init_from, with_recipe
+from launcher.run.prepare import check_init_from, compiled_before, with_recipe
 from launcher.run.resume import find_resume
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch
 from launcher.util.errors import ExitCode, UserError, refusing
@@ -165,7 +165,12 @@ def _check_training(job: Job) -> Path | None:
     device_type = "cuda" if job.gpus_per_node else "cpu"
     resume = find_resume(config.loop, {})
     config, _ = with_recipe(config, resume.source)
-    resolved = resolve(config, world_size=job.world_size, device_type=device_type)
+    resolved = resolve(
+        config,
+        world_size=job.world_size,
+        device_type=device_type,
+        compiled_before=compiled_before(resume.source),
+    )
     if resume.source is None:
         check_init_from(resolved)
     find_source(config.data)

@@ -87,8 +87,8 @@ CASES = {
     "unknown logger": case(
         "--report-to tensorboard,comet", "--report-to 'comet'", "tensorboard, wandb"
     ),
-    "value for a switch": case("--compile=yes", "'yes'", "leave the value out"),
-    "bool given a string": case("--tied maybe", "--tied maybe must be True or False"),
+    "value for a switch": case("--memory-trace=yes", "'yes'", "leave the value out"),
+    "bool given a string": case("--compile maybe", "--compile maybe must be on, off or auto"),
     "negative clip": case("--clip -1", "--clip -1.0 must be 0 or more"),
     "ratio above 1": case("--min-lr-ratio 2", "--min-lr-ratio 2.0", "between 0 and 1"),
     "negative seed": case("--seed -1", "--seed -1", "between 0 and 2^63 - 1"),
@@ -236,8 +236,8 @@ CASES = {
     "YAML mapping for text": yaml_case("model: {layers: 2}", "{'layers': 2}", "be text"),
     "YAML number for text": yaml_case("data: 3", "data is 3", "text, in quotes"),
     "YAML bool for a number": yaml_case("lr: true", "lr is True", "a number"),
-    "YAML text for a bool": yaml_case("compile: 'yes'", "'yes'", "true or false"),
-    "YAML number for a bool": yaml_case("tied: 1", "tied is 1", "true or false"),
+    "YAML text for a bool": yaml_case("memory_trace: 'yes'", "'yes'", "true or false"),
+    "YAML number for a bool": yaml_case("tied: 1", "tied is 1", "on, off or auto"),
     "YAML number for two": yaml_case("betas: 0.9", "betas is 0.9", "[0.9, 0.95]"),
     "YAML choice": yaml_case("zero: 4", "zero is 4", "one of 0, 1, 2, 3"),
     "YAML out of range": case("--config a.yaml", "--steps 0", "more than 0", a_yaml="steps: 0"),

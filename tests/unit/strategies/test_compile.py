@@ -19,7 +19,8 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.optim.choice import learning_rate
 from launcher.parallel.world import start
-from launcher.run.prepare import prepare
+from launcher.run.prepare import prepare, with_compilers
+from launcher.strategies import compiled as module
 from launcher.strategies.compiled import require_compilers
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
@@ -128,3 +129,20 @@ def test_a_missing_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(UserError, match=r"no-such-compiler.*apt-get install g\+\+.*CXX"):
         require_compilers("cpu")
+
+
+def test_auto_compiles_nothing_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig().replace(model="seed-134m", steps=10**8)
+    chosen = resolve(config, world_size=1, device_type="cuda")
+    asked = resolve(config.replace(compile=True), world_size=1, device_type="cuda")
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
+    assert with_compilers(chosen).config.loop.compile is True
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert "builds kernels with triton" in with_compilers(chosen).compile_reason
+    monkeypatch.undo()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    without = with_compilers(chosen)
+    assert without.config.loop.compile is False
+    assert without.compile_lines()[0].startswith("compile: off (auto: --compile builds")
+    with pytest.raises(UserError, match=r"--compile builds kernels with no-such-compiler"):
+        with_compilers(asked)

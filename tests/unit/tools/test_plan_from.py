@@ -58,6 +58,17 @@ def test_a_strangers_config_is_read(folder: Path, name: str) -> None:
     assert config.data.global_batch % config.data.micro_batch == 0
 
 
+def test_other_trainers_compile_only_where_they_are_told_to(tmp_path: Path) -> None:
+    """Ours would choose to for so many steps."""
+    path = tmp_path / "args.yaml"
+    text = "output_dir: out\nlearning_rate: 1e-4\nmodel_name_or_path: gpt2-medium\n"
+    text += "per_device_train_batch_size: 8\nbf16: true\n"
+    for more, compiled in (("", False), ("torch_compile: true\n", True)):
+        path.write_text(text + more)
+        flags = ("--gpus", "1", "--steps", "1000000", "--seq-len", "256")
+        assert understood(path, *flags)[1].loop.compile is compiled
+
+
 def test_samples_are_enough_and_most_are_read() -> None:
     assert len(SAMPLES) >= 40
     assert len(REFUSED) <= len(SAMPLES) // 10

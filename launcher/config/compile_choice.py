@@ -1,0 +1,114 @@
+"""`--compile auto`: blocks are compiled where that was tested and the run is long enough for it."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.config.rules import Setting
+from launcher.config.schema import RunConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.util.flags import as_flags
+
+COMPILE_S: Final = 60.0
+"""Taken for what compiling takes of a host. First steps of bench/results/step_budget.md took 12 to
+39 s on two cores, and an evaluation compiles another graph."""
+SAVED_BYTES: Final = 19
+"""Reads and writes that fused kernels save per token, block and element of the model's width: the
+difference between `seed-134m bf16` and `seed-134m bf16, compiled` in the same table."""
+SAVED_BYTES_LLAMA: Final = 250
+"""The same of the `Llama-shaped` pair: RoPE, RMSNorm and SwiGLU are many operators each."""
+SAVED_BYTES_FP8: Final = 1000
+"""The same of the `seed-134m fp8` pair: casts and scales are fused."""
+MEMORY_BYTES_PER_S: Final = 4.3e12
+"""Of an H200, nine tenths of its data sheet; slower memory saves more time."""
+
+# Trained in tests/nullgpu and compared with uncompiled training by tests/distributed.
+_STRATEGIES: Final = ("single", "ddp", "fsdp")
+_PRECISIONS: Final = ("bf16", "fp8")
+_CHECKPOINTING: Final = ("none", "selective", "full")
+_ATTENTION: Final = ("auto", "sdpa")
+_AT_DEFAULT: Final = {
+    "model": (
+        *("init_from", "lora_rank", "quantize_base", "masks", "dropout", "window", "mlp_tile"),
+    ),
+    "data": ("document_attention",),
+    "sharding": (
+        *("zero", "deepspeed", "offload_param", "offload_optimizer", "replicate"),
+        *("context_parallel", "tensor_parallel", "reduce_each_micro_batch"),
+    ),
+    "optim": ("optimizer_in_backward",),
+    "measure": ("memory_trace",),
+}
+"""Section -> fields that are untested unless they have their default."""
+_DEFAULT: Final = RunConfig()
+
+
+def with_compile(setting: Setting, before: bool | None) -> tuple[Setting, str]:
+    """Choose what `--compile auto` is, and return the reason on a GPU.
+
+    Args:
+        before: what the run had that is resumed; None without one.
+    """
+    if setting.config.loop.compile is not None:
+        return setting, ""
+    compiles, reason = False, ""
+    if setting.device_type == "cuda":
+        compiles, reason = _choose(setting, before)
+    config = setting.config.replace(compile=compiles)
+    return dataclasses.replace(setting, config=config), reason
+
+
+def _choose(setting: Setting, before: bool | None) -> tuple[bool, str]:
+    untested = next(_untested(setting), None)
+    if untested is not None:
+        return False, f"auto: not tested with {untested}"
+    if before is not None:
+        return before, "auto: as in the run that is resumed"
+    loop = setting.config.loop
+    if loop.steps is None or loop.max_minutes is not None:
+        flag = "--epochs" if loop.steps is None else "--max-minutes"
+        return False, f"auto: {flag} leaves the number of steps open"
+    steps = min(loop.steps, loop.stop_after or loop.steps)
+    saved_s = steps * _saved_s(setting)
+    pays = saved_s > COMPILE_S
+    return pays, (
+        f"auto: saves about {_seconds(saved_s)} in {steps:,} steps, and compiling takes about "
+        f"{COMPILE_S:.0f} s"
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def _saved_s(setting: Setting) -> float:
+    """Seconds that compiled blocks save per step, at least, at the rate of a GPU's memory."""
+    model, micro_batch = setting.model, setting.config.data.micro_batch
+    tokens = setting.accumulation * micro_batch * setting.local_seq_len
+    saved_bytes = SAVED_BYTES
+    if setting.config.optim.arithmetic.fp8_linears:
+        saved_bytes = SAVED_BYTES_FP8
+    elif (model.position, model.norm, model.activation) == ("rope", "rms", "swiglu"):
+        saved_bytes = SAVED_BYTES_LLAMA
+    return tokens * model.layers * model.d_model * saved_bytes / MEMORY_BYTES_PER_S
+
+
+def _untested(setting: Setting) -> Iterator[str]:
+    """Yield each choice that was not tested with compiled blocks on a GPU."""
+    config, model = setting.config, setting.model
+    if isinstance(model, ForeignConfig):
+        yield "a decoder of transformers"
+    for section, names in _AT_DEFAULT.items():
+        ours, default = getattr(config, section), getattr(_DEFAULT, section)
+        for name in names:
+            value = getattr(ours, name)
+            if value != getattr(default, name):
+                yield as_flags({name: value})
+    for name, value, tested in (
+        ("strategy", config.sharding.strategy, _STRATEGIES),
+        ("precision", config.optim.precision, _PRECISIONS),
+        ("activation_checkpointing", config.model.activation_checkpointing, _CHECKPOINTING),
+        ("attention", config.model.attention, _ATTENTION),
+    ):
+        if value not in tested:
+            yield as_flags({name: value})

@@ -1,0 +1,118 @@
+"""`--compile auto`: off on a CPU, and on a GPU unless it was tested and pays for so many steps."""
+
+from typing import Any
+
+import pytest
+
+from launcher.config.compile_choice import COMPILE_S
+from launcher.config.resolve import Resolved, resolve
+from launcher.config.schema import RunConfig
+
+LARGE: dict[str, Any] = {"model": "seed-134m", "micro_batch": 125, "steps": 10**5}
+
+
+LLAMA: dict[str, Any] = {
+    **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 2048},
+}
+
+
+def resolved(device: str = "cuda", before: bool | None = None, **changes: Any) -> Resolved:
+    config = RunConfig().replace(**LARGE | changes)
+    # Its libraries may be missing here.
+    return resolve(config, world_size=2, device_type=device, elsewhere=True, compiled_before=before)
+
+
+def test_on_a_cpu_nothing_is_compiled_and_nothing_said() -> None:
+    run = resolved("cpu")
+    assert run.config.loop.compile is False
+    assert run.compile_lines() == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_asked_for_is_what_is_done(device: str, asked: bool) -> None:
+    run = resolved(device, before=not asked, compile=asked)
+    assert run.config.loop.compile is asked
+    assert run.compile_lines() == []
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp8"])
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_a_long_run_of_what_was_tested_is_compiled(
+    strategy: str, precision: str, mode: str
+) -> None:
+    run = resolved(strategy=strategy, precision=precision, activation_checkpointing=mode)
+    assert run.config.loop.compile is True
+    (line,) = run.compile_lines()
+    assert line.startswith("compile: on (auto: saves about ")
+    assert f"in 100,000 steps, and compiling takes about {COMPILE_S:.0f} s)" in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"strategy": "zero", "zero": 2}, "--zero 2"),
+        ({"precision": "fp32"}, "--precision fp32"),
+        ({"precision": "bf16-pure", "betas": (0.9, 0.99)}, "--precision bf16-pure"),
+        ({"activation_checkpointing": "offload"}, "--activation-checkpointing offload"),
+        ({"activation_checkpointing": "every=2"}, "--activation-checkpointing every=2"),
+        ({"attention": "flex"}, "--attention flex"),
+        ({"window": 64}, "--window 64"),
+        ({"dropout": 0.1}, "--dropout 0.1"),
+        ({"lora_rank": 8, "random_base": True}, "--lora-rank 8"),
+        ({"document_attention": True}, "--document-attention"),
+        ({"strategy": "fsdp", "offload_param": "cpu"}, "--offload-param cpu"),
+        ({"tensor_parallel": 2}, "--tensor-parallel 2"),
+        ({"context_parallel": 2}, "--context-parallel 2"),
+        ({"strategy": "fsdp", "optimizer_in_backward": True, "clip": 0}, "--optimizer-in-backward"),
+        ({"memory_trace": True}, "--memory-trace"),
+        ({"mlp_tile": 64}, "--mlp-tile 64"),
+    ],
+)
+def test_what_was_not_tested_is_not_compiled(changes: dict[str, Any], reason: str) -> None:
+    for before in (None, True):
+        run = resolved(before=before, **changes)
+        assert run.config.loop.compile is False
+        assert run.compile_lines() == [f"compile: off (auto: not tested with {reason})"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": 300}, "in 300 steps, and compiling takes about"),
+        ({"steps": None}, "in 300 steps, and compiling takes about"),
+        ({"stop_after": 10}, "in 10 steps, and compiling takes about"),
+        ({"model": "nano", "micro_batch": 1}, "in 100,000 steps, and compiling takes about"),
+        ({"steps": None, "epochs": 100.0}, "--epochs leaves the number of steps open"),
+        ({"max_minutes": 10.0}, "--max-minutes leaves the number of steps open"),
+    ],
+)
+def test_a_short_run_is_not_compiled(changes: dict[str, Any], reason: str) -> None:
+    run = resolved(**changes)
+    assert run.config.loop.compile is False
+    (line,) = run.compile_lines()
+    assert line.startswith("compile: off (auto: ")
+    assert reason in line
+
+
+def test_steps_from_which_it_pays() -> None:
+    # Steps at which it pays, in thousands.
+    for changes, least in (({}, 46), (LLAMA, 3.5), ({"precision": "fp8"}, 0.85)):
+        for steps, compiled in ((int(950 * least), False), (int(1050 * least), True)):
+            run = resolved(steps=steps, strategy="fsdp", **changes)
+            assert run.config.loop.compile is compiled, (changes, steps)
+    whole = resolved(micro_batch=64, global_batch=128, steps=9000)
+    accumulated = resolved(micro_batch=2, global_batch=128, steps=9000)
+    assert whole.compile_reason == accumulated.compile_reason
+    more = resolved(micro_batch=64, global_batch=1280, steps=900)
+    assert more.compile_reason == whole.compile_reason.replace("9,000", "900")
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_resume_keeps_what_the_run_had(before: bool) -> None:
+    run = resolved(before=before, steps=10**5 if not before else 300)
+    assert run.config.loop.compile is before
+    (line,) = run.compile_lines()
+    assert line == f"compile: {'on' if before else 'off'} (auto: as in the run that is resumed)"
+    assert resolved("cpu", before=before).config.loop.compile is False

@@ -1,0 +1,79 @@
+"""`--compile auto` in a plan: what its command's run will do, candidate by candidate."""
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.forecast.candidates import choices
+from launcher.forecast.cluster import find_cluster
+from launcher.forecast.evaluation import Search
+from launcher.forecast.fit import Room, needed_bytes
+from launcher.forecast.plan_cli import command_of, parse_options
+from launcher.forecast.search import plan
+from launcher.forecast.suggestions import suggest
+from launcher.forecast.table import closing_lines
+
+FLAGS = ["--layers=2", "--d-model=128", "--heads=4", "--context=64", "--vocab-size=257"]
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def asked(*flags: str) -> RunConfig:
+    return parse_run_config([*FLAGS, *flags])
+
+
+def compiled(config: RunConfig, fixed: set[str]) -> dict[str, list[bool]]:
+    found = choices(config, fixed, world_size=2, ranks_per_node=2, device_type="cuda")
+    assert {run.config.loop.compile for one in found for run in one.runs} <= {True, False}
+    return {
+        f"{one.label} {one.precision} {one.checkpointing}": [
+            bool(run.config.loop.compile) for run in one.runs
+        ]
+        for one in found
+    }
+
+
+def test_a_plan_without_steps_is_for_a_run_that_compiles_nothing() -> None:
+    assert not any(any(each) for each in compiled(asked(), set()).values())
+
+
+def test_candidates_of_long_runs_are_compiled_where_that_was_tested() -> None:
+    found = compiled(asked("--steps=100000000"), {"steps"})
+    assert found["fsdp bf16 none"][-1]
+    assert found["ddp bf16 full"][-1]
+    for name, each in found.items():
+        tested = name.split()[0] in ("ddp", "fsdp", "fsdp-grad-op") and "bf16" in name
+        assert any(each) <= tested, name
+    # A larger micro-batch without a global batch is more work in a step.
+    some = found["fsdp bf16 none"]
+    assert some == sorted(some)
+    assert {False, True} == set(some)
+
+
+def test_the_command_of_a_plan_is_the_run_that_was_planned() -> None:
+    flags = [*FLAGS, "--steps=100000000", "--strategy=ddp", "--precision=bf16"]
+    flags += ["--activation-checkpointing=none", "--micro-batch=128"]
+    options = ["--gpus", "2", "--gpu", "H100", "--no-calibration"]
+    cluster = find_cluster(parse_options(options)[0])[0]
+    fixed = {"steps", "strategy", "precision", "activation_checkpointing", "micro_batch"}
+    search = Search(cluster=cluster, goal="fastest", evaluate_all=False)
+    found = plan(parse_run_config(flags, 2), fixed, search, progress=lambda done, total: None)
+    best = found.best_first[0]
+    assert best.run.config.loop.compile is True
+    assert any(line.startswith("compile: on (auto: ") for line in closing_lines(found, cluster))
+    words = command_of(best, flags, cluster).partition("launcher.train ")[2].split()
+    run = resolve(parse_run_config(words, 2), world_size=2, device_type="cuda")
+    assert run.compile_lines() == best.run.compile_lines()
+
+
+def test_compiled_blocks_that_keep_too_much_are_advised_against() -> None:
+    more = ["--layers=6", "--d-model=256", "--steps=100000000", "--micro-batch=128"]
+    config = asked(*more, "--precision=bf16")
+    failed = resolve(config, world_size=2, device_type="cuda")
+    eager = resolve(config.replace(compile=False), world_size=2, device_type="cuda")
+    unlimited = Room(size_bytes=2**40, gpu=A100, capped=True)
+    needed, least = (needed_bytes(run, unlimited, world_size=2) for run in (failed, eager))
+    assert least < 0.9 * needed
+    room = Room(size_bytes=int(0.98 * needed), gpu=A100, capped=True)
+    found = suggest(failed, room, world_size=2, ranks_per_node=2)
+    flags = [one.flags for one in found]
+    assert "--no-compile" in flags
+    assert not any("--compile" in each for each in flags)  # the others choose again
