@@ -1,5 +1,6 @@
 """DistributedDataParallel: every rank holds everything, gradients are averaged."""
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.strategies.base import Strategy, Variant
@@ -35,6 +36,8 @@ class Ddp(Strategy):
             process_group=inputs.data_parallel.group,
             gradient_as_bucket_view=True,
         )
+        # Divides each bucket before it is reduced, where DDP itself divides each gradient.
+        wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
         def set_sync(last: bool) -> None:
             wrapped.require_backward_grad_sync = last
