@@ -47,7 +47,8 @@ class Corpus:
     validation: Split
     test: Split
     vocab_size: int
-    """Ids of the tokenizer, without added ones that no text spells out. The model's may be more."""
+    """Size of the tokenizer: every id is below it. The model's may be larger, or smaller by added
+    tokens that the text does not have."""
     fingerprint: str
     """Hash of the tokens, equal on every machine for the same text and tokenizer."""
     description: str
@@ -106,7 +107,7 @@ def open_corpus(
     assert meta is not None
     if mask_prompt and meta.learned is None:
         _require_prompts(source.label, "text")
-    check_vocabulary(tokenizer, meta.vocab_size, vocab_size)
+    check_vocabulary(tokenizer, meta.rows or meta.vocab_size, vocab_size)
     masked, in_documents = meta.learned is not None, choice.document_attention
     masked &= mask_prompt is not False
     splits = {

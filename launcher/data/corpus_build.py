@@ -92,13 +92,14 @@ def build_corpus(
         documents=survey.documents,
         text_bytes=survey.text_bytes,
         sample_bytes=survey.sample_bytes,
-        vocab_size=max(encoder.rows, highest + 1),
+        vocab_size=encoder.vocab_size,
         dtype=dtype.name,
         tokens={split: writer.tokens for split, writer in writers.items()},
         split_documents={split: writer.documents for split, writer in writers.items()},
         learned=None if form == "text" else learned,
         fingerprint=fingerprint,
         form=form,
+        rows=max(encoder.rows, highest + 1),
     )
     (directory / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
 

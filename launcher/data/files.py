@@ -114,6 +114,7 @@ class Meta:
     learned: dict[str, int] | None  # tokens to learn; None where all are
     fingerprint: str
     form: str = "text"  # of the examples; older folders lack it
+    rows: int = 0  # of an embedding, that its tokens need; older folders lack it
 
 
 def read_meta(directory: Path) -> Meta | None:
