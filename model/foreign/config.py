@@ -60,6 +60,11 @@ class ForeignConfig(ModelConfig):
         if self.checkpointing.budget_bytes is None:
             self.checkpointing.blocks(self.layers)
 
+    def computes(self) -> dict[str, Any]:
+        """Return the fields that give weights their meaning; its document says the heads of keys,
+        which older checkpoints do not record."""
+        return {**super(ForeignConfig, self).computes(), "kv_heads": None}  # slots make a new class
+
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of its config.json that change what it computes."""

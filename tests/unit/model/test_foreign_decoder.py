@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,12 @@ def test_adapters_are_beside_the_layers_that_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="computes with the weight of out_proj itself"):
         resolved(path, lora_rank=2, lora_targets="in_proj,out_proj", random_base=True)
     assert resolved(path, lora_rank=2, lora_targets="in_proj", random_base=True).lora is not None
+
+
+def test_a_checkpoint_from_before_key_heads_were_recorded_holds_the_same_model() -> None:
+    config = foreign_config(ARCHITECTURES["gemma2"])
+    assert config.kv_heads == 2
+    assert replace(config, kv_heads=None).computes() == config.computes()
 
 
 def test_blocks_without_a_linear_have_no_adapters() -> None:
