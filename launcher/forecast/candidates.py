@@ -60,13 +60,16 @@ def choices(
     found: dict[RunConfig, Choice] = {}
     problem: UserError | None = None
     combinations = list(_combinations(config, fixed, world_size, ranks_per_node, precisions))
-    if not combinations:  # explicit flags that no candidate has: plan them as they are
+    as_given = not combinations  # explicit flags that no candidate has: plan them as they are
+    if as_given:
         names = ("precision", "activation_checkpointing")
         given = {name: config.flat()[name] for name in names}
-        if config.optim.precision == "auto":
-            given["precision"] = precisions[0]
-        combinations = [("", given)]
+        auto = config.optim.precision == "auto"  # the first that goes with the flags
+        tried = precisions if auto else (config.optim.precision,)
+        combinations = [("", given | {"precision": precision}) for precision in tried]
     for suffix, changes in combinations:
+        if as_given and found:
+            break
         try:
             runs = _runs(config.replace(**changes), fixed, world_size, device_type)
             if unknown := unknown_versions(strategy_of(runs[0].config)):

@@ -93,14 +93,14 @@ def _models(
     if search.goal == LARGEST_MODEL:
         names = sorted(NAMED, key=lambda name: -NAMED[name].parameter_count)
         models = [config.replace(model=name) for name in names]
-    refused = 0
+    refused: list[UserError] = []
     for model in models:
         try:
             candidates = choices_on(search.cluster, model, fixed | {"model"})
-        except UserError:  # such as heads that a cut does not divide
-            refused += 1
-            if refused == len(models):
-                raise
+        except UserError as error:  # such as heads that a cut does not divide
+            refused.append(error)
+            if len(refused) == len(models):
+                raise refused[0] from None  # the smallest may lack more than was asked about
         else:
             yield model, candidates
 

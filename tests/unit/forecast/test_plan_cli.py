@@ -427,3 +427,12 @@ def test_a_plan_is_for_one_kind_of_gpu(capsys: pytest.CaptureFixture[str]) -> No
         "shardscale: GPU 'A100,H100' names several: a plan is for one kind of GPU, so plan once "
         "for each"
     ]
+
+
+def test_a_precision_that_does_not_go_with_the_flags_gives_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """fp16, the first choice for a GPU without bf16, does not go with --zero 0."""
+    asked = "--model nano --gpus 4 --gpu V100-16GB --zero 0 --no-calibration"
+    assert main(asked.split()) == 0
+    assert "--precision fp32" in capsys.readouterr().out
