@@ -280,6 +280,7 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "offload": offload,
     **{"fit": fit, "simplest": simplest, "memory-of": memory_of, "held": held},
     "rehearsals": rehearsals_table.by_program,
+    "rehearsed-steps": rehearsals_table.steps_by_program,
     "exit-codes": exit_codes,
     "architectures": architectures.table,
     "shapes": shapes,

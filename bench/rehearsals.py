@@ -1,4 +1,4 @@
-"""Programs of other people, rehearsed without a GPU, against the bytes that they publish.
+"""Programs of other people, rehearsed without a GPU, against what they publish of bytes and time.
 
     python bench/rehearsals.py --work FOLDER [--only TEXT ...]
 
@@ -33,7 +33,7 @@ ROOT = HERE.parent
 ROWS = HERE / "published" / "rehearsals.csv"
 ENVIRONMENTS = HERE / "published" / "rehearsals_environments.csv"
 RESULTS = HERE / "results"
-UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
+UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6, "s": 1.0}
 TIMEOUT_S = 1800
 
 
@@ -46,9 +46,10 @@ class Row:
     """Key of the row whose command this is; its own where it has one."""
     program: str
     source: str
-    published_bytes: float
+    published: float
+    """Bytes, or seconds of a step."""
     figure: str
-    """peak, kept (allocated after the last step) or reserved."""
+    """peak, kept (allocated after the last step), reserved, or step."""
     plan: str
     cause: str
     """Of a miss, or what differs."""
@@ -84,7 +85,7 @@ def read_rows() -> list[Row]:
         for line in csv.DictReader(file):
             published = float(line.pop("published")) * UNITS[line.pop("unit")]
             line["run"] = line["run"] or line["key"]
-            rows.append(Row(published_bytes=published, **line))
+            rows.append(Row(published=published, **line))
     return rows
 
 
@@ -128,7 +129,9 @@ def rehearsed(row: Row, work: Path) -> dict[str, Any]:
     if found["verdict"] is None or not found["ranks"]:
         return {"failed": found["status"].get("reason", "")[:300], "versions": versions}
     worst = max(found["ranks"], key=lambda rank: rank["allocated_peak_bytes"] or 0)
+    steps = [rank["seconds"] for rank in found["ranks"] if rank["seconds"]]
     return {
+        "step": max(steps, key=lambda step: step["total_s"], default=None),
         "peak": worst["allocated_peak_bytes"],
         "kept": worst["end"]["total_bytes"] if worst["end"] else None,
         "reserved": worst["reserved_peak_bytes"],
@@ -178,6 +181,17 @@ def write(rows: list[Row], results: dict[str, dict[str, Any]]) -> None:
     for row in rows:
         result = results.get(row.run, {})
         kind = "reserved" if row.figure == "reserved" else "allocated"
+        if row.figure == "step":
+            found = {
+                "published_s": row.published,
+                "rehearsed_s": (result.get("step") or {}).get("total_s"),
+            }
+        else:
+            found = {
+                "published_bytes": row.published,
+                "rehearsed_bytes": result.get(row.figure),
+                "planned_bytes": planned.get(row.plan, {}).get(f"planned_{kind}_bytes"),
+            }
         records.append(
             {
                 "key": row.key,
@@ -186,9 +200,7 @@ def write(rows: list[Row], results: dict[str, dict[str, Any]]) -> None:
                 "source": row.source,
                 "gpu": row.gpu,
                 "figure": row.figure,
-                "published_bytes": row.published_bytes,
-                "rehearsed_bytes": result.get(row.figure),
-                "planned_bytes": planned.get(row.plan, {}).get(f"planned_{kind}_bytes"),
+                **found,
                 "cause": row.cause,
                 "result": result,
             }

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 LARGE = 0.05
+NEAR, OPTIMISTIC = 1.25, 1.15
+"""Goals for seconds: within this factor of what is published; not below it by more than that."""
 RESULT = Path(__file__).parent / "results" / "rehearsals.jsonl"
 
 
 def by_program(_: Sequence[str]) -> str:
     """Return the table of docs/rehearse.md: how far each program's figures are off."""
     records = [json.loads(line) for line in RESULT.read_text(encoding="utf-8").splitlines()]
+    records = [record for record in records if record["figure"] != "step"]
     lines = ["| program | figures | median | worst |", "|---|---:|---:|---:|"]
     for name in (*dict.fromkeys(record["program"] for record in records), "all"):
         chosen = [record for record in records if name in (record["program"], "all")]
@@ -20,6 +23,35 @@ def by_program(_: Sequence[str]) -> str:
         middle = statistics.median(misses)
         lines.append(f"| {name} | {len(misses)} | {middle:.1%} | {max(misses):.1%} |")
     return "\n".join(lines)
+
+
+def steps_by_program(_: Sequence[str]) -> str:
+    """Return the table of docs/rehearse.md: seconds of a step, published and rehearsed."""
+    records = [json.loads(line) for line in RESULT.read_text(encoding="utf-8").splitlines()]
+    return "\n".join(_steps([record for record in records if record["figure"] == "step"]))
+
+
+def _steps(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| step of | GPU | published | rehearsed | ratio |"
+    yield "|---|---|---:|---:|---:|"
+    for record in records:
+        found = record["rehearsed_s"]
+        cells = [record["key"].removesuffix("-step"), record["gpu"]]
+        cells += [f"{record['published_s']:.3f} s", "" if found is None else f"{found:.3f} s"]
+        cells.append("" if found is None else f"{found / record['published_s']:.2f}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _summary_of_steps(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    ratios = [r["rehearsed_s"] / r["published_s"] for r in records if r["rehearsed_s"]]
+    if not ratios:
+        return
+    near = sum(1 / NEAR <= ratio <= NEAR for ratio in ratios)
+    below = sum(ratio < 1 / OPTIMISTIC for ratio in ratios)
+    yield (
+        f"- seconds of a step: {len(ratios)} figures, {near} within {NEAR}x of what is published, "
+        f"{below} more than {OPTIMISTIC}x optimistic, ratios {min(ratios):.2f} to {max(ratios):.2f}"
+    )
 
 
 def markdown(records: Sequence[dict[str, Any]]) -> str:
@@ -33,6 +65,8 @@ def _lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "Programs of other people, unchanged, on a machine without a GPU; real allocator, no"
     yield "kernels run. By `bench/rehearsals.py`."
     yield ""
+    steps = [record for record in records if record["figure"] == "step"]
+    records = [record for record in records if record["figure"] != "step"]
     yield from _summary("rehearsed against published, all", records, "rehearsed_bytes")
     for figure, words in (("peak", "peaks"), ("kept", "after a step"), ("reserved", "reserved")):
         chosen = [record for record in records if record["figure"] == figure]
@@ -41,6 +75,7 @@ def _lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     both = [record for record in records if record["planned_bytes"] and _miss(record) is not None]
     yield from _summary("planned against published, where there is a plan", both, "planned_bytes")
     yield from _summary("rehearsed, the same rows", both, "rehearsed_bytes")
+    yield from _summary_of_steps(steps)
     yield ""
     yield "| row | GPU | figure | published | rehearsed | | planned | | s |"
     yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
@@ -54,9 +89,13 @@ def _lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         ]
         yield f"| {' | '.join(cells)} |"
     yield ""
+    yield "## Seconds of a step"
+    yield ""
+    yield from _steps(steps)
+    yield ""
     yield "## Misses and differences"
     yield ""
-    for record in records:
+    for record in [*records, *steps]:
         if record["cause"]:
             yield f"- {record['key']}: {record['cause']}"
         if record["result"].get("failed"):

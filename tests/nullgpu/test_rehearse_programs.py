@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from nullgpu.runs import MIB, ROOT, SHORT, TINY, environment
 
+from launcher.forecast.collectives import Group, collective_s
+from launcher.forecast.machine import Machine
 from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES
 from launcher.strategies.ledger import CATEGORIES
 
 LOOP = str(Path(__file__).parent / "programs" / "loop.py")
 PARAMETERS = 4 * 12_596_224
+PAIR = Group(size=2, per_node=2)
+A40_PAIR = Machine.of_gpu("A40", ranks_per_node=2)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
@@ -46,8 +50,8 @@ def test_a_program_that_fits(tmp_path: Path) -> None:
     # What the program reads as its peak is its own, whatever is reset beside it.
     printed = [line.split() for line in found["stderr"].splitlines()]
     peaks = [line[1:] for line in printed if line[:1] == ["peak"]]
-    assert len(peaks) == 3
-    allocated, reserved = map(int, peaks[-1])
+    assert len(peaks) == 4  # the last of a step whose seconds are counted
+    allocated, reserved = map(int, peaks[2])
     assert rank["allocated_peak_bytes"] == allocated
     assert rank["reserved_peak_bytes"] == reserved
     (now,) = {line[1] for line in printed if line[:1] == ["now"]}
@@ -70,6 +74,27 @@ def test_a_program_that_fits(tmp_path: Path) -> None:
     cards = {card["gpu"]: card for card in found["cards"]}
     assert set(cards) == {gpu.name for gpu in GPUS}
     assert cards["H100"]["used_bytes"] == pytest.approx(reserved + CONTEXT_BYTES, rel=0.01)
+    seconds = rank["seconds"]
+    tokens, machine = 8 * 512, Machine.of_gpu("H100", ranks_per_node=1)
+    # Of four layers' matrices: forward, and twice as much backward but for the first one's input.
+    flops = 6 * tokens * PARAMETERS
+    assert seconds["products_s"] == pytest.approx(
+        flops / machine.matmul_flops_per_s["fp32"], rel=0.1
+    )
+    assert seconds["messages_s"] == 0.0
+    assert seconds["total_s"] > seconds["products_s"] + seconds["attention_s"]
+    assert cards["H100"]["step_s"] == seconds["total_s"] < cards["T4"]["step_s"]
+
+
+def test_a_compiled_program_is_priced_as_it_was_compiled(tmp_path: Path) -> None:
+    found = {
+        how: rehearse(tmp_path / how, "h100", how)[1]["ranks"][0]["seconds"]
+        for how in ("plain", "compiled")
+    }
+    plain, compiled = found["plain"], found["compiled"]
+    assert compiled["products_s"] == pytest.approx(plain["products_s"], rel=0.01)
+    assert compiled["moved_s"] < 0.8 * plain["moved_s"]
+    assert compiled["starts_s"] < plain["starts_s"]
 
 
 def test_a_program_that_resets_its_peaks(tmp_path: Path) -> None:
@@ -104,8 +129,8 @@ def test_a_program_that_runs_out_of_memory(tmp_path: Path) -> None:
     assert "alive then: activations" in done.stdout
     assert "try activations: torch.utils.checkpoint" in done.stdout
     verdicts = {row.split()[0]: row for row in done.stdout.splitlines() if "GiB" in row}
-    assert verdicts["T4"].endswith("does not fit")
-    assert verdicts["B200"].endswith(" fits")
+    assert "does not fit" in verdicts["T4"]
+    assert float(verdicts["B200"].partition(" fits ")[2]) > 0
     report = shardscale("report", str(tmp_path / "run"))
     assert "oom" in report.stdout, report.stdout + report.stderr
 
@@ -119,6 +144,9 @@ def test_two_ranks(tmp_path: Path) -> None:
         states = {name: rank["end"]["by_category"][name] for name in ("params", "optimizer")}
         assert states["params"] == pytest.approx(2 * PARAMETERS, rel=0.01)
         assert states["optimizer"] == pytest.approx(4 * PARAMETERS, rel=0.01)
+        # Gathered for the forward and, but for the last layer, for the backward; reduced once.
+        once_s = collective_s(A40_PAIR, PAIR, "all_gather", 4 * PARAMETERS)
+        assert 2.5 * once_s < rank["seconds"]["messages_s"] < 3.2 * once_s
 
 
 def test_buckets_of_the_first_step_are_gone_in_the_second(tmp_path: Path) -> None:
@@ -128,6 +156,11 @@ def test_buckets_of_the_first_step_are_gone_in_the_second(tmp_path: Path) -> Non
         first, steady = (peaks[period, "backward"] for period in ("first_step", "steady"))
         states = 8 * PARAMETERS
         assert steady == pytest.approx(first + states, abs=PARAMETERS)
+        machine = Machine.of_gpu("H100", ranks_per_node=2)
+        reduced_s = collective_s(machine, PAIR, "all_reduce", 4 * PARAMETERS)
+        seconds = rank["seconds"]
+        assert seconds["messages_s"] == pytest.approx(reduced_s, rel=0.2)
+        assert 0 < seconds["hidden_s"] < seconds["messages_s"]  # beside the backward
 
 
 def test_rank_0_runs_alone_and_writes_a_snapshot(tmp_path: Path) -> None:
@@ -147,7 +180,7 @@ def test_rank_0_alone_opens_groups_of_the_host(how: str, tmp_path: Path) -> None
     done = shardscale(*words)
     found = json.loads(done.stdout)
     assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr
-    assert done.stderr.count("everybody ['here', 'here']") == 3
+    assert done.stderr.count("everybody ['here', 'here']") == 4  # one more for its seconds
 
 
 def test_values_are_answered_and_listed(tmp_path: Path) -> None:

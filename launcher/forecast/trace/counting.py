@@ -51,6 +51,8 @@ class WorkCounter:
             self.product(left, right, out, total=total)
         elif kind == "grouped product":
             self._grouped_products(_name(func), args, out)
+        elif kind == "convolution":
+            self._convolution(_name(func), args, out)
         elif kind == "attention":
             here.attention_flops[self._attention_flops(func, args)] += 1
         else:
@@ -83,6 +85,20 @@ class WorkCounter:
         of_left, of_right = out
         self.product(args[-1], right.mT, of_left)
         self.product(left.mT, args[-1], of_right)
+
+    def _convolution(self, name: str, args: Any, out: Any) -> None:
+        """As a product of each place of the result with the patch that it sees; backward once more
+        for each gradient that is asked for."""
+        backward = name.endswith("backward")
+        result, weight = (args[0], args[2]) if backward else (out, args[1])
+        transposed, groups = (args[7], args[9]) if backward else (args[6], args[8])
+        places = (args[1] if backward else args[0]) if transposed else result
+        rows = places.numel() // places.size(1)
+        columns, inner = weight.size(0) // groups, weight[0].numel()
+        times = sum(args[10][:2]) if backward else 1
+        for _ in range(times):
+            product = Product(groups, rows, columns, inner, result.element_size())
+            self.here.products[product] += 1
 
     def _attention_flops(self, func: Any, args: Any) -> int:
         """Q K^T and A V, two FLOPs for each pair; a fused backward has five products for these
@@ -197,6 +213,8 @@ _COPIES: Final = frozenset(
         *("fill_", "zero_", "zeros", "zeros_like", "ones_like", "new_zeros", "full", "new_full"),
     }
 )
+_CONVOLUTIONS: Final = frozenset({"convolution", "convolution_backward"})
+_OVER_MANY: Final = ("_foreach_", "_fused_")
 _WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_"})
 """Do not read what they write to."""
 _LOOK_UP: Final = frozenset({"embedding", "index", "index_select", "gather"})
@@ -218,7 +236,10 @@ def _kind(func: Any) -> str:
         return "grouped product"
     if "attention" in name:
         return "attention"
-    return "copy" if name in _COPIES else "elementwise"
+    if name in _CONVOLUTIONS:
+        return "convolution"
+    # Of an optimizer, over many tensors at once: as fast as a copy.
+    return "copy" if name in _COPIES or name.startswith(_OVER_MANY) else "elementwise"
 
 
 @cache
@@ -250,7 +271,20 @@ def _moved_bytes(func: Any, args: Any, out: Any) -> list[int]:
     if name in _LOOK_UP:
         return 2 * written
     read = args[1:] if name in _WRITE_ALL else args
+    if not func._schema.returns:  # what it changes is written, too
+        changed = (is_written(argument) for argument in func._schema.arguments)
+        written = [
+            t.nbytes
+            for arg, is_ in zip(args, changed, strict=False)
+            if is_
+            for t in _tensors((arg,))
+        ]
     return [*written, *(tensor.nbytes for tensor in _tensors(read))]
+
+
+def is_written(argument: Any) -> bool:
+    """Return True for an argument of a schema that its operator changes."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from launcher.measure.hardware import Gpu, gpu_named
 from launcher.measure.records import Status
 from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
+from launcher.tools.rehearse.seconds import StepSeconds, step_seconds
+from launcher.tools.rehearse.timeline import Timeline, read_timeline
+from launcher.tools.rehearse.topology import machine_of
 from launcher.tools.rehearse.verdict import CardFit, on_every_gpu, outside_bytes
 from launcher.tools.watch import folder as folders
 from launcher.tools.watch.content import Held, Recording, held, ledger_record, read_recording
@@ -39,6 +42,8 @@ class Request:
     only_rank: int | None = None
     """The rank that runs, where the others do not; of `world_size`, or of the command's ranks."""
     world_size: int | None = None
+    topology: Mapping[str, float] = field(default_factory=dict)
+    """The nodes that seconds are for (topology.read_topology)."""
     snapshot: Path | None = None
     """File for torch's memory snapshot of the worst rank."""
 
@@ -53,6 +58,8 @@ class Stage:
     ranks: Sequence[WatchedRank]
     recordings: Mapping[int, Recording]
     held: Mapping[int, Held]
+    timelines: Mapping[int, Timeline]
+    """Of one more step, by rank."""
 
     @property
     def steps(self) -> int:
@@ -63,7 +70,8 @@ class Stage:
     def ended_well(self) -> bool:
         """Return True if the program did, or was only ended by a signal as its process ended."""
         at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
-        return self.code == 0 or (self.code < 0 and at_exit)
+        seen = self.code == 0 or folders.all_seen(self.ranks)
+        return seen or (self.code < 0 and at_exit)
 
     @property
     def worst(self) -> WatchedRank:
@@ -80,6 +88,13 @@ class Rehearsal:
     stage: Stage
     unlimited: Stage | None
     cards: Sequence[CardFit]
+    seconds: Mapping[int, StepSeconds]
+    """Of a step, by rank, on the GPU asked for."""
+
+    @property
+    def slowest(self) -> int | None:
+        """Return the rank whose step takes longest."""
+        return max(self.seconds, key=lambda rank: self.seconds[rank].total_s, default=None)
 
     @property
     def whole(self) -> Stage:
@@ -141,9 +156,28 @@ def rehearse(request: Request) -> Rehearsal:
         cards = on_every_gpu(recordings, world_size=world_size)
     else:
         cards = []
+    seconds = {
+        rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
+        for rank, timeline in whole.timelines.items()
+    }
+    slowest = max(seconds, key=lambda rank: seconds[rank].total_s, default=None)
+    if slowest is not None:
+        timeline = whole.timelines[slowest]
+        machines = (machine_of(card.gpu, gpus, request.topology) for card in cards)
+        cards = [
+            replace(card, step_s=step_seconds(timeline, machine).total_s)
+            for card, machine in zip(cards, machines, strict=True)
+        ]
     if request.snapshot is not None:
         _save_snapshot(whole, request.snapshot)
-    return Rehearsal(gpu=gpu, gpus=gpus, stage=stage, unlimited=unlimited, cards=cards)
+    return Rehearsal(
+        gpu=gpu,
+        gpus=gpus,
+        stage=stage,
+        unlimited=unlimited,
+        cards=cards,
+        seconds=seconds,
+    )
 
 
 def _save_snapshot(stage: Stage, path: Path) -> None:
@@ -191,6 +225,11 @@ def _run(
     for rank in ranks:
         if rank.number in contents:
             folders.append(folder, rank, [ledger_record(contents[rank.number].peak, None)])
+    timelines = {
+        rank.number: written
+        for rank in ranks
+        if (written := read_timeline(folder / f"timeline-rank{rank.number}"))
+    }
     return Stage(
         folder=folder,
         code=code,
@@ -198,6 +237,7 @@ def _run(
         ranks=ranks,
         recordings=recordings,
         held=contents,
+        timelines=timelines,
     )
 
 

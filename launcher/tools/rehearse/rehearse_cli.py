@@ -22,7 +22,9 @@ def main(argv: Sequence[str]) -> int:
     options, command = parse(argv)
     from launcher.tools.rehearse.rehearsal import Request, rehearse
     from launcher.tools.rehearse.report import as_json, lines
+    from launcher.tools.rehearse.topology import read_topology
 
+    topology = {} if options.topology is None else read_topology(options.topology)
     result = rehearse(
         Request(
             command=command,
@@ -33,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
             out=options.out,
             only_rank=options.only_rank,
             world_size=options.world_size,
+            topology=topology,
             snapshot=options.snapshot,
         )
     )
@@ -58,6 +61,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "needed the memory, and on which GPUs of the table it would fit. Needs torch's CUDA build. "
         "Exit codes: 0 fits, 1 does not, 3 too close to call, 2 bad input, 4 the program failed.",
     )
+    _add_options(parser)
+    own, command = split_command(argv)
+    options = parser.parse_args(own)
+    require_command(command, USAGE)
+    if options.gpu is None:
+        raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
+    require_range("--steps", options.steps, 1, MOST_STEPS)
+    require_range("--gpus", options.gpus, 1, MOST_GPUS)
+    require_range("--world-size", options.world_size, 1, MOST_RANKS)
+    return options, command
+
+
+def _add_options(parser: OptionParser) -> None:
     add = parser.add_argument
     add("--gpu", metavar="NAME", help="GPU to rehearse on: H100, A100-40GB, RTX-4090, ...")
     add(
@@ -80,6 +96,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help="ranks beside --only-rank, where the command has no launcher that starts them",
     )
     add(
+        "--topology",
+        type=Path,
+        metavar="FILE",
+        help="YAML file of the nodes that seconds are for: gpus_per_node, "
+        "network_gbytes_per_s, ...",
+    )
+    add(
         "--snapshot",
         type=Path,
         metavar="FILE",
@@ -94,12 +117,3 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add("--out", type=Path, metavar="FOLDER", help="run folder (default: runs/...)")
     add("--json", action="store_true", help="print JSON")
-    own, command = split_command(argv)
-    options = parser.parse_args(own)
-    require_command(command, USAGE)
-    if options.gpu is None:
-        raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
-    require_range("--steps", options.steps, 1, MOST_STEPS)
-    require_range("--gpus", options.gpus, 1, MOST_GPUS)
-    require_range("--world-size", options.world_size, 1, MOST_RANKS)
-    return options, command

@@ -7,6 +7,7 @@ from typing import Any
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
 from launcher.tools.rehearse.rehearsal import Rehearsal, Stage
 from launcher.tools.rehearse.remedies import remedies
+from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
 from launcher.tools.watch.folder import WatchedRank
@@ -42,6 +43,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
     yield from _outside(result)
+    yield from _seconds(result)
     yield from _values(whole)
     yield from _cards(result)
     yield f"run folder {stage.folder}: shardscale report {stage.folder}"
@@ -59,6 +61,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
             "phases": rank.of_kind("phase"),
             "peak": as_record(whole.held[rank.number].peak) if rank.number in whole.held else None,
             "end": as_record(whole.held[rank.number].end) if rank.number in whole.held else None,
+            "seconds": _as_seconds(result, rank.number),
             "values": rank.events("value_read"),
         }
         for rank in whole.ranks
@@ -175,6 +178,62 @@ def _outside(result: Rehearsal) -> Iterator[str]:
     yield f"  host memory: {gib(resident or None)} resident set of the largest rank"
 
 
+def _seconds(result: Rehearsal) -> Iterator[str]:
+    """Yield what a step takes, and what that is made of."""
+    rank = result.slowest
+    if rank is None:
+        if result.whole.ended_well:
+            reasons = [event["reason"] for event in result.whole.ranks[0].events("no_timeline")]
+            reason = "the program took no whole step after those that were recorded"
+            yield f"no seconds: {(reasons or [reason])[0]}"
+        return
+    found, timeline = result.seconds[rank], result.whole.timelines[rank]
+    speed = ""
+    if tokens := tokens_of(result):
+        speed = f", {tokens / found.total_s:,.0f} tokens/s"
+    yield (
+        f"A step of rank {rank} would take {found.total_s:.4f} s ({found.least_s:.4f} to "
+        f"{found.most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
+    )
+    kernels, operators = timeline.calls(Kind.KERNEL), timeline.calls(Kind.OPERATOR)
+    messages = timeline.calls(Kind.COLLECTIVE)
+    rows = [
+        ("products of matrices", found.products_s),
+        ("fused attention", found.attention_s),
+        ("kernels and copies bound by memory", found.moved_s),
+        (f"starts of {kernels:,} kernels", found.starts_s),
+        (f"{messages:,} messages between ranks", found.messages_s),
+        ("transfers from and to the host", found.transfers_s),
+        (f"beside these: the host, {operators:,} operators, hooks", found.host_s),
+    ]
+    yield from table(
+        ("made of", "s"), [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]
+    )
+    if timeline.uncounted_products:
+        yield (
+            f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "
+            "counted by the bytes that they move, so this is too little"
+        )
+    if timeline.unknown_kernels:
+        yield (
+            f"    {timeline.unknown_kernels:,} kernels were launched by no operator that torch "
+            "knows: only their starts are counted"
+        )
+
+
+def tokens_of(result: Rehearsal) -> int | None:
+    """Return the tokens of a step of all ranks, where they are known."""
+    steps = result.whole.ranks[0].of_kind("step") if result.whole.ranks else []
+    return steps[-1].get("tokens") if steps else None
+
+
+def _as_seconds(result: Rehearsal, rank: int) -> dict[str, float] | None:
+    found = result.seconds.get(rank)
+    if found is None:
+        return None
+    return {**dataclasses.asdict(found), "least_s": found.least_s, "most_s": found.most_s}
+
+
 def _values(stage: Stage) -> Iterator[str]:
     reads = [event for rank in stage.ranks[:1] for event in rank.events("value_read")]
     if not reads:
@@ -197,7 +256,11 @@ def _cards(result: Rehearsal) -> Iterator[str]:
         return
     yield f"The recorded allocations replayed on every GPU of the table ({LABEL}):"
     rows = [
-        (card.gpu, gib(card.memory_bytes), gib(card.used_bytes), card.verdict)
+        (card.gpu, gib(card.memory_bytes), gib(card.used_bytes), card.verdict, _step(card.step_s))
         for card in result.cards
     ]
-    yield from table(("GPU", "memory", "used", "verdict"), rows)
+    yield from table(("GPU", "memory", "used", "verdict", "s/step"), rows)
+
+
+def _step(seconds: float | None) -> str:
+    return "n/a" if seconds is None else f"{seconds:.3f}"

@@ -20,6 +20,8 @@ class CardFit:
     used_bytes: int | None
     """Reserved, context and NCCL; None where it ran out of memory."""
     verdict: Verdict
+    step_s: float | None = None
+    """Predicted seconds of a step of the slowest rank; None where no step was seen whole."""
 
 
 def outside_bytes(world_size: int) -> int:

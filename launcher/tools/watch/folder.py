@@ -192,8 +192,8 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
         for event in rank.of_kind("event")
         if event.get("name") == "uncaught"
     )
-    if code == 0:
-        return Status(state="completed", phase="end", exit_code=0)
+    if code == 0 or all_seen(ranks):
+        return Status(state="completed", phase="end", exit_code=code)
     if failures:
         _, number, detail = next(
             (failure for failure in failures if failure[2]["out_of_memory"]), failures[0]
@@ -210,6 +210,12 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
     if code < 0:
         reason = f"ended by {signal.Signals(-code).name}"
     return Status(state="failed", phase="unknown", reason=reason, exit_code=code)
+
+
+def all_seen(ranks: Sequence[WatchedRank]) -> bool:
+    """Return True if a rehearsal has seen the steps that it was asked for, on every rank."""
+    ended = [event.get("reason") for rank in ranks for event in rank.events("program_ended")]
+    return bool(ranks) and ended == ["steps"] * len(ranks)
 
 
 def _record(line: str) -> dict[str, Any] | None:

@@ -22,6 +22,8 @@ def main(how: str) -> None:
         for layer in model.children():
             fully_shard(layer)
         fully_shard(model)
+    if how == "compiled":
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     if how == "early":
         torch.cuda.memory._record_memory_history(max_entries=10)

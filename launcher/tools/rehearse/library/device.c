@@ -2,6 +2,7 @@
  * whose it is. */
 #include "device.h"
 #include "kept.h"
+#include "timeline.h"
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -241,6 +242,7 @@ int device_of(const void *address) {
 /* It may have written anywhere. */
 void device_launch(void) {
     atomic_fetch_add(&launches, 1);
+    timeline_add(KERNEL, NULL, 0, 0);
     forget_all();
 }
 

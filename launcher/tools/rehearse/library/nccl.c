@@ -9,6 +9,7 @@
 #include "communicator.h"
 #include "device.h"
 #include "reduce.h"
+#include "timeline.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -310,48 +311,61 @@ int exchange(Communicator *its, const void *from, void *to, size_t bytes) {
     return status;
 }
 
-#define CALL(...) start((Call){.communicator = its, .type = type, __VA_ARGS__})
+static int start_on(const void *stream, Call call) {
+    timeline_add(COLLECTIVE, stream, call.bytes, (size_t)call.kind << 32 | call.communicator->size);
+    return start(call);
+}
+
+#define CALL(...) start_on(stream, (Call){.communicator = its, .type = type, __VA_ARGS__})
 #define BYTES (count * type_bytes(type))
 
 int ncclAllReduce(
-    const void *from, void *to, size_t count, int type, int operation, Communicator *its) {
+    const void *from, void *to, size_t count, int type, int operation, Communicator *its,
+    void *stream) {
     return CALL(.kind = ALL_REDUCE, .from = from, .to = to, .bytes = BYTES, .operation = operation);
 }
 
 int ncclReduce(
     const void *from, void *to, size_t count, int type, int operation, int root,
-    Communicator *its) {
+    Communicator *its, void *stream) {
     return CALL(.kind = REDUCE, .from = from, .to = to, .bytes = BYTES, .operation = operation,
                 .root = root);
 }
 
 int ncclBroadcast(
-    const void *from, void *to, size_t count, int type, int root, Communicator *its) {
+    const void *from, void *to, size_t count, int type, int root, Communicator *its,
+    void *stream) {
     return CALL(.kind = BROADCAST, .from = from, .to = to, .bytes = BYTES, .root = root);
 }
 
-int ncclBcast(void *buffer, size_t count, int type, int root, Communicator *its) {
-    return ncclBroadcast(buffer, buffer, count, type, root, its);
+int ncclBcast(
+    void *buffer, size_t count, int type, int root, Communicator *its, void *stream) {
+    return ncclBroadcast(buffer, buffer, count, type, root, its, stream);
 }
 
-int ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *its) {
+int ncclAllGather(
+    const void *from, void *to, size_t count, int type, Communicator *its, void *stream) {
     return CALL(.kind = ALL_GATHER, .from = from, .to = to, .bytes = BYTES);
 }
 
 int ncclReduceScatter(
-    const void *from, void *to, size_t count, int type, int operation, Communicator *its) {
+    const void *from, void *to, size_t count, int type, int operation, Communicator *its,
+    void *stream) {
     return CALL(.kind = REDUCE_SCATTER, .from = from, .to = to, .bytes = BYTES * its->size,
                 .operation = operation);
 }
 
-int ncclAlltoAll(const void *from, void *to, size_t count, int type, Communicator *its) {
+int ncclAlltoAll(
+    const void *from, void *to, size_t count, int type, Communicator *its, void *stream) {
     return CALL(.kind = ALL_TO_ALL, .from = from, .to = to, .bytes = BYTES * its->size);
 }
 
-int ncclSend(const void *from, size_t count, int type, int peer, Communicator *its) {
+int ncclSend(
+    const void *from, size_t count, int type, int peer, Communicator *its, void *stream) {
     return CALL(.kind = SEND, .from = from, .bytes = BYTES, .root = peer);
 }
 
-int ncclRecv(void *to, size_t count, int type, int peer, Communicator *its) {
+int ncclRecv(
+    void *to, size_t count, int type, int peer, Communicator *its, void *stream) {
     return CALL(.kind = RECEIVE, .to = to, .bytes = BYTES, .root = peer);
 }

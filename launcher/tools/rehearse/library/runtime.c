@@ -9,6 +9,7 @@
 #include "host.h"
 #include "kept.h"
 #include "refuse.h"
+#include "timeline.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -267,8 +268,10 @@ static void copy_on_device(void *to, const void *from, size_t bytes) {
         forget(to, bytes);
 }
 
-static cudaError_t copy(void *to, const void *from, size_t bytes) {
+static cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream) {
     bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
+    if (to_device || from_device)
+        timeline_add(COPY, stream, bytes, !from_device ? TO_DEVICE : !to_device ? TO_HOST : ON_DEVICE);
     if (to_device && from_device) {
         copy_on_device(to, from, bytes);
     } else if (to_device) {
@@ -286,26 +289,29 @@ static cudaError_t copy(void *to, const void *from, size_t bytes) {
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     (void)kind;
     note("blocking_copy", bytes);
-    return copy(to, from, bytes);
+    copy(to, from, bytes, NULL);
+    timeline_add(SYNCHRONIZE, NULL, 0, 0);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(
     void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)kind, (void)stream;
-    return copy(to, from, bytes);
+    (void)kind;
+    return copy(to, from, bytes, stream);
 }
 
 cudaError_t cudaMemcpy2DAsync(
     void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
     enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)kind, (void)stream;
+    (void)kind;
     for (size_t row = 0; row < height; row++)
-        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+        copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, stream);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemset(void *address, int value, size_t bytes) {
+cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaStream_t stream) {
     char values[MOST_KEPT];
+    timeline_add(COPY, stream, bytes, ON_DEVICE);
     if (device_of(address) < 0) {
         memset(address, value, bytes);
     } else if (bytes <= MOST_KEPT) {
@@ -317,15 +323,14 @@ cudaError_t cudaMemset(void *address, int value, size_t bytes) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaStream_t stream) {
-    (void)stream;
-    return cudaMemset(address, value, bytes);
+cudaError_t cudaMemset(void *address, int value, size_t bytes) {
+    return cudaMemsetAsync(address, value, bytes, NULL);
 }
 
 cudaError_t cudaMemcpyPeerAsync(
     void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream) {
-    (void)to_device, (void)from_device, (void)stream;
-    return copy(to, from, bytes);
+    (void)to_device, (void)from_device;
+    return copy(to, from, bytes, stream);
 }
 
 SUCCEEDS(cudaMemcpyToSymbol, const void *, const void *, size_t, size_t, enum cudaMemcpyKind)
@@ -337,8 +342,13 @@ ANSWERS(cudaStreamCreateWithFlags, malloc(1), cudaStream_t, unsigned)
 ANSWERS(cudaStreamCreateWithPriority, malloc(1), cudaStream_t, unsigned, int)
 SUCCEEDS(cudaStreamDestroy, cudaStream_t)
 SUCCEEDS(cudaStreamQuery, cudaStream_t)
-SUCCEEDS(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode, enum cudaStreamCaptureMode *)
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    (void)flags;
+    timeline_add(WAIT_EVENT, stream, (size_t)event, 0);
+    return cudaSuccess;
+}
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *out) {
     (void)stream;
@@ -380,12 +390,13 @@ cudaError_t cudaStreamAddCallback(
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    (void)stream;
+    timeline_add(SYNCHRONIZE, stream, 0, 0);
     note("stream_synchronize", 0);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
+    timeline_add(SYNCHRONIZE, NULL, 0, 1);
     note("device_synchronize", 0);
     return cudaSuccess;
 }
@@ -412,7 +423,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     struct timespec now;
-    (void)stream;
+    timeline_add(RECORD_EVENT, stream, (size_t)event, 0);
     clock_gettime(CLOCK_MONOTONIC, &now);
     ((Event *)event)->recorded_ms = now.tv_sec * 1e3 + now.tv_nsec * 1e-6;
     return cudaSuccess;
@@ -426,7 +437,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 SUCCEEDS(cudaEventQuery, cudaEvent_t)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    (void)event;
+    timeline_add(SYNCHRONIZE, NULL, (size_t)event, 0);
     note("event_synchronize", 0);
     return cudaSuccess;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import time
 import weakref
 from typing import Any
@@ -46,6 +48,8 @@ class Recorder:
         self.device: int | None = None
         self.values: Any = None
         """Reads of values in a rehearsal (values.Values); None elsewhere."""
+        self.timeline: Any = None
+        """Of one more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
         self.closed = self.failed = False
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
@@ -78,7 +82,13 @@ class Recorder:
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
-        if phase == self.phase or self.closed:
+        if phase == self.phase:
+            return
+        if self.timeline is not None:
+            self.phase = phase
+            self.timeline.enter(phase)
+            return
+        if self.closed:
             return
         if self.device is not None and self.torch.cuda.is_current_stream_capturing():
             return  # nothing may be measured while a CUDA graph is recorded
@@ -93,6 +103,10 @@ class Recorder:
         return self.history is not None and self.history.recording
 
     def begin_step(self) -> None:
+        if self.timeline is not None:
+            if self.stepped:
+                self._end_timeline()
+            return
         if self.stepped:
             self._end_step()
             if self.rehearses and self._is_distributed():
@@ -102,7 +116,8 @@ class Recorder:
         limit = self.settings.get("steps")
         if limit is not None and self.steps >= limit:
             self.end("steps")
-            leave()
+            self._begin_timeline()
+            return
         number = self.steps + 1
         # Reading the allocator's statistics takes tens of microseconds, so later steps are sampled.
         self._sampled = self.rehearses or number <= 10 or number % 10 == 0
@@ -114,6 +129,31 @@ class Recorder:
         if self.history is not None and not self.rehearses and number in LEDGER_STEPS:
             self.history.start()
         self.mark_owners()
+
+    def _begin_timeline(self) -> None:
+        """Let the program take one more step, whose bytes are not recorded, to see what it asks of
+        the device. Whatever goes wrong then ends the program as if all had been seen."""
+        try:
+            timeline: Any = importlib.import_module("shardscale_rehearsal.timeline")
+            self.timeline = timeline.Timeline(self.device)
+            self.phase, self.in_step, self.stepped = "other", True, False
+            self.timeline.begin(self.phase)
+        except Exception as error:
+            self.ends_untimed(error)
+
+    def _end_timeline(self) -> None:
+        assert self.file is not None
+        try:
+            path = os.path.join(self.settings["folder"], f"timeline-rank{self.file.rank}")
+            self.timeline.end(path)
+        except Exception as error:
+            self.ends_untimed(error)
+        leave()
+
+    def ends_untimed(self, error: BaseException) -> None:
+        """End the program without a timeline: its bytes are known."""
+        self.event("no_timeline", reason=f"{type(error).__name__}: {error}"[:1000])
+        leave()
 
     def _is_distributed(self) -> bool:
         distributed = self.torch.distributed

@@ -122,6 +122,8 @@ class Session(Recorder):
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
+        if self.timeline is not None:
+            self.ends_untimed(error)
         if isinstance(error, SystemExit) or self.file is None:
             return
         self.event(
@@ -135,6 +137,8 @@ class Session(Recorder):
 
     def waits(self, read: dict[str, Any]) -> None:
         """A line reads a value again and again: no kernel will ever change it."""
+        if self.timeline is not None:
+            leave()
         sentence = (
             f"{read['place']} has read a value {read['times']:,} times in one step, which no "
             f"kernel computes here: set it with --answer {read['place']}=VALUE"

@@ -83,6 +83,7 @@ class Values:
             self._library.impl(name, function, "CUDA")
 
     def _scalar(self, tensor: Any) -> Any:
+        _note_wait()
         known = self._known(tensor)
         if known is not None:
             return known.item()
@@ -90,6 +91,7 @@ class Values:
 
     def _nonzero(self, tensor: Any) -> Any:
         """Return coordinates as if every element were nonzero, the most that it can take."""
+        _note_wait()
         self._note("nonzero", f"all {tensor.numel()} elements")
         shape = (tensor.numel(), tensor.dim())
         return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
@@ -155,6 +157,13 @@ class Values:
         self._in_step[key] = self._in_step.get(key, 0) + 1
         if self._in_step[key] == MOST_READS:
             self._waits(entry)
+
+
+def _note_wait() -> None:
+    """Tell the timeline, if one is written, that the host waits for the device here."""
+    timeline = sys.modules.get("shardscale_rehearsal.timeline")
+    if timeline is not None:
+        timeline.note_wait()
 
 
 def _as_type(value: Any, dtype: Any) -> Any:

@@ -1,0 +1,273 @@
+"""Write down what one step asks of the device: operators, kernels, copies, messages, waits.
+
+The library notes what reaches CUDA, in order (library/timeline.h); a dispatch mode says which
+operator it is of. Prices are worked out later (launcher/tools/rehearse/seconds), outside the
+program. The mode is on for one step, after those whose bytes were recorded: torch.compile compiles
+nothing while it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardscale_rehearsal import engines
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+SCALARS = (bool, int, float, str, type(None))
+_running: Timeline | None = None
+
+
+class Timeline:
+    """The timeline of a step of this process."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._library = ctypes.CDLL(None)
+        self._mode = _Mode(self)
+        self._numbers: dict[Any, int] = {}
+        self._operators: list[dict[str, Any]] = []
+        self._phases: list[str] = []
+        self._inside = threading.local()
+        self._undo: list[Any] = []
+        self._began_s = time.perf_counter()
+
+    def begin(self, phase: str) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: this program's operators cannot be watched; says why.
+        """
+        global _running
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("the program has a dispatch mode of its own around its steps")
+        if _is_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            raise RuntimeError(
+                f"torch {torch.__version__} runs compiled code uncompiled while its operators are "
+                "watched: update torch"
+            )
+        _running = self
+        self._follow_triton()
+        self._undo += engines.follow(self.hook)
+        self._library.shardscale_timeline(True)
+        self.enter(phase)
+        self._mode.__enter__()
+
+    def enter(self, phase: str) -> None:
+        """Enter a phase of the step."""
+        self._phases.append(phase)
+        self._library.shardscale_timeline_phase(len(self._phases) - 1)
+
+    def end(self, path: str, **described: Any) -> None:
+        """Stop, and write `path`.json and `path`.entries."""
+        global _running
+        self._library.shardscale_timeline(False)
+        _running = None
+        self._mode.__exit__(None, None, None)
+        for owner, name, before in self._undo:
+            setattr(owner, name, before)
+        content = {
+            "phases": self._phases,
+            "operators": self._operators,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            "host_s": time.perf_counter() - self._began_s,
+            **described,
+        }
+        with open(path + ".json", "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        self._library.shardscale_timeline_write((path + ".entries").encode())
+
+    def waits(self) -> None:
+        """Note that the host waits for a value on the device."""
+        self._library.shardscale_timeline_wait(self._stream())
+
+    @contextlib.contextmanager
+    def operator(self, key: Any, described: dict[str, Any]) -> Iterator[None]:
+        """Have what reaches the device meanwhile be this operator's; inside of another, that one's.
+        `key` is equal for operators that cost the same."""
+        if getattr(self._inside, "an_operator", False):
+            yield
+            return
+        number = self._numbers.get(key)
+        if number is None:
+            self._operators.append(described)
+            number = self._numbers[key] = len(self._operators)
+        self._inside.an_operator = True
+        in_hook = getattr(self._inside, "a_hook", False)
+        self._library.shardscale_timeline_operator(number, self._stream(), in_hook)
+        try:
+            yield
+        finally:
+            self._library.shardscale_timeline_operator(0, None, False)
+            self._inside.an_operator = False
+
+    @contextlib.contextmanager
+    def hook(self, kind: int) -> Iterator[None]:
+        """Have the host's time be that of a strategy's hook, whatever it dispatches."""
+        outer = getattr(self._inside, "a_hook", False)
+        if not outer:
+            self._library.shardscale_timeline_hook(kind)
+        self._inside.a_hook = True
+        try:
+            yield
+        finally:
+            self._inside.a_hook = outer
+
+    def has(self, described: dict[str, Any]) -> bool:
+        """Return True for the description that was just added."""
+        return bool(self._operators) and self._operators[-1] is described
+
+    def _stream(self) -> Any:
+        return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
+
+    def _follow_triton(self) -> None:
+        """Count kernels that torch.compile has made, and those that a program has in Triton."""
+        for module, owner, compiled in (
+            ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", True),
+            ("triton.runtime.jit", "JITFunction", False),
+        ):
+            if module not in sys.modules:
+                continue
+            kind = getattr(importlib.import_module(module), owner)
+            run = kind.run
+            self._undo.append((kind, "run", run))
+            kind.run = self._counted(run, compiled)
+
+    def _counted(self, run: Any, compiled: bool) -> Any:
+        def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            if _running is not self:
+                return run(kernel, *args, **kwargs)
+            names = getattr(getattr(kernel, "fn", kernel), "arg_names", ())
+            sizes = _moved_bytes(args, kwargs, names)
+            key = (compiled, id(getattr(kernel, "fn", kernel)), tuple(sizes))
+            multiplies = "tl.dot" in str(getattr(getattr(kernel, "fn", kernel), "src", ""))
+            described = {
+                "name": "compiled" if compiled else "triton",
+                "bytes": sizes,
+                "multiplies": multiplies,
+            }
+            with self.operator(key, described):
+                return run(kernel, *args, **kwargs)
+
+        return counted
+
+
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run as it is, where torch would go back to the code before."""
+        return True
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
+        self._timeline = timeline
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(type_ not in PLAIN for type_ in types):
+            return NotImplemented  # it will call the operators of its parts
+        if any(type(one) not in PLAIN for one in _tensors((args, kwargs))):
+            return func(*args, **kwargs)  # of a tracer's
+        ranks = _ranks(func, args)
+        key = (func, _described((args, kwargs), hashable=True), ranks)
+        described = {"name": f"{func._schema.name}.{func._overloadname}", "ranks": ranks}
+        with self._timeline.operator(key, described):
+            out = func(*args, **kwargs)
+        if "out" not in described and self._timeline.has(described):
+            described |= {"args": _described(args), "kwargs": _described(kwargs)}
+            described["out"] = _described(out)
+        return out
+
+
+def _is_compiled() -> bool:
+    """Return True if torch.compile has compiled a part of the program."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["calls_captured"])
+
+
+def as_kernel(name: str, tensors: Any, call: Any) -> None:
+    """Count kernels that no operator of torch launches, which read and write these tensors."""
+    if _running is None:
+        call()
+        return
+    sizes = [tensor.nbytes for tensor in _tensors(tensors)]
+    with _running.operator((name, tuple(sizes)), {"name": name, "bytes": sizes}):
+        call()
+
+
+def note_wait() -> None:
+    """Note that the host waits for a value, if a timeline is written."""
+    if _running is not None:
+        _running.waits()
+
+
+def _tensors(tree: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _described(value: Any, *, hashable: bool = False) -> Any:
+    """Return plain values: a tensor as [shape, type, device]."""
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype)[6:]
+        if hashable:
+            return (tuple(value.shape), dtype, value.device.type)
+        return {"shape": list(value.shape), "dtype": dtype, "device": value.device.type}
+    if isinstance(value, (list, tuple)):
+        parts = (_described(one, hashable=hashable) for one in value)
+        return tuple(parts) if hashable else list(parts)
+    if isinstance(value, dict):
+        found = {str(key): _described(one, hashable=hashable) for key, one in value.items()}
+        return tuple(found.items()) if hashable else found
+    return value if isinstance(value, SCALARS) else None
+
+
+def _ranks(func: Any, args: Any) -> Any:
+    """Return the ranks of a message's group; None for what is no message."""
+    if func.namespace not in ("c10d", "_c10d_functional"):
+        return None
+    distributed: Any = torch.distributed
+    for arg in args:
+        try:
+            group: Any = None
+            if isinstance(arg, torch.ScriptObject):
+                group = distributed.ProcessGroup.unbox(arg)
+            elif isinstance(arg, str) and func.namespace == "_c10d_functional":
+                group = distributed.distributed_c10d._resolve_process_group(arg)
+            if group is not None:
+                return tuple(distributed.get_process_group_ranks(group))
+        except (RuntimeError, TypeError, AttributeError, LookupError, ValueError):
+            continue
+    return None
+
+
+def _moved_bytes(args: Any, kwargs: Any, names: Any) -> list[int]:
+    """Return the bytes that a kernel of Triton moves: its tensors once, those that it changes in
+    place twice, of each no more than as many elements as it has threads for (a table is not read
+    whole)."""
+    numbers = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
+    elements = 1
+    for number in numbers:
+        elements *= max(1, number)
+    sizes = []
+    for place, value in enumerate((*args, *kwargs.values())):
+        if not isinstance(value, torch.Tensor):
+            continue
+        name = str(names[place]) if place < len(names) else ""
+        size = value.numel() * value.element_size()
+        if numbers and name.startswith(("in_", "out_")):
+            size = min(size, elements * value.element_size())
+        sizes.append(2 * size if name.startswith("in_out_") else size)
+    return sizes

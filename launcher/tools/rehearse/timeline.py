@@ -1,0 +1,227 @@
+"""One step of a rehearsed program as it reached the device: what it is made of, in order.
+
+Reads what inside/shardscale_rehearsal/timeline.py and library/timeline.c have written.
+"""
+
+import json
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from launcher.forecast.trace.counting import WorkCounter
+from launcher.forecast.trace.work import Work
+
+ENTRY: Final = struct.Struct("<iiQQQ")
+COMPILED: Final = "compiled"
+"""Name of a kernel that torch.compile has made."""
+_UPDATES: Final = re.compile(r"_foreach_|_fused_|update$")
+"""Kernels over many tensors at once, or an optimizer's: at the bandwidth of a copy."""
+
+
+class Kind(IntEnum):
+    """What an entry is; as Entry_kind in library/timeline.h."""
+
+    OPERATOR = 0
+    KERNEL = 1
+    COPY = 2
+    COLLECTIVE = 3
+    RECORD_EVENT = 4
+    WAIT_EVENT = 5
+    SYNCHRONIZE = 6
+    PHASE = 7
+    HOOK = 8
+
+
+class Entry(NamedTuple):
+    """What the host has asked for; a and b are as library/timeline.h says."""
+
+    kind: Kind
+    operator: int
+    """Number of the operator that it is of, from 1; 0 for none."""
+    stream: int
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operator:
+    """An operator with one set of operands."""
+
+    name: str
+    work: Work
+    type_: str
+    """In which it computes: fp32, tf32, bf16 or fp16."""
+    compiled: bool
+    ranks: tuple[int, ...] | None
+    """Of the group, where it is a message."""
+    multiplies: bool = False
+    """Products in a kernel of Triton, which nobody has counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """A step of one rank."""
+
+    entries: Sequence[Entry]
+    operators: Sequence[Operator]
+    """The first has number 1."""
+    phases: Sequence[str]
+    kernels: Mapping[int, float]
+    """Kernels, for one call of each operator."""
+    host_s: float
+    """Seconds that the step took here, the writing of it included."""
+
+    def calls(self, kind: Kind) -> int:
+        """Return how many entries are of this kind."""
+        return sum(entry.kind == kind for entry in self.entries)
+
+    @property
+    def uncounted_products(self) -> int:
+        """Return the calls of kernels whose products nobody has counted."""
+        return sum(
+            entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].multiplies
+            for entry in self.entries
+        )
+
+    @property
+    def unknown_kernels(self) -> int:
+        """Return the kernels that no operator has launched, whose work is not known."""
+        return sum(entry.kind == Kind.KERNEL and not entry.operator for entry in self.entries)
+
+
+def read_timeline(path: Path) -> Timeline | None:
+    """Read `path`.json and `path`.entries; None where there is no complete timeline."""
+    try:
+        content = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
+        raw = path.with_name(f"{path.name}.entries").read_bytes()
+        entries = [Entry(Kind(kind), *rest) for kind, *rest in ENTRY.iter_unpack(raw)]
+    except (OSError, ValueError, struct.error):
+        return None
+    calls: Counter[int] = Counter()
+    kernels: Counter[int] = Counter()
+    for entry in entries:
+        if entry.operator and entry.kind in (Kind.OPERATOR, Kind.KERNEL):
+            counter = calls if entry.kind == Kind.OPERATOR else kernels
+            counter[entry.operator] += 1
+    fp32 = "tf32" if content["tf32"] else "fp32"
+    return Timeline(
+        entries=entries,
+        operators=[_operator(one, fp32) for one in content["operators"]],
+        phases=content["phases"],
+        kernels={number: kernels[number] / times for number, times in calls.items()},
+        host_s=content["host_s"],
+    )
+
+
+def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
+    name: str = described["name"]
+    if "bytes" in described:
+        return Operator(
+            name=name,
+            work=_moving(described["bytes"], copies=bool(_UPDATES.search(name))),
+            type_=fp32,
+            compiled=name == COMPILED,
+            ranks=None,
+            multiplies=bool(described.get("multiplies")),
+        )
+    tensors = list(_tensors([described.get("args"), described.get("kwargs")]))
+    ranks = described.get("ranks")
+    return Operator(
+        name=name,
+        work=_work(described, tensors),
+        type_=_type(tensors, fp32),
+        compiled=False,
+        ranks=None if ranks is None else tuple(ranks),
+    )
+
+
+def _work(described: Mapping[str, Any], tensors: Sequence[Any]) -> Work:
+    """Count an operator as the plan's trace does, from its operands' shapes alone."""
+    known = _known(described["name"])
+    if known is not None and "out" in described:
+        counter = WorkCounter()
+        args, kwargs, out = (_as_tensors(described[key]) for key in ("args", "kwargs", "out"))
+        try:
+            counter.operator(known, args, kwargs, out)
+            work = counter.here.total(lambda size: size)
+            return _as_copies(work) if torch.Tag.pointwise in known.tags else work
+        except (ValueError, IndexError, TypeError, RuntimeError, AttributeError):
+            pass  # of operands that it does not expect: by its bytes
+    sizes = [_nbytes(one) for one in (*tensors, *_tensors([described.get("out")]))]
+    return _moving(sizes, copies=False)
+
+
+def _as_copies(work: Work) -> Work:
+    """Return work that only goes over elements, which is as fast as a copy. The plan's rate of
+    elementwise work is an average over a step, norms and sums among it."""
+    moved = work.elementwise_bytes + work.copied_bytes
+    return replace(work, elementwise_bytes=0.0, copied_bytes=moved)
+
+
+def _moving(sizes: Sequence[int], *, copies: bool) -> Work:
+    total = float(sum(sizes))
+    return Work(
+        products={},
+        attention_flops=0.0,
+        elementwise_bytes=0.0 if copies else total,
+        copied_bytes=total if copies else 0.0,
+        operators=1.0,
+        kernels=1.0,
+    )
+
+
+@cache
+def _known(name: str) -> Any:
+    """Return torch's operator of this name ("aten::mm.default"); None where it has none."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        found: Any = getattr(getattr(torch.ops, namespace), packet)
+        return getattr(found, overload or "default")
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _type(tensors: Sequence[Any], fp32: str) -> str:
+    types = {one["dtype"] for one in tensors}
+    if "bfloat16" in types:
+        return "bf16"
+    if "float16" in types:
+        return "fp16"
+    narrow = {name for name in types if name.startswith(("float8", "int8", "uint8"))}
+    return "bf16" if narrow and "float32" not in types else fp32
+
+
+def _tensors(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, dict):
+        if "dtype" in tree and "shape" in tree:
+            yield tree
+        else:
+            yield from _tensors(list(tree.values()))
+    elif isinstance(tree, list):
+        for one in tree:
+            yield from _tensors(one)
+
+
+def _nbytes(described: Mapping[str, Any]) -> int:
+    return _as_tensors(described).nbytes  # type: ignore[no-any-return]
+
+
+def _as_tensors(tree: Any) -> Any:
+    """The same values with tensors without memory in the place of their descriptions."""
+    if isinstance(tree, dict) and "dtype" in tree and "shape" in tree:
+        dtype = getattr(torch, tree["dtype"], torch.uint8)
+        return torch.empty(tree["shape"], dtype=dtype, device="meta")
+    if isinstance(tree, dict):
+        return {key: _as_tensors(one) for key, one in tree.items()}
+    if isinstance(tree, list):
+        return [_as_tensors(one) for one in tree]
+    return tree
