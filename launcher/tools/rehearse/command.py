@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from launcher.util.errors import UserError
 
 _RANKS = (
@@ -12,6 +14,7 @@ _RANKS = (
     *("--num_processes", "--num-processes"),  # accelerate launch
     *("--num_gpus", "--num-gpus"),  # deepspeed
 )
+_CONFIGS = ("--config_file", "--config-file")  # accelerate launch
 
 
 def interpreter(command: Sequence[str]) -> str:
@@ -35,9 +38,30 @@ def interpreter(command: Sequence[str]) -> str:
 
 def ranks_per_node(command: Sequence[str]) -> int | None:
     """Return the processes that the command's launcher starts; None where it does not say."""
+    if (value := _value(command, _RANKS)) is not None:
+        return int(value) if value.isdecimal() else None
+    if (file := _value(command, _CONFIGS)) is not None:
+        return _ranks_of_config(Path(file))
+    return None
+
+
+def _value(command: Sequence[str], flags: Sequence[str]) -> str | None:
+    """Return what follows the first of these flags."""
     for number, word in enumerate(command):
         name, equals, value = word.partition("=")
-        if name in _RANKS:
-            value = value if equals else "".join(command[number + 1 : number + 2])
-            return int(value) if value.isdecimal() else None
+        if name in flags:
+            return value if equals else "".join(command[number + 1 : number + 2])
     return None
+
+
+def _ranks_of_config(path: Path) -> int | None:
+    """Return the processes per machine that a config of `accelerate launch` asks for."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # accelerate will say what is wrong with it
+    if not isinstance(content, dict):
+        return None
+    processes, machines = content.get("num_processes"), content.get("num_machines", 1)
+    known = isinstance(processes, int) and isinstance(machines, int) and machines > 0
+    return processes // machines if known and processes >= machines else None
