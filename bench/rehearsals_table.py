@@ -135,3 +135,7 @@ def _gib(size: float | None) -> str:
 
 def _percent(miss: float | None) -> str:
     return "" if miss is None else f"{miss:+.1%}"
+
+
+TABLES = {"rehearsals": by_program, "rehearsed-steps": steps_by_program}
+"""Of docs/rehearse.md."""
