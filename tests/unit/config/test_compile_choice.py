@@ -8,11 +8,10 @@ from launcher.config.compile_choice import COMPILE_S
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 
-LARGE: dict[str, Any] = {"model": "seed-134m", "micro_batch": 125, "steps": 10**5}
-
-
-LLAMA: dict[str, Any] = {
-    **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 2048},
+GPT2: dict[str, Any] = {"position": "learned", "norm": "layer", "activation": "gelu"}
+LARGE: dict[str, Any] = {
+    **{"model": "seed-134m", "micro_batch": 125, "steps": 10**5},
+    **{"position": "rope", "norm": "rms", "activation": "swiglu"},
 }
 
 
@@ -83,7 +82,10 @@ def test_what_was_not_tested_is_not_compiled(changes: dict[str, Any], reason: st
         ({"steps": 300}, "in 300 steps, and compiling takes about"),
         ({"steps": None}, "in 300 steps, and compiling takes about"),
         ({"stop_after": 10}, "in 10 steps, and compiling takes about"),
-        ({"model": "nano", "micro_batch": 1}, "in 100,000 steps, and compiling takes about"),
+        (
+            {"layers": 1, "d_model": 96, "micro_batch": 1},
+            "in 100,000 steps, and compiling takes about",
+        ),
         ({"steps": None, "epochs": 100.0}, "--epochs leaves the number of steps open"),
         ({"max_minutes": 10.0}, "--max-minutes leaves the number of steps open"),
     ],
@@ -98,7 +100,8 @@ def test_a_short_run_is_not_compiled(changes: dict[str, Any], reason: str) -> No
 
 def test_steps_from_which_it_pays() -> None:
     # Steps at which it pays, in thousands.
-    for changes, least in (({}, 46), (LLAMA, 3.5), ({"precision": "fp8"}, 0.85)):
+    pays: list[tuple[dict[str, Any], float]] = [({}, 3.5), ({"precision": "fp8"}, 0.875)]
+    for changes, least in pays:
         for steps, compiled in ((int(950 * least), False), (int(1050 * least), True)):
             run = resolved(steps=steps, strategy="fsdp", **changes)
             assert run.config.loop.compile is compiled, (changes, steps)
@@ -107,6 +110,16 @@ def test_steps_from_which_it_pays() -> None:
     assert whole.compile_reason == accumulated.compile_reason
     more = resolved(micro_batch=64, global_batch=1280, steps=900)
     assert more.compile_reason == whole.compile_reason.replace("9,000", "900")
+
+
+def test_blocks_that_gain_little_are_not_compiled() -> None:
+    for changes in ({}, {"steps": 300}, {"epochs": 1.0, "steps": None}):
+        run = resolved(**GPT2 | changes)
+        (line,) = run.compile_lines()
+        assert "only blocks of RoPE, RMSNorm and SwiGLU, or in fp8, gain much" in line
+        assert run.config.loop.compile is False
+    assert resolved(**GPT2, precision="fp8").config.loop.compile is True
+    assert resolved(**GPT2, before=True).config.loop.compile is True
 
 
 @pytest.mark.parametrize("before", [True, False])

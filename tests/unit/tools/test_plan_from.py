@@ -61,7 +61,7 @@ def test_a_strangers_config_is_read(folder: Path, name: str) -> None:
 def test_other_trainers_compile_only_where_they_are_told_to(tmp_path: Path) -> None:
     """Ours would choose to for so many steps."""
     path = tmp_path / "args.yaml"
-    text = "output_dir: out\nlearning_rate: 1e-4\nmodel_name_or_path: gpt2-medium\n"
+    text = "output_dir: out\nlearning_rate: 1e-4\nmodel_name_or_path: meta-llama/Llama-3.2-1B\n"
     text += "per_device_train_batch_size: 8\nbf16: true\n"
     for more, compiled in (("", False), ("torch_compile: true\n", True)):
         path.write_text(text + more)
