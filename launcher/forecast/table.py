@@ -119,6 +119,8 @@ def table(
     print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
     for line in legend([row[0] for row in rows], tied=tied > 1):
         say(line)
+    for line in _compiled_lines(shown):
+        say(line)
     for line in _failure_lines(failed):
         say(line)
     if len(shown) + len(failed) < choices:
@@ -137,6 +139,13 @@ def legend(labels: Sequence[str | Text], *, tied: bool) -> list[str]:
     text = " ".join(map(str, labels))
     parts = [f"{part} {meaning}" for part, meaning in LABEL_PARTS.items() if part in text]
     return [*lines, *(["sharding: " + "; ".join(parts)] if parts else [])]
+
+
+def _compiled_lines(shown: Sequence[Assessment]) -> Iterable[str]:
+    """Name the candidates that `--compile auto` compiles, where it does not compile all."""
+    found = [a.choice.label for a in shown if a.run.compile_reason and a.run.config.loop.compiles]
+    if 0 < len(found) < len(shown):
+        yield f"compiled by --compile auto: {', '.join(dict.fromkeys(found))}"
 
 
 def _failed_row(failed: Failed, columns: Sequence[Column]) -> list[str | Text]:

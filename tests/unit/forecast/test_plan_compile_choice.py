@@ -1,5 +1,7 @@
 """`--compile auto` in a plan: what its command's run will do, candidate by candidate."""
 
+import pytest
+
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
@@ -7,7 +9,7 @@ from launcher.forecast.candidates import choices
 from launcher.forecast.cluster import find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import Room, needed_bytes
-from launcher.forecast.plan_cli import command_of, parse_options
+from launcher.forecast.plan_cli import command_of, main, parse_options
 from launcher.forecast.search import plan
 from launcher.forecast.suggestions import suggest
 from launcher.forecast.table import closing_lines
@@ -47,6 +49,18 @@ def test_candidates_of_long_runs_are_compiled_where_that_was_tested() -> None:
     some = found["fsdp bf16 none"]
     assert some == sorted(some)
     assert {False, True} == set(some)
+
+
+def test_a_table_names_the_candidates_that_are_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for steps, named in ((10**8, ["fsdp, fsdp-grad-op"]), (10, [])):
+        flags = [*FLAGS, f"--steps={steps}", "--strategy=fsdp", "--precision=bf16"]
+        flags += ["--activation-checkpointing=none", "--micro-batch=128", "--global-batch=256"]
+        assert main([*flags, "--gpus=2", "--gpu=H100", "--no-calibration", "--quiet"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        start = "compiled by --compile auto: "
+        assert [line.removeprefix(start) for line in lines if line.startswith(start)] == named
 
 
 def test_the_command_of_a_plan_is_the_run_that_was_planned() -> None:
