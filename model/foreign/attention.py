@@ -21,6 +21,10 @@ _KNOWN: Final = frozenset(
     {None, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids"}
 )
 """Arguments of it that change no score by its head or token; None stands for **kwargs."""
+SINKS: Final = "sinks"
+SINKS_ARGUMENT: Final = "s_aux"
+"""A score of each head that no value belongs to (arXiv:2309.17453): as attribute of a module with
+attention, and as an argument of its function."""
 _MASKS: Final = frozenset({"create_causal_mask", "create_sliding_window_causal_mask"})
 _BY_LENGTH: Final = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies depend on the last position."""
@@ -54,7 +58,8 @@ def _obstacles(config: ForeignConfig) -> Iterator[str]:
         yield "carries a state from token to token"
     if len(modules) != config.layers:
         yield "computes attention in a way of its own"
-    for name in sorted({k.arg for m in modules for k in _calls(m)[0].keywords} - _KNOWN, key=str):
+    given = {k.arg for m in modules for k in _calls(m)[0].keywords if not _is_sinks(k)}
+    for name in sorted(given - _KNOWN, key=str):
         yield f"gives each head {name} besides its queries, keys and values"
     if "position_ids" not in inspect.signature(forward).parameters:
         yield "takes no positions of its tokens"
@@ -75,6 +80,10 @@ def _calls(module: nn.Module) -> list[ast.Call]:
         return []
     nodes = ast.walk(_tree(forward))
     return [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == _CALLED]
+
+
+def _is_sinks(keyword: ast.keyword) -> bool:
+    return keyword.arg == SINKS_ARGUMENT and getattr(keyword.value, "attr", "") == SINKS
 
 
 def _tree(function: Any) -> ast.AST:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.model.foreign.attention import attention_modules
+from launcher.model.foreign.attention import SINKS, SINKS_ARGUMENT, attention_modules
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ForeignDecoder
 from launcher.parallel.context.ulysses import to_heads, to_tokens
@@ -43,6 +43,17 @@ class LocalSequenceDecoder(ForeignDecoder):
         rank = self.context_group.rank
         (local,) = rank.local_ranges(rank.size * tokens.size(1))
         return torch.arange(local.start, local.stop, device=tokens.device)[None]
+
+
+class _WithSinks:
+    """A module with attention, as functions see it that read its sinks: those of a rank's heads."""
+
+    def __init__(self, module: Any, sinks: Tensor) -> None:
+        self._module = module
+        setattr(self, SINKS, sinks)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 def _function(module: Any, chosen: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -81,5 +92,9 @@ def _attend(
     """query [B, H, T/ranks, e] -> [B, T/ranks, H, e], as transformers' attention functions do."""
     group: ContextGroup = getattr(module, _GROUP)
     of_heads = [to_heads(x, group) for x in (query, key, value)]
-    mixed, _ = getattr(module, _WHOLE)(module, *of_heads, mask, **how)
+    seen = module
+    if (sinks := how.get(SINKS_ARGUMENT)) is not None:
+        how[SINKS_ARGUMENT] = local = sinks.chunk(group.rank.size)[group.rank.index]
+        seen = _WithSinks(module, local)
+    mixed, _ = getattr(module, _WHOLE)(seen, *of_heads, mask, **how)
     return to_tokens(mixed.transpose(1, 2), group).transpose(1, 2).contiguous(), None

@@ -13,6 +13,7 @@ from tiny_architectures import ARCHITECTURES, MORE
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
+from launcher.model.foreign import attention
 from launcher.model.foreign.attention import attention_obstacle
 from launcher.model.foreign.reading import foreign_config
 from launcher.util.errors import UserError
@@ -25,7 +26,6 @@ FIELDS = {
 REASONS: Mapping[str, str] = {
     **dict.fromkeys(("falcon_h1", "mamba2", "mamba", "lfm2", "qwen3_next"), "carries a state"),
     **dict.fromkeys(("bloom", "falcon", "gptj", "mpt"), "in a way of its own"),
-    "gpt_oss": "s_aux besides",
 }
 
 
@@ -65,6 +65,14 @@ def test_what_does_not_go_with_it_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resolved(tmp_path, name, **changes)
+
+
+def test_an_argument_of_attention_that_is_unknown_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_KNOWN", attention._KNOWN - {"scaling"})
+    reason = attention_obstacle(foreign_config(FIELDS["llama"]))
+    assert reason == "gives each head scaling besides its queries, keys and values"
 
 
 def test_frequencies_by_the_length_of_a_sequence_are_refused() -> None:
