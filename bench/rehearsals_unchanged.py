@@ -69,7 +69,17 @@ def rehearsed(name: str, work: Path) -> dict[str, object]:
     ran = found["verdict"] == "fits" and found["steps"] >= 1
     peak = max((rank["allocated_peak_bytes"] or 0 for rank in found["ranks"]), default=0)
     why = "" if ran else str(found["status"].get("reason"))[:300]
-    return {"ran": ran, "ranks": ranks, "peak": peak, "seconds": seconds, "why": why}
+    steps = [rank["seconds"]["total_s"] for rank in found["ranks"] if rank["seconds"]]
+    if ran and not steps:
+        why = next((line for line in found["report"] if line.startswith("no seconds")), "")
+    return {
+        "ran": ran,
+        "ranks": ranks,
+        "peak": peak,
+        "step_s": max(steps, default=None),
+        "seconds": seconds,
+        "why": why,
+    }
 
 
 def page(results: dict[str, dict[str, object]]) -> str:
@@ -81,14 +91,16 @@ def page(results: dict[str, dict[str, object]]) -> str:
         f"{count} of {len(results)}, by `bench/rehearsals_unchanged.py`; real allocator, no "
         "kernels run. LitGPT and torchtune are in rehearsals.md.",
         "",
-        "| program | ranks | runs | allocated peak, MiB | s | |",
-        "|---|---:|---|---:|---:|---|",
+        "| program | ranks | runs | allocated peak, MiB | ms per step on an H100 | took, s | |",
+        "|---|---:|---|---:|---:|---:|---|",
     ]
     for name, one in results.items():
         peak = f"{int(str(one.get('peak', 0))) / 2**20:.0f}"
         ran = "yes" if one["ran"] else "no"
         why = " ".join(str(one["why"]).split())
-        cells = (name, one["ranks"], ran, peak, one.get("seconds", ""), why)
+        step_s = one.get("step_s")
+        step = "" if step_s is None else f"{1e3 * float(str(step_s)):.1f}"
+        cells = (name, one["ranks"], ran, peak, step, one.get("seconds", ""), why)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

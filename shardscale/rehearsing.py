@@ -50,8 +50,14 @@ class RehearsalReport:
         return self._worst("reserved_peak_bytes")
 
     @property
+    def step_s(self) -> float | None:
+        """Predicted seconds of a step, of the slowest rank; None where no step was seen whole."""
+        known = [rank["seconds"]["total_s"] for rank in self.record["ranks"] if rank["seconds"]]
+        return max(known, default=None)
+
+    @property
     def gpus(self) -> Table:
-        """The verdict on every GPU of the table, smallest first."""
+        """The verdict on every GPU of the table, and seconds of a step; smallest first."""
         return Table(self.record["cards"])
 
     def _worst(self, name: str) -> int | None:

@@ -44,6 +44,7 @@ def test_cells_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
     # What the code prints is seen where the notebook's own output is.
     assert capsys.readouterr().err.count("loss 2.5\n") == 3  # one more for its seconds
     assert {card["gpu"]: card["verdict"] for card in found.gpus}["H100"] == "fits"
+    assert {card["gpu"]: card["step_s"] for card in found.gpus}["T4"] == found.step_s
     lines = repr(found).splitlines()
     assert lines[0].startswith("fits on T4 (14.50GiB): Linear, 16,777,216 parameters, 1 rank, 2 s")
     assert "run folder" not in lines[-1]

@@ -13,9 +13,15 @@ _LIBRARIES = tuple(
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+def is_ours(file: str) -> bool:
+    """Return True for files of the observer, and of a rehearsal, whose dispatch modes may call what
+    the program has called."""
+    return file.startswith(_OURS) or "/shardscale_rehearsal/" in file
+
+
 def is_of_program(file: str) -> bool:
     """Return False for files of libraries, of Python and of the observer."""
-    if not file or file.startswith("<") or file.startswith(_OURS):
+    if not file or file.startswith("<") or is_ours(file):
         return False
     if "site-packages" in file or "dist-packages" in file:
         return False

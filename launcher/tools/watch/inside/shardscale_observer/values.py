@@ -14,13 +14,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import linecache
-import os
 import re
 import sys
 import warnings
 from typing import Any
 
-from shardscale_observer.errors import is_of_program
+from shardscale_observer.errors import is_of_program, is_ours
 
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
@@ -32,7 +31,6 @@ _DOES_NOT_HOLD = re.compile(
     re.IGNORECASE,
 )
 _HOLDS = re.compile(r"finite|allclose|equal|(\b|_)all\(")
-_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Values:
@@ -179,6 +177,6 @@ def _frames() -> Any:
     while frame is not None:
         file = frame.f_code.co_filename
         amp = file.endswith("grad_scaler.py")
-        if not file.startswith(_HERE) and (amp or not file.startswith(torch)):
+        if not is_ours(file) and (amp or not file.startswith(torch)):
             yield file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
