@@ -53,7 +53,10 @@ def watched(folder: Path, how: str, *, sends: int | None = None) -> tuple[int, s
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("fork", 0), ("spawn", 0), ("os._exit", 9), ("error", 1), ("broken", 0), ("memory", 1)],
+    [
+        *(("fork", 0), ("spawn", 0), ("closure", 0), ("broken", 0)),
+        *(("os._exit", 9), ("error", 1), ("memory", 1)),
+    ],
 )
 def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -68,6 +71,8 @@ def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Pa
     assert [step["step"] for step in records(folder, "step")] == [1, 2, 3, 4, 5]
     printed = [float(line.split()[2]) for line in output.splitlines()]
     assert [step["loss"] for step in records(folder, "step")] == printed
+    phases = {record["phase"] for record in records(folder, "phase")}
+    assert phases >= {"forward", "backward", "step"}
     assert [path.name for path in folder.glob("rank*.jsonl")] == ["rank0.jsonl"]
     expected = {"os._exit": "failed", "error": "failed", "memory": "oom"}
     assert status(folder)["state"] == expected.get(how, "completed")

@@ -35,10 +35,19 @@ def main() -> None:
         multiprocessing_context=context,
     )
     for step, batch in enumerate(loader):
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+
+        def gradients(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(batch).square().mean()
+            loss.backward()
+            return loss
+
+        if how == "closure":
+            loss = optimizer.step(gradients)
+            assert loss is not None
+        else:
+            loss = gradients()
+            optimizer.step()
         print("loss", step, repr(loss.item()), flush=True)
     if how == "os._exit":
         os._exit(9)

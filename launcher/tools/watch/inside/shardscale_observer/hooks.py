@@ -150,7 +150,8 @@ class Observer:
         self._replace(autograd, "_engine_run_backward", run_backward)
 
     def hook_optimizers(self) -> None:
-        """Follow the step of every optimizer."""
+        """Follow the step of every optimizer, and the closure that some are given: it computes the
+        loss and its gradients (Lightning's Trainer)."""
         compiling = self.torch.compiler.is_compiling
 
         @guarded
@@ -161,9 +162,31 @@ class Observer:
         def ends() -> None:
             self.session.optimizer_ends()
 
-        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not compiling():
-                begins(optimizer)
+        @guarded
+        def closure_begins() -> None:
+            self.session.closure_begins()
+
+        def followed(closure: Any, optimizer: Any) -> Any:
+            @functools.wraps(closure)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                closure_begins()
+                try:
+                    return closure(*args, **kwargs)
+                finally:
+                    begins(optimizer)
+
+            return call
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            if compiling():
+                return None
+            own, *given = args  # the optimizer, then perhaps a closure
+            if given and callable(given[0]):
+                return (own, followed(given[0], optimizer), *given[1:]), kwargs
+            if callable(closure := kwargs.get("closure")):
+                return args, {**kwargs, "closure": followed(closure, optimizer)}
+            begins(optimizer)
+            return None
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
             if not compiling():

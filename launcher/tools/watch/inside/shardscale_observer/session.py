@@ -82,6 +82,12 @@ class Session(Recorder):
         self.mark_owners()
         self.enter("step")
 
+    def closure_begins(self) -> None:
+        """An optimizer calls the closure that it was given, from where it will go on."""
+        self.depth["optimizer"] = 0
+        if self.phase == "step":  # a second call in one step
+            self.enter("other")
+
     def optimizer_ends(self) -> None:
         """An optimizer has ended its step."""
         self.depth["optimizer"] = max(0, self.depth["optimizer"] - 1)
