@@ -149,9 +149,9 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
     engine: Any = None
     ran_out = False
     try:
+        complete_reductions(world)
         with memory.phase("build"):
             engine = build_engine(resolved, world)
-        complete_reductions(engine, world)
         never_overflow(engine)
         memory.watch(engine)
         train(engine, memory, resolved, world)
