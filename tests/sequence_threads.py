@@ -18,7 +18,7 @@ RANKS = 2
 TIMEOUT_S = 60.0
 
 
-class Neighbours:
+class RankThreads:
     """Ranks as threads."""
 
     def __init__(self) -> None:
@@ -26,21 +26,21 @@ class Neighbours:
         self.barrier = threading.Barrier(RANKS, timeout=TIMEOUT_S)
 
     def group(self, index: int) -> ContextGroup:
-        """The group of one of them."""
-        neighbours = self
+        """Return the context-parallel group of one rank."""
+        ranks = self
 
         class Group(ContextGroup):
             def all_to_all(self, x: Tensor) -> Tensor:
-                neighbours.sent[index] = x.detach().clone()
-                neighbours.barrier.wait()
-                received = torch.stack([sent[index] for sent in neighbours.sent])
-                neighbours.barrier.wait()
+                ranks.sent[index] = x.detach().clone()
+                ranks.barrier.wait()
+                received = torch.stack([sent[index] for sent in ranks.sent])
+                ranks.barrier.wait()
                 return received
 
         return Group(rank=ContextRank(size=RANKS, index=index, method="ulysses"))
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """What each of them finds."""
+        """Return the results of `work` of every rank."""
         found: dict[int, Any] = {}
 
         def keep(index: int) -> None:
@@ -60,10 +60,10 @@ def require_parity(config: ForeignConfig) -> None:
         3, config.vocab_size, (2, 25), generator=torch.Generator().manual_seed(0)
     )
     pair = tokens[:, :-1], tokens[:, 1:]
-    neighbours = Neighbours()
+    ranks = RankThreads()
     with torch.device("meta"):
         whole = new_decoder(config)
-        parts = [LocalSequenceDecoder(config, neighbours.group(n)) for n in range(RANKS)]
+        parts = [LocalSequenceDecoder(config, ranks.group(n)) for n in range(RANKS)]
     for module in (whole, *parts):
         materialize_whole(
             module,
@@ -73,7 +73,7 @@ def require_parity(config: ForeignConfig) -> None:
         )
     loss, gradients = _learnt(whole, pair)
     halves = list(zip(*(x.chunk(RANKS, dim=1) for x in pair), strict=True))
-    found = neighbours.run(lambda n: _learnt(parts[n], halves[n]))
+    found = ranks.run(lambda n: _learnt(parts[n], halves[n]))
     mean_loss = sum(each for each, _ in found) / RANKS
     torch.testing.assert_close(mean_loss, loss, rtol=1e-6, atol=0)
     for name, gradient in gradients.items():

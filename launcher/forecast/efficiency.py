@@ -121,6 +121,13 @@ LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
 """Between these multiples of the prediction lie four of five published runs, of those that the
 constants were fitted to and that are not one project's many."""
 
+
+def predicted_range(seconds: float) -> tuple[float, float]:
+    """Return predicted seconds where a machine does better than most that were published, and
+    where it does worse."""
+    return LEAST_OF_PREDICTED * seconds, MOST_OF_PREDICTED * seconds
+
+
 # Tiles of cuBLAS, (rows, columns), and what each reaches of the largest one's rate: a narrower tile
 # loads more for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 3).
 TILES: Final = (((256, 128), 1.0), ((128, 128), 0.9), ((128, 64), 0.75), ((64, 64), 0.55))

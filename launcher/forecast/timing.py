@@ -15,9 +15,8 @@ from launcher.forecast.efficiency import (
     FETCH_HOOK_OPERATORS,
     GRADIENT_HOOK_OPERATORS,
     GROUP_HOOK_OPERATORS,
-    LEAST_OF_PREDICTED,
-    MOST_OF_PREDICTED,
     gpu_of,
+    predicted_range,
 )
 from launcher.forecast.machine import Machine
 from launcher.forecast.on_gpu import device_s, dispatched
@@ -61,12 +60,12 @@ class StepTime:
     @property
     def least_s(self) -> float:
         """Return the same where the machine does better than most that were published."""
-        return LEAST_OF_PREDICTED * self.total_s
+        return predicted_range(self.total_s)[0]
 
     @property
     def most_s(self) -> float:
         """The same where it does worse."""
-        return MOST_OF_PREDICTED * self.total_s
+        return predicted_range(self.total_s)[1]
 
     @property
     def tokens_per_s(self) -> float:

@@ -184,14 +184,14 @@ def run_folder(case: Case) -> Path:
 
 
 def export_given(case: Case) -> dict[str, Any]:
-    """What becomes of the weights that a run began with."""
+    """Export a run that began with given weights, and compare what is loaded again."""
     run = run_folder(case)
     out = Path(f"export-{run.name}")
     return export_adapter(run, out, case) if "lora_rank" in case.changes else exported(run, out)
 
 
 def export_saved(case: Case) -> dict[str, Any]:
-    """What transformers loads of a sharded run; nothing where a user's code computes the model."""
+    """Export a sharded run for transformers; empty where a user's code computes the model."""
     run = saved_folder(case)
     return {} if case.architecture == USERS else exported(run, Path(f"export-{run.name}"))
 

@@ -60,7 +60,7 @@ class Vocabulary:
     ends: Collection[int]
     """Tokens that end a text."""
     rows: int
-    """Of the model's embedding."""
+    """Tokens that the model's embedding has a row for."""
 
     def check(self, tokens: Sequence[int]) -> None:
         """Refuse a prompt with an added token that the model has no row for.

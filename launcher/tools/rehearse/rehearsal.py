@@ -94,7 +94,7 @@ class Rehearsal:
     @property
     def slowest(self) -> int | None:
         """Return the rank whose step takes longest."""
-        return max(self.seconds, key=lambda rank: self.seconds[rank].total_s, default=None)
+        return _slowest(self.seconds)
 
     @property
     def whole(self) -> Stage:
@@ -160,8 +160,7 @@ def rehearse(request: Request) -> Rehearsal:
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
         for rank, timeline in whole.timelines.items()
     }
-    slowest = max(seconds, key=lambda rank: seconds[rank].total_s, default=None)
-    if slowest is not None:
+    if (slowest := _slowest(seconds)) is not None:
         timeline = whole.timelines[slowest]
         machines = (machine_of(card.gpu, gpus, request.topology) for card in cards)
         cards = [
@@ -178,6 +177,10 @@ def rehearse(request: Request) -> Rehearsal:
         cards=cards,
         seconds=seconds,
     )
+
+
+def _slowest(seconds: Mapping[int, StepSeconds]) -> int | None:
+    return max(seconds, key=lambda rank: seconds[rank].total_s, default=None)
 
 
 def _save_snapshot(stage: Stage, path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.forecast.efficiency import predicted_range
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
 from launcher.tools.rehearse.rehearsal import Rehearsal, Stage
 from launcher.tools.rehearse.remedies import remedies
@@ -188,12 +189,13 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
             yield f"no seconds: {(reasons or [reason])[0]}"
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
+    least_s, most_s = predicted_range(found.total_s)
     speed = ""
     if tokens := tokens_of(result):
         speed = f", {tokens / found.total_s:,.0f} tokens/s"
     yield (
-        f"A step of rank {rank} would take {found.total_s:.4f} s ({found.least_s:.4f} to "
-        f"{found.most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
+        f"A step of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
+        f"{most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
     )
     kernels, operators = timeline.calls(Kind.KERNEL), timeline.calls(Kind.OPERATOR)
     messages = timeline.calls(Kind.COLLECTIVE)
@@ -231,7 +233,8 @@ def _as_seconds(result: Rehearsal, rank: int) -> dict[str, float] | None:
     found = result.seconds.get(rank)
     if found is None:
         return None
-    return {**dataclasses.asdict(found), "least_s": found.least_s, "most_s": found.most_s}
+    least_s, most_s = predicted_range(found.total_s)
+    return {**dataclasses.asdict(found), "least_s": least_s, "most_s": most_s}
 
 
 def _values(stage: Stage) -> Iterator[str]:

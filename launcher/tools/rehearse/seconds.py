@@ -18,8 +18,6 @@ from launcher.forecast.efficiency import (
     GRADIENT_HOOK_OPERATORS,
     GROUP_HOOK_OPERATORS,
     KERNEL_S,
-    LEAST_OF_PREDICTED,
-    MOST_OF_PREDICTED,
 )
 from launcher.forecast.machine import Machine
 from launcher.forecast.on_gpu import products_s
@@ -56,16 +54,6 @@ class StepSeconds:
     hidden_s: float
     host_s: float
     """Of the host, to dispatch every operator and to run a strategy's hooks."""
-
-    @property
-    def least_s(self) -> float:
-        """Return the same where the machine does better than most that were published."""
-        return LEAST_OF_PREDICTED * self.total_s
-
-    @property
-    def most_s(self) -> float:
-        """Return the same where it does worse."""
-        return MOST_OF_PREDICTED * self.total_s
 
 
 def step_seconds(timeline: Timeline, machine: Machine) -> StepSeconds:
@@ -131,7 +119,7 @@ class _Run:
                     self.streams[entry.stream] = max(self.streams[entry.stream], ready)
                 case Kind.SYNCHRONIZE:
                     self._wait(entry)
-                case Kind.OPERATOR | Kind.PHASE:
+                case Kind.OPERATOR:  # in a hook
                     pass
 
     def _host(self, operators: int) -> None:

@@ -27,7 +27,7 @@ _UPDATES: Final = re.compile(r"_foreach_|_fused_|update$")
 
 
 class Kind(IntEnum):
-    """What an entry is; as Entry_kind in library/timeline.h."""
+    """Kind of an entry; as Entry_kind in library/timeline.h."""
 
     OPERATOR = 0
     KERNEL = 1
@@ -36,12 +36,11 @@ class Kind(IntEnum):
     RECORD_EVENT = 4
     WAIT_EVENT = 5
     SYNCHRONIZE = 6
-    PHASE = 7
-    HOOK = 8
+    HOOK = 7
 
 
 class Entry(NamedTuple):
-    """What the host has asked for; a and b are as library/timeline.h says."""
+    """One request of the host; a and b are as library/timeline.h says."""
 
     kind: Kind
     operator: int
@@ -63,7 +62,7 @@ class Operator:
     ranks: tuple[int, ...] | None
     """Of the group, where it is a message."""
     multiplies: bool = False
-    """Products in a kernel of Triton, which nobody has counted."""
+    """True for a kernel of Triton with products, which are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +72,8 @@ class Timeline:
     entries: Sequence[Entry]
     operators: Sequence[Operator]
     """The first has number 1."""
-    phases: Sequence[str]
     kernels: Mapping[int, float]
     """Kernels, for one call of each operator."""
-    host_s: float
-    """Seconds that the step took here, the writing of it included."""
 
     def calls(self, kind: Kind) -> int:
         """Return how many entries are of this kind."""
@@ -85,7 +81,7 @@ class Timeline:
 
     @property
     def uncounted_products(self) -> int:
-        """Return the calls of kernels whose products nobody has counted."""
+        """Return the calls of kernels whose products are not counted."""
         return sum(
             entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].multiplies
             for entry in self.entries
@@ -115,9 +111,7 @@ def read_timeline(path: Path) -> Timeline | None:
     return Timeline(
         entries=entries,
         operators=[_operator(one, fp32) for one in content["operators"]],
-        phases=content["phases"],
         kernels={number: kernels[number] / times for number, times in calls.items()},
-        host_s=content["host_s"],
     )
 
 

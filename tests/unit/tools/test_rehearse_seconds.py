@@ -25,7 +25,7 @@ Row = tuple[Kind, int, int, int, int]
 
 
 def tensor(*shape: int, dtype: str = "bfloat16") -> dict[str, Any]:
-    return {"shape": list(shape), "dtype": dtype, "device": "cuda"}
+    return {"shape": list(shape), "dtype": dtype}
 
 
 def product(rows: int, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def product(rows: int, **more: Any) -> dict[str, Any]:
 
 def timeline(folder: Path, rows: list[Row], *operators: dict[str, Any], **more: Any) -> Timeline:
     (folder / "t.entries").write_bytes(b"".join(ENTRY.pack(*row) for row in rows))
-    content = {"phases": ["other"], "operators": operators, "tf32": False, "host_s": 1.0, **more}
+    content = {"operators": operators, "tf32": False, **more}
     (folder / "t.json").write_text(json.dumps(content))
     found = read_timeline(folder / "t")
     assert found is not None
@@ -178,7 +178,7 @@ def test_an_incomplete_timeline_is_none(damage: str, tmp_path: Path) -> None:
     elif damage == "cut":
         (tmp_path / "t.entries").write_bytes((tmp_path / "t.entries").read_bytes()[:-1])
     else:
-        (tmp_path / "t.json").write_text('{"phases": [')
+        (tmp_path / "t.json").write_text('{"operators": [')
     assert read_timeline(tmp_path / "t") is None
 
 

@@ -55,8 +55,6 @@ void shardscale_timeline_operator(int number, const void *stream, bool in_hook) 
 
 void shardscale_timeline_hook(int kind) { timeline_add(HOOK, NULL, kind, 0); }
 
-void shardscale_timeline_phase(int number) { timeline_add(PHASE, NULL, number, 0); }
-
 /* The host waits for a value. */
 void shardscale_timeline_wait(const void *stream) { timeline_add(SYNCHRONIZE, stream, 0, 0); }
 

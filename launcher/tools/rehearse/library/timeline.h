@@ -10,7 +10,6 @@ typedef enum {
     RECORD_EVENT, /* a: the event */
     WAIT_EVENT,   /* a: the event */
     SYNCHRONIZE, /* the host waits: for the stream, for event a, or for the device (b: 1) */
-    PHASE,       /* a: its number */
     HOOK,        /* a: its kind, see inside/shardscale_rehearsal/engines.py */
 } Entry_kind;
 

@@ -12,10 +12,8 @@ import contextlib
 import ctypes
 import importlib
 import json
-import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,56 +37,46 @@ class Timeline:
         self._mode = _Mode(self)
         self._numbers: dict[Any, int] = {}
         self._operators: list[dict[str, Any]] = []
-        self._phases: list[str] = []
         self._inside = threading.local()
         self._undo: list[Any] = []
-        self._began_s = time.perf_counter()
 
-    def begin(self, phase: str) -> None:
-        """Begin.
-
-        Raises:
-            RuntimeError: this program's operators cannot be watched; says why.
-        """
+    def begin(self) -> str | None:
+        """Begin; returns why not, where this program's operators cannot be followed."""
         global _running
         if torch._C._len_torch_dispatch_stack():
-            raise RuntimeError("the program has a dispatch mode of its own around its steps")
+            return "the program has a dispatch mode of its own around its steps"
         if _is_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-            raise RuntimeError(
+            return (
                 f"torch {torch.__version__} runs compiled code uncompiled while its operators are "
-                "watched: update torch"
+                "followed: update torch"
             )
         _running = self
         self._follow_triton()
         self._undo += engines.follow(self.hook)
         self._library.shardscale_timeline(True)
-        self.enter(phase)
         self._mode.__enter__()
+        return None
 
-    def enter(self, phase: str) -> None:
-        """Enter a phase of the step."""
-        self._phases.append(phase)
-        self._library.shardscale_timeline_phase(len(self._phases) - 1)
+    def end(self, path: str) -> None:
+        """Stop, and write `path`.entries and then `path`.json, which says that both are whole.
 
-    def end(self, path: str, **described: Any) -> None:
-        """Stop, and write `path`.json and `path`.entries."""
+        Raises:
+            OSError: a file cannot be written.
+        """
         global _running
         self._library.shardscale_timeline(False)
         _running = None
         self._mode.__exit__(None, None, None)
         for owner, name, before in self._undo:
             setattr(owner, name, before)
+        if not self._library.shardscale_timeline_write((path + ".entries").encode()):
+            raise OSError(f"{path}.entries cannot be written")
         content = {
-            "phases": self._phases,
             "operators": self._operators,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
-            "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            "host_s": time.perf_counter() - self._began_s,
-            **described,
         }
         with open(path + ".json", "w", encoding="utf-8") as file:
             json.dump(content, file)
-        self._library.shardscale_timeline_write((path + ".entries").encode())
 
     def waits(self) -> None:
         """Note that the host waits for a value on the device."""
@@ -219,12 +207,12 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 def _described(value: Any, *, hashable: bool = False) -> Any:
-    """Return plain values: a tensor as [shape, type, device]."""
+    """Return plain values: a tensor by its shape and type; hashable, its device beside them."""
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype)[6:]
         if hashable:
             return (tuple(value.shape), dtype, value.device.type)
-        return {"shape": list(value.shape), "dtype": dtype, "device": value.device.type}
+        return {"shape": list(value.shape), "dtype": dtype}
     if isinstance(value, (list, tuple)):
         parts = (_described(one, hashable=hashable) for one in value)
         return tuple(parts) if hashable else list(parts)

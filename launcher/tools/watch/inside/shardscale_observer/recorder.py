@@ -86,7 +86,6 @@ class Recorder:
             return
         if self.timeline is not None:
             self.phase = phase
-            self.timeline.enter(phase)
             return
         if self.closed:
             return
@@ -137,9 +136,10 @@ class Recorder:
             timeline: Any = importlib.import_module("shardscale_rehearsal.timeline")
             self.timeline = timeline.Timeline(self.device)
             self.phase, self.in_step, self.stepped = "other", True, False
-            self.timeline.begin(self.phase)
+            if why := self.timeline.begin():
+                self.ends_untimed(why)
         except Exception as error:
-            self.ends_untimed(error)
+            self.ends_untimed(repr(error))
 
     def _end_timeline(self) -> None:
         assert self.file is not None
@@ -147,13 +147,15 @@ class Recorder:
             path = os.path.join(self.settings["folder"], f"timeline-rank{self.file.rank}")
             self.timeline.end(path)
         except Exception as error:
-            self.ends_untimed(error)
+            self.ends_untimed(repr(error))
         leave()
 
-    def ends_untimed(self, error: BaseException) -> None:
-        """End the program without a timeline: its bytes are known."""
-        self.event("no_timeline", reason=f"{type(error).__name__}: {error}"[:1000])
-        leave()
+    def ends_untimed(self, why: str) -> None:
+        """End the program without a timeline, whatever happens: its bytes are known."""
+        try:
+            self.event("no_timeline", reason=why[:1000])
+        finally:
+            leave()
 
     def _is_distributed(self) -> bool:
         distributed = self.torch.distributed

@@ -129,7 +129,7 @@ class Session(Recorder):
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
         if self.timeline is not None:
-            self.ends_untimed(error)
+            self.ends_untimed(repr(error))
         if isinstance(error, SystemExit) or self.file is None:
             return
         self.event(
