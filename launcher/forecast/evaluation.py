@@ -1,5 +1,6 @@
 """Evaluation of candidates by forked workers, which prune what cannot be the best."""
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -108,10 +109,10 @@ def evaluate(
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
     workers = min(len(groups), usable_cores())
     context = multiprocessing.get_context("fork")  # nothing is imported again
-    evaluated = context.Value("i", 0)
-    with deaf_children():
-        started = context.Pool(workers, _start_worker, (evaluated, os.getpid()))
-    with started as pool:
+    begun = (evaluated := context.Value("i", 0)), os.getpid()
+    with contextlib.ExitStack() as stack:
+        with deaf_children():  # a Ctrl-C that has come meanwhile arrives at its end
+            pool = stack.enter_context(context.Pool(workers, _start_worker, begun))
         result = pool.starmap_async(_evaluate_group, tasks, chunksize=1)
         while not result.ready():
             progress(evaluated.value, len(candidates))
