@@ -236,7 +236,8 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
     if args.rdzv_backend not in ("static", "c10d") or "store_type" in args.rdzv_conf:
         return
     if nodes == 1:  # whatever this node is called, nobody else needs to reach it
-        port = args.master_port or 0
+        # Below torch 2.13 --master-port is 29500 where none is given.
+        port = 0 if args.standalone else args.master_port or 0
         if args.rdzv_endpoint:
             _, port = endpoint_of(args.rdzv_endpoint)
         require_free(LOOPBACK, port)

@@ -9,6 +9,13 @@ from runner import Part
 
 SEED = ("--model", "seed-134m", "--micro-batch", "125", "--lr", "5e-4")
 BF16 = (*SEED, "--precision", "bf16")
+# As large as seed-134m, with RoPE, RMSNorm and SwiGLU; bench/step_budget.py has it, too.
+LLAMA = (
+    *("--model", "llama-3.2-1b", "--layers", "12", "--d-model", "768", "--heads", "12"),
+    *("--kv-heads", "12", "--d-ff", "2048", "--vocab-size", "32000", "--context", "256"),
+    *("--micro-batch", "125", "--lr", "5e-4"),
+)
+SMALL = ("--model", "seed-134m", "--micro-batch", "8", "--lr", "5e-4")
 
 
 def parts() -> list[Part]:
@@ -32,23 +39,26 @@ def tests(section: str, name: str, budget_s: int, *words: str) -> Part:
 
 
 def default() -> Iterator[Part]:
-    """The default run, its ledger against the plan, and where its time goes."""
-    yield training("default", "run", 60, "--hold-ledger", *BF16)
-    yield script("default", "operators", 45, "bench/gpu/operators.py", "{out}", *BF16)
+    """Runs with default flags, their ledgers against the plan, and where their time goes."""
+    yield training("default", "run", 60, "--hold-ledger", *SEED)
+    yield training("default", "llama", 35, "--hold-ledger", *LLAMA, "--compile", "off")
+    yield training("default", "llama-compiled", 60, "--hold-ledger", *LLAMA, "--compile", "on")
+    yield training("default", "small", 30, "--hold-ledger", *SMALL)
     yield script("default", "rates", 60, "-m", "launcher", "profile", "--out", "{out}/rates.json")
     yield script("default", "doctor", 20, "-m", "launcher", "doctor")
+    operators = ("bench/gpu/operators.py", "{out}")
+    yield script("default", "operators", 45, *operators, *SEED)
+    yield script("default", "operators-llama", 45, *operators, *LLAMA, "--compile", "off")
     limited = ("--model", "seed-134m", "--precision", "bf16", "--memory-limit", "48GiB")
     yield training("default", "largest-batch", 60, *limited, "--micro-batch", "auto")
 
 
 def kernels() -> Iterator[Part]:
     """Values of kernels against torch's operators and transformers' models, then their times."""
-    folder = "tests/gpu"
-    yield tests("kernels", "loss", 25, f"{folder}/test_loss_kernel.py")
-    yield tests("kernels", "optimizers", 25, f"{folder}/test_optim_kernels.py")
-    attention = f"{folder}/test_attention.py"
-    yield tests("kernels", "attention", 30, attention, "-k", "not flex and not compiled")
-    yield tests("kernels", "transformers", 35, f"{folder}/test_transformers.py")
+    names = ("loss_kernel", "optim_kernels", "attention", "transformers")
+    files = (f"tests/gpu/test_{name}.py" for name in names)
+    chosen = ("-n", "8", *files, "-k", "not flex and not compiled")
+    yield tests("kernels", "values", 60, *chosen)
     yield script("kernels", "times", 40, "bench/gpu/kernels.py", "{out}/times.json")
 
 
@@ -81,17 +91,20 @@ def precision() -> Iterator[Part]:
 
 def compiled() -> Iterator[Part]:
     """What torch.compile and FlexAttention change."""
-    yield training("compile", "bf16", 45, *BF16, "--compile")
-    selective = ("--activation-checkpointing", "selective")
-    yield training("compile", "selective", 45, *BF16, "--compile", *selective)
-    yield training("compile", "fp8", 45, *SEED, "--precision", "fp8", "--compile")
+    on = ("--compile", "on")
+    yield training("compile", "bf16", 45, *BF16, *on)
+    yield training("compile", "fsdp", 45, *BF16, *on, "--strategy", "fsdp")
+    yield training("compile", "small", 45, *SMALL, *on)
+    yield training("compile", "fp8", 60, *SEED, "--precision", "fp8", *on)
     yield training("compile", "flex-window64", 45, *BF16, "--attention", "flex", "--window", "64")
     attention = ("tests/gpu/test_attention.py", "-k", "compiled and sdpa or flex and 300")
     yield tests("compile", "attention", 45, "-n", "8", *attention)
 
 
 def peers() -> Iterator[Part]:
-    """transformers' GPT-2 under accelerate, Lightning Fabric and DeepSpeed, in turn with ours."""
+    """Other people's programs, rehearsed and run; transformers' GPT-2 under accelerate, Lightning
+    Fabric and DeepSpeed, in turn with ours."""
+    yield script("peers", "rehearsed", 100, "bench/gpu/rehearsed.py", "{out}")
     bench = ("bench/peers.py", "--size", "full", "--precisions", "bf16", "--output", "{out}")
     both = ("--cases", "single", "--flags", "defaults", "selective")
     yield script("peers", "single", 70, *bench, *both)

@@ -11,8 +11,7 @@ wheels=build/gpu/wheels
 MOST_MIB=56  # small enough to be copied along with the sources
 
 # Named one by one, because what they need would bring torch and CUDA along.
-launcher=(tyro docstring-parser typeguard pydantic pydantic-core annotated-types typing-inspection
-    typing-extensions rich markdown-it-py mdurl pygments pyyaml psutil nvidia-ml-py safetensors
+launcher=(tyro docstring-parser typeguard rich markdown-it-py mdurl pygments pyyaml psutil nvidia-ml-py safetensors
     tokenizers filelock tensorboard absl-py markdown protobuf werkzeug grpcio packaging)
 deepspeed=(einops hjson msgpack ninja py-cpuinfo tqdm)
 techniques=(torchao)
@@ -34,6 +33,10 @@ done
     --python-version 3.12 --implementation cp "${platforms[@]}" \
     --constraint build/gpu/constraints.txt \
     "${launcher[@]}" "${deepspeed[@]}" "${techniques[@]}" "${peers[@]}" "${tests[@]}"
+# With what it needs, since it asks for one version of pydantic-core.
+"$python" -m pip download --quiet --only-binary=:all: --dest "$wheels" \
+    --python-version 3.12 --implementation cp "${platforms[@]}" \
+    --constraint build/gpu/constraints.txt pydantic
 # Published as sources only. Its CUDA operators are compiled where they are used.
 DS_BUILD_OPS=0 DS_BUILD_STRING="" "$python" -m pip wheel --quiet --no-deps --no-build-isolation \
     --wheel-dir "$wheels" --constraint build/gpu/constraints.txt deepspeed

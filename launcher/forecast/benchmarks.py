@@ -72,7 +72,10 @@ class Bench:
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
         """Where the table has it, so that rates are of products of any shape."""
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
-        self.rows = min(max(int(effort.flops / per_token), 16), 8 * default_seq_len(model))
+        rows, usual = max(int(effort.flops / per_token), 16), 8 * default_seq_len(model)
+        self.head_rows = min(rows, usual)
+        """Logits of more would not fit on a small GPU."""
+        self.rows = rows if on_gpu else self.head_rows
 
     def run(self, disk_folder: Path | None) -> dict[str, Any]:
         """Everything; the names are fields of `Machine`."""
@@ -98,16 +101,15 @@ class Bench:
     def matmul_flops_per_s(self, name: str, copy_bytes_per_s: float) -> float:
         """Forward, input gradient and weight gradient of all linears of the model; on a GPU of the
         table what it would be if no multiprocessor were idle."""
-        model = self.model
-        head = [(model.d_model, model.vocab_size)]
+        model, dtype = self.model, _dtype(name)
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        block_s, head_s = (
-            self._time(linears(shapes, self.rows, _dtype(name), self.device))
-            for shapes in (model.linear_shapes, head)
-        )
-        seconds = model.layers * block_s + head_s
-        shapes = [*model.layers * model.linear_shapes, *head]
-        products = linear_products(shapes, self.rows, _dtype(name).itemsize)
+        seconds, products = 0.0, []
+        for times, shapes, rows in (
+            (model.layers, model.linear_shapes, self.rows),
+            (1, [(model.d_model, model.vocab_size)], self.head_rows),
+        ):
+            seconds += times * self._time_kernels(linears(shapes, rows, dtype, self.device))
+            products += times * linear_products(shapes, rows, dtype.itemsize)
         rate = sum(product.flops for product in products) / seconds
         if self.gpu is not None:
             rate = achieved_flops_per_s(products, seconds, self.gpu, copy_bytes_per_s)
@@ -131,7 +133,7 @@ class Bench:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             torch.autograd.grad(out, (q, k, v), gradient)
 
-        rate = heads * flops_of_head / self._time(forward_and_backward)
+        rate = heads * flops_of_head / self._time_kernels(forward_and_backward)
         self.say(f"attention, {name}: {rate / 1e9:,.0f} GFLOP/s")
         return rate
 
@@ -139,7 +141,7 @@ class Bench:
         """Time what a block has besides matmuls and attention, forward and backward in fp32."""
         call = elementwise(self.model, self.rows, self.device)
         work = work_of_call(call)
-        rate = (work.elementwise_bytes + work.copied_bytes) / self._time(call)
+        rate = (work.elementwise_bytes + work.copied_bytes) / self._time_kernels(call)
         self.say(f"norms, activations, sums: {rate / 1e9:,.1f} GB/s")
         return rate
 
@@ -229,6 +231,11 @@ class Bench:
         # All ranks have to repeat it as often as each other.
         return self._time(calls[kind], repeats=5)
 
+    def _time_kernels(self, call: Callable[[], Any]) -> float:
+        """Median seconds of `call` on the device alone: a GPU replays its kernels from a graph,
+        since a slow host starts small ones later than they could run."""
+        return self._time(call if self.device.type == "cpu" else _captured(call))
+
     def _time(self, call: Callable[[], Any], *, repeats: int | None = None) -> float:
         """Median seconds of `call`, which all ranks begin together."""
         call()
@@ -247,6 +254,20 @@ class Bench:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """Record the kernels of `call` once; what returns runs them again."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):  # where libraries make their handles and workspaces
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -55,6 +55,7 @@ def update(
         EPS=group["eps"],
         BLOCKS=_BLOCKS,
         BLOCK_ELEMENTS=BLOCK_ELEMENTS,
+        enable_fp_fusion=False,  # a fused product and sum would leave another remainder
     )
 
 

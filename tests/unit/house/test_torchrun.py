@@ -3,13 +3,14 @@
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.torchrun import split_command
+from launcher.torchrun import _arrange_meeting, split_command
 from launcher.torchrun_options import read_options
 from launcher.util.errors import UserError
 
@@ -109,6 +110,16 @@ def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.M
     run = importlib.import_module("torch.distributed.run")
     assert read_options(argv) == run.parse_args(argv)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_node_alone_meets_on_a_free_port_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.torchrun.offer_rendezvous", lambda: None, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        # torch 2.11 and 2.12 have a default for --master-port.
+        args = read_options(["--standalone", "-m", "launcher.train"])
+        args.master_port = taken.getsockname()[1]
+        _arrange_meeting(args, nodes=1)
+    assert args.rdzv_endpoint == "127.0.0.1:0"
 
 
 # torchrun ends the other ranks when one fails, so the one that fails waits for their reports.
