@@ -34,7 +34,7 @@ QWEN = {
 }
 
 
-class Clock(TrainerCallback):
+class Clock(TrainerCallback):  # type: ignore[misc]
     """Seconds of the steps after the first few."""
 
     def __init__(self) -> None:

@@ -45,8 +45,9 @@ def main() -> None:
 def start_rehearsal(name: str, gpu: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "launcher", "rehearse", "--json", f"--gpu={gpu}"]
     command += ["--out", str(folder / f"rehearsal-{name}"), "--", *PROGRAM, name]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def rehearsal(process: subprocess.Popen[str]) -> dict[str, Any]:
