@@ -134,6 +134,7 @@ LINES: Final[Mapping[str, Mapping[str, str]]] = {
         "attention": "kernel; auto: the fastest that is able",
         "window": "attend to this many tokens before each",
         "compile": "torch.compile; auto: in long runs on a GPU",
+        "cuda_graphs": "replay kernels; auto: small micro-batches",
     },
 }
 """Group -> field -> its line."""

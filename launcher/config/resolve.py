@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from launcher.config.compile_choice import with_compile
+from launcher.config.graphs_choice import with_cuda_graphs
 from launcher.config.model import part_of
 from launcher.config.recipes import fill, recipe_of, task_of
 from launcher.config.rules import (
@@ -61,6 +62,8 @@ class Resolved:
     """Why `--precision auto` is what it is on a GPU; empty where nothing was to choose."""
     compile_reason: str = ""
     """The same of `--compile auto`."""
+    graphs_reason: str = ""
+    """Why `--cuda-graphs auto` is on; empty where it is off, or given."""
 
     def decoder_lines(self) -> list[str]:
         """Describe, for the console, whose code computes a config of transformers."""
@@ -69,9 +72,13 @@ class Resolved:
         return ["decoder: shardscale's own"] if names_config(self.config.model.model) else []
 
     def compile_lines(self) -> list[str]:
-        """Describe, for the console, what `--compile auto` is."""
+        """Describe, for the console, what `--compile auto` and `--cuda-graphs auto` are."""
         chosen = "on" if self.config.loop.compiles else "off"
-        return [f"compile: {chosen} ({self.compile_reason})"] if self.compile_reason else []
+        lines = [f"compile: {chosen} ({self.compile_reason})"] if self.compile_reason else []
+        return [
+            *lines,
+            *([f"CUDA graphs: on ({self.graphs_reason})"] if self.graphs_reason else []),
+        ]
 
     def budget_lines(self) -> list[str]:
         """Describe, for the console, what a budget of recomputation selects."""
@@ -135,6 +142,7 @@ def resolve(
     setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
     setting, precision_reason = _with_precision(setting)
     setting, compile_reason = with_compile(setting, compiled_before)
+    setting, graphs_reason = with_cuda_graphs(setting)
     config = setting.config
     refused = refusal(setting)
     if refused is not None:
@@ -153,6 +161,7 @@ def resolve(
         expandable_segments=device_type == "cuda" and expands_segments(),
         precision_reason=precision_reason,
         compile_reason=compile_reason,
+        graphs_reason=graphs_reason,
     )
 
 

@@ -126,6 +126,10 @@ class LoopChoice:
     compile: bool | None = None
     """Compile each block with torch.compile: on, off, or auto: on a GPU, in runs that are long
     enough for it and of which the combination of flags was tested."""
+    cuda_graphs: bool | None = None
+    """Record a micro-batch's kernels once and start them all at once: on, off, or auto: on a GPU,
+    with one rank, where a micro-batch is too small to keep the GPU busy while the host starts them.
+    """
     collective_timeout_s: float = 600.0
     """End the run when a collective takes longer than this."""
 

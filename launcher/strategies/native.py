@@ -147,7 +147,7 @@ class NativeEngine:
         norm = self._gradients.clip(limit)
         finite = torch.isfinite(norm)
         _update_where_finite(self._optimizer, finite)
-        self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+        self._drop_gradients()
         self._scaler.update()
         return StepResult(grad_norm=norm, applied=finite)
 
@@ -187,6 +187,9 @@ class NativeEngine:
 
     def training_state(self) -> TrainingState:
         return native_state(self._module, self._optimizer, self._shards)
+
+    def _drop_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def _compute(self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None) -> Tensor:
         with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
@@ -242,10 +245,17 @@ class InBackwardEngine(NativeEngine):
         parameter.grad = None
 
 
-def native_engine(inputs: BuildInputs, module: nn.Module, **options: Any) -> Engine:
+def native_engine(
+    inputs: BuildInputs,
+    module: nn.Module,
+    *,
+    engine: type[NativeEngine] = NativeEngine,
+    **options: Any,
+) -> Engine:
     """The engine of a run over its (wrapped or sharded) module; `options` go to NativeEngine."""
     optim, types = inputs.config.optim, inputs.types
-    engine = InBackwardEngine if optim.optimizer_in_backward else NativeEngine
+    if optim.optimizer_in_backward:
+        engine = InBackwardEngine
     return engine(
         module,
         inputs.new_optimizer(module),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
 from launcher.optim.apollo import rank_of
 from launcher.optim.registry import OPTIMIZERS, moments_type
@@ -224,6 +225,16 @@ def compiled(setting: Setting) -> Iterator[str]:
         )
 
 
+def recorded(setting: Setting) -> Iterator[str]:
+    """Reject --cuda-graphs with what was never recorded."""
+    if not setting.config.loop.cuda_graphs:
+        return
+    if setting.device_type != "cuda":
+        yield "--cuda-graphs on needs a GPU, and this run is on a CPU: leave it out"
+    for flags in untested_with_graphs(setting):
+        yield f"--cuda-graphs on was not tested with {flags}: leave one of them out"
+
+
 RULES: Final[tuple[Rule, ...]] = (
     optimizer,
     apollo_rank,
@@ -237,4 +248,5 @@ RULES: Final[tuple[Rule, ...]] = (
     schedule,
     warmup,
     compiled,
+    recorded,
 )

@@ -28,4 +28,8 @@ class Single(Strategy):
         module = inputs.whole_module()
         if inputs.config.loop.compiles:
             compile_blocks(module)
-        return native_engine(inputs, module)
+        if not inputs.config.loop.cuda_graphs:
+            return native_engine(inputs, module)
+        from launcher.strategies.graphs import GraphEngine
+
+        return native_engine(inputs, module, engine=GraphEngine)

@@ -6,6 +6,7 @@
  * compares the lists of ranks on the device.
  */
 #include "device.h"
+#include "graphs.h"
 #include "host.h"
 #include "kept.h"
 #include "refuse.h"
@@ -356,26 +357,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *out) {
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out) {
-    (void)stream;
-    *out = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-#if CUDART_VERSION < 13000
-#define EDGES
-#else
-#define EDGES const cudaGraphEdgeData **,
-#endif
-
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, enum cudaStreamCaptureStatus *out, unsigned long long *id, cudaGraph_t *,
-    const cudaGraphNode_t **, EDGES size_t *) {
-    if (id)
-        *id = 0;
-    return cudaStreamIsCapturing(stream, out);
-}
-
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *argument) {
     (void)stream;
     function(argument);
@@ -390,12 +371,16 @@ cudaError_t cudaStreamAddCallback(
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (graph_records(stream))
+        return failed(cudaErrorStreamCaptureUnsupported);
     timeline_add(SYNCHRONIZE, stream, 0, 0);
     note("stream_synchronize", 0);
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
+    if (graph_records(NULL))
+        return failed(cudaErrorStreamCaptureUnsupported);
     timeline_add(SYNCHRONIZE, NULL, 0, 1);
     note("device_synchronize", 0);
     return cudaSuccess;

@@ -1,0 +1,64 @@
+"""`--cuda-graphs auto`: recorded is what was tested, where a host is slower than its GPU."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from launcher.config.rules import Setting
+from launcher.config.schema import RunConfig
+from launcher.model.foreign.config import ForeignConfig
+from launcher.util.flags import as_flags
+
+MOST_FLOP: Final = 5e11
+"""Of a micro-batch in one block, forward and backward: an H200 takes 0.6 ms for so many, and a host
+that starts an operator in 8 us as long for the 75 of a block of GPT-2."""
+
+_TESTED: Final[dict[str, dict[str, tuple[object, ...] | None]]] = {
+    "sharding": {"strategy": ("single",)},
+    "optim": {
+        "precision": ("fp32", "tf32", "bf16", "bf16-pure"),
+        "optimizer_in_backward": (False,),
+    },
+    "model": {
+        "activation_checkpointing": ("none",),
+        "attention": ("auto", "sdpa"),
+        **dict.fromkeys(("lora_rank", "quantize_base", "masks", "mlp_tile")),
+        "dropout": (None, 0.0),
+    },
+    "data": {"document_attention": (False,)},
+    "loop": {"compile": (False, None)},
+    "measure": {"memory_trace": (False,)},
+}
+"""Section -> field -> values with which a recording was tested; None for the default."""
+_DEFAULT: Final = RunConfig()
+
+
+def with_cuda_graphs(setting: Setting) -> tuple[Setting, str]:
+    """Choose what `--cuda-graphs auto` is, and return the reason where it is on."""
+    if setting.config.loop.cuda_graphs is not None:
+        return setting, ""
+    pays = (
+        setting.device_type == "cuda"
+        and not any(untested_with_graphs(setting))
+        and _flop(setting) <= MOST_FLOP
+    )
+    config = setting.config.replace(cuda_graphs=pays)
+    reason = "auto: a host starts kernels of so small micro-batches later than a GPU could run them"
+    return dataclasses.replace(setting, config=config), reason if pays else ""
+
+
+def untested_with_graphs(setting: Setting) -> Iterator[str]:
+    """Yield each choice with which no micro-batch was recorded, as a flag."""
+    if isinstance(setting.model, ForeignConfig):
+        yield "a decoder of transformers"
+    for section, fields in _TESTED.items():
+        ours, default = getattr(setting.config, section), getattr(_DEFAULT, section)
+        for name, tested in fields.items():
+            value = getattr(ours, name)
+            if value not in (tested or (getattr(default, name),)):
+                yield as_flags({name: value})
+
+
+def _flop(setting: Setting) -> int:
+    products = sum(inner * outer for inner, outer in setting.model.linear_shapes)
+    return 6 * products * setting.config.data.micro_batch * setting.local_seq_len

@@ -1,0 +1,100 @@
+"""`--cuda-graphs`: a micro-batch's kernels are started all at once, from a recording of them.
+
+A host starts a kernel in 5 to 50 us, which small micro-batches wait for. A CUDA graph holds the
+kernels of one forward, another those of its backward, each with the addresses that they had; what
+changes between micro-batches is copied to where the recording reads it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from launcher.strategies.native import NativeEngine
+
+EAGER_STEPS: Final = 3
+"""Steps before the recording. They make optimizer states and the libraries' workspaces, and are
+measured: of a replay the allocator sees nothing, so peaks by phase and the ledger are theirs."""
+
+
+class GraphEngine(NativeEngine):
+    """A native engine that records a micro-batch after a few steps, and replays it from then on.
+
+    Micro-batches must be equally large. The loss comes back as a leaf, so that whoever multiplies
+    it (`train_step`'s weights) finds the factor in the gradient that `backward` hands on.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._steps = 0
+        self._recorded: _Recording | None = None
+
+    def begin_step(self, lr: float) -> None:
+        super().begin_step(lr)
+        self._steps += 1
+
+    def forward(
+        self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
+    ) -> Tensor:
+        assert starts is None
+        if self._steps <= EAGER_STEPS:
+            return super().forward(tokens, targets, last=last)
+        if self._recorded is None:
+            self._recorded = self._record(tokens, targets)
+        return self._recorded.forward(tokens, targets)
+
+    def backward(self, loss: Tensor) -> None:
+        if self._recorded is None:
+            super().backward(loss)
+        else:
+            self._recorded.backward(loss * self._scale)
+
+    def _drop_gradients(self) -> None:
+        if self._recorded is None:
+            super()._drop_gradients()
+        elif self._scale != 1.0:  # else the next replay writes over them
+            self._optimizer.zero_grad(set_to_none=False)
+
+    def _record(self, tokens: Tensor, targets: Tensor) -> "_Recording":
+        if self._scale != 1.0:
+            # Replays add to gradients that are there.
+            for parameter in self._module.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+        return _Recording(self._compute, tokens.clone(), targets.clone())
+
+
+class _Recording:
+    """Both graphs of a micro-batch, and the tensors that they read and write.
+
+    Args:
+        compute: the mean loss of (tokens, targets, None).
+        tokens, targets: [B, T] int64 each, which every replay reads.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor], tokens: Tensor, targets: Tensor) -> None:
+        self._inputs = (tokens, targets)
+        self._gradient = torch.ones((), device=tokens.device)
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        # Other threads may use the GPU meanwhile, an asynchronous save for one.
+        modes: Any = {"capture_error_mode": "thread_local"}
+        with torch.cuda.graph(self._forward, **modes):
+            loss = compute(tokens, targets, None)
+        with torch.cuda.graph(self._backward, pool=self._forward.pool(), **modes):
+            loss.backward(self._gradient)
+        self._loss = loss.detach()
+        self._leaf = self._loss
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        for recorded, tensor in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(tensor)
+        self._forward.replay()
+        self._leaf = self._loss.detach().requires_grad_()
+        return self._leaf
+
+    def backward(self, loss: Tensor) -> None:
+        """Replay the backward with what `loss` makes of the recorded one."""
+        (factor,) = torch.autograd.grad(loss, self._leaf)
+        self._gradient.copy_(factor)
+        self._backward.replay()
