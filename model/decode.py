@@ -72,8 +72,9 @@ class Cache:
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """One token's queries [1, H, 1, head_dim] over all of keys and values [1, kv heads, T,
     head_dim]: those that share a key head are the rows of one attention, and none is repeated."""
-    rows = q.view(1, keys.size(1), -1, q.size(-1))
-    return F.scaled_dot_product_attention(rows, keys, values).view_as(q)
+    rows = q.reshape(1, keys.size(1), -1, q.size(-1))
+    # No view: the kernel chooses the layout of its output, and in fp32 on CUDA it is not that of q.
+    return F.scaled_dot_product_attention(rows, keys, values).reshape(q.shape)
 
 
 @torch.inference_mode()

@@ -43,8 +43,8 @@ class Scorer(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [B, T] int64 -> [B, T, V]."""
-        positions = torch.arange(input_ids.size(1)).expand(input_ids.shape)
-        logits, _ = self.decoder.walk(input_ids, positions, None, None)
+        positions = torch.arange(input_ids.size(1), device=input_ids.device)
+        logits, _ = self.decoder.walk(input_ids, positions.expand(input_ids.shape), None, None)
         return logits
 
 
@@ -79,7 +79,7 @@ class CachedDecoder(nn.Module):
         """Run the model's blocks one by one, as decoding in `launcher.model.decode` does."""
         model, (batch, length) = self.model, input_ids.shape
         before = 0 if past is None else past[0][0].size(2)
-        hidden = _hidden(model.config, before, length, attention_mask)
+        hidden = hidden_keys(model.config, before, length, attention_mask, input_ids.device)
         turned = None
         if model.config.position == "rope":
             tables = rotation(model.config, position_ids.flatten())
@@ -102,9 +102,12 @@ class CachedDecoder(nn.Module):
         return logits.view(batch, length, -1), present
 
 
-def _hidden(config: ModelConfig, before: int, length: int, mask: Tensor | None) -> Tensor:
+def hidden_keys(
+    config: ModelConfig, before: int, length: int, mask: Tensor | None, device: torch.device
+) -> Tensor:
     """Mark the keys that each query must not see, bool [1 or B, 1, T, P + T]."""
-    queries, keys = torch.arange(length) + before, torch.arange(before + length)
+    queries = torch.arange(length, device=device) + before
+    keys = torch.arange(before + length, device=device)
     distance = queries[:, None] - keys
     seen = distance >= 0
     if config.window is not None:

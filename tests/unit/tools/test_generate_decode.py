@@ -137,6 +137,26 @@ def test_a_window_forgets_what_lies_before_it() -> None:
     assert apart[8:].min() > 1e-3
 
 
+def test_a_kernel_may_lay_its_output_out_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of CUDA in fp32 has the heads of a token side by side, the CPU's of all tokens."""
+    torch.manual_seed(0)
+    model, tokens = GPT(FAMILIES["llama"]).eval(), torch.randint(VOCABULARY, (PROMPT,))
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def tokens_first(*inputs: Any, **options: Any) -> Tensor:
+        return attend(*inputs, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def found() -> Tensor:
+        cache = Cache(model, PROMPT)
+        cache.extend(tokens[:-1])
+        return cache.extend(tokens[-1:])
+
+    with torch.inference_mode():
+        expected = found()
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", tokens_first)
+        assert torch.equal(found(), expected)
+
+
 def test_grouped_heads_are_kept_once() -> None:
     with torch.inference_mode():
         cache = Cache(GPT(FAMILIES["llama"]), 50)

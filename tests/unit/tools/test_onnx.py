@@ -20,7 +20,13 @@ from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
 from launcher.tools.exchange import export
 from launcher.tools.serve.check import check_graph
-from launcher.tools.serve.graph import empty_past, input_names, output_names, write_graph
+from launcher.tools.serve.graph import (
+    empty_past,
+    hidden_keys,
+    input_names,
+    output_names,
+    write_graph,
+)
 from launcher.tools.serve.runtime import onnx_session
 from launcher.tools.serve.tensorrt import profile, trtexec
 from launcher.util.errors import UserError
@@ -74,6 +80,15 @@ def operators(path: Path) -> set[str]:
 
 def tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_keys_are_hidden_where_the_tokens_are(masked: bool) -> None:
+    """Any device but the CPU stands for a GPU, on which the walk is compiled."""
+    meta = torch.device("meta")
+    mask = torch.ones(2, 5, dtype=torch.int64, device=meta) if masked else None
+    found = hidden_keys(config_of("mistral"), 2, 3, mask, meta)
+    assert (found.device, found.shape) == (meta, (2 if masked else 1, 1, 3, 5))
 
 
 @pytest.mark.parametrize("case", SOME)
