@@ -9,16 +9,18 @@ from launcher.config.schema import RunConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.util.flags import as_flags
 
-COMPILE_S: Final = 60.0
+COMPILE_S: Final = 40.0
 """Taken for what compiling takes of a host. First steps of bench/results/step_budget.md took 12 to
-39 s on two cores, and an evaluation compiles another graph."""
-# Reads and writes that fused kernels save per token, block and element of the model's width: the
-# differences between pairs in that table, compiled and not. GPT-2's blocks in bf16 save 19, most of
-# them by keeping what is behind the GELU, a quarter more memory, which `auto` does not choose.
-SAVED_BYTES_LLAMA: Final = 250
-"""Of the `Llama-shaped` pair: RoPE, RMSNorm and SwiGLU are many operators each."""
-SAVED_BYTES_FP8: Final = 1000
-"""Of the `seed-134m fp8` pair: casts and scales are fused."""
+39 s on two cores, an evaluation compiles another graph, and whole runs on an H200 took 10 to 14 s
+longer."""
+# What fused kernels save per token, block and element of the model's width, as bytes at the rate of
+# memory: steps of an H200, not compiled less compiled (bench/results/gpu-h200). GPT-2's blocks in
+# bf16 save 70, for a quarter more memory, which `auto` does not choose.
+SAVED_BYTES_LLAMA: Final = 490
+"""84.5 less 50.8 ms (`default/llama`, `default/llama-compiled`): RoPE, RMSNorm and SwiGLU are many
+operators each."""
+SAVED_BYTES_FP8: Final = 1960
+"""189.0 less 54.6 ms (`precision/fp8`, `compile/fp8`): casts and scales are fused."""
 MEMORY_BYTES_PER_S: Final = 4.3e12
 """Of an H200, nine tenths of its data sheet; slower memory saves more time."""
 

@@ -13,12 +13,12 @@ MOST_FLOP: Final = 5e11
 """Of a micro-batch in one block, forward and backward: an H200 takes 0.6 ms for so many, and a host
 that starts an operator in 8 us as long for the 75 of a block of GPT-2."""
 
+MOST_PARAMETERS: Final = 500_000_000
+"""A recording keeps its gradients: 2 GB for so many, which fit where so small a model does."""
+
 _TESTED: Final[dict[str, dict[str, tuple[object, ...] | None]]] = {
     "sharding": {"strategy": ("single",)},
-    "optim": {
-        "precision": ("fp32", "tf32", "bf16", "bf16-pure"),
-        "optimizer_in_backward": (False,),
-    },
+    "optim": {"optimizer_in_backward": (False,)},
     "model": {
         "activation_checkpointing": ("none",),
         "attention": ("auto", "sdpa"),
@@ -40,6 +40,7 @@ def with_cuda_graphs(setting: Setting) -> tuple[Setting, str]:
     pays = (
         setting.device_type == "cuda"
         and not any(untested_with_graphs(setting))
+        and setting.model.parameter_count <= MOST_PARAMETERS
         and _flop(setting) <= MOST_FLOP
     )
     config = setting.config.replace(cuda_graphs=pays)
@@ -51,6 +52,9 @@ def untested_with_graphs(setting: Setting) -> Iterator[str]:
     """Yield each choice with which no micro-batch was recorded, as a flag."""
     if isinstance(setting.model, ForeignConfig):
         yield "a decoder of transformers"
+    arithmetic = setting.config.optim.arithmetic
+    if arithmetic.fp8_linears or arithmetic.computed == "fp16":
+        yield as_flags({"precision": setting.config.optim.precision})
     for section, fields in _TESTED.items():
         ours, default = getattr(setting.config, section), getattr(_DEFAULT, section)
         for name, tested in fields.items():

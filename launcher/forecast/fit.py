@@ -1,12 +1,13 @@
 """Whether a run fits: predicted tensors and the memory around them, against what there is."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.calibration import Calibration
-from launcher.forecast.predict import predict
+from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.strategies import strategy_of
 from launcher.util.sizes import MIB
@@ -21,6 +22,8 @@ LOW_PRECISION_BYTES: Final = 20 * MIB
 # On a GPU kernels take memory for a moment that no trace sees, as attention's backward for queries'
 # gradients in fp32: 8 MiB where it was seen to decide (bench/allocator.py).
 STAGING_BYTES: Final = 16 * MIB
+GRADIENT_BYTES: Final = 4
+"""Of a parameter, at most."""
 SLACK: Final = 0.02
 """Of the tensors, for page rounding and what a prediction misses."""
 
@@ -72,13 +75,24 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     limit_bytes = room.size_bytes - around
     if prediction.peak_bytes > limit_bytes:
         return around + prediction.peak_bytes
+    use = reserved(prediction, resolved, limit_bytes=limit_bytes)
+    return around + within(use, limit_bytes)
+
+
+def reserved(prediction: Prediction, run: Resolved, *, limit_bytes: int | None) -> AllocatorUse:
+    """Replay a run through a model of CUDA's caching allocator."""
     use = replay(
         prediction.events,
         prediction.streams,
         limit_bytes=limit_bytes,
-        expandable_segments=resolved.expandable_segments,
+        expandable_segments=run.expandable_segments,
     )
-    return around + within(use, limit_bytes)
+    if not run.config.loop.cuda_graphs:
+        return use
+    # A recording keeps its gradients, in memory of its own. Taken for all of them.
+    peak_bytes = use.peak_reserved_bytes + GRADIENT_BYTES * run.model.parameter_count
+    out = use.out_of_memory or (limit_bytes is not None and peak_bytes > limit_bytes)
+    return dataclasses.replace(use, peak_reserved_bytes=peak_bytes, out_of_memory=out)
 
 
 def within(use: AllocatorUse, limit_bytes: int) -> int:

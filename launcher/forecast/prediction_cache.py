@@ -19,8 +19,9 @@ from typing import Any, Final
 import torch
 
 from launcher.config.resolve import Resolved
-from launcher.forecast.allocator import AllocatorUse, replay
+from launcher.forecast.allocator import AllocatorUse
 from launcher.forecast.cluster import Cluster
+from launcher.forecast.fit import reserved
 from launcher.forecast.predict import Prediction, predict
 from launcher.measure.hardware import find_gpu
 from launcher.strategies.ledger import Ledger, LedgerLines
@@ -74,12 +75,7 @@ class PredictionCache:
         with contextlib.suppress(KeyError, TypeError):
             return AllocatorUse(**self._entries[_digest([key])][name])
         found = self._fresh[key] if key in self._fresh else self._predict(run)
-        use = replay(
-            found.events,
-            found.streams,
-            limit_bytes=limit_bytes,
-            expandable_segments=run.expandable_segments,
-        )
+        use = reserved(found, run, limit_bytes=limit_bytes)
         self._put(run, name, asdict(use))
         return use
 

@@ -49,6 +49,7 @@ NOT_DEFAULT: dict[str, str] = {
     "init_from": "start",
     "mask_prompt": "False",
     "compile": "on",
+    "cuda_graphs": "on",
     "attention": "eager",
     "report_to": "wandb",
     "activation_checkpointing": "full",
