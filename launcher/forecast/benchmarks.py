@@ -25,12 +25,13 @@ from launcher.forecast.machine import COLLECTIVES
 from launcher.forecast.on_gpu import achieved_flops_per_s
 from launcher.forecast.trace.counting import work_of_call
 from launcher.forecast.traffic import Collective
-from launcher.forecast.workloads import elementwise, linear_products, linears
+from launcher.forecast.workloads import captured, elementwise, linear_products, linears
 from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
 from launcher.util.sizes import MIB
 
 _CHUNK_BYTES = 8 * MIB
+_FEW_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +73,10 @@ class Bench:
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
         """Where the table has it, so that rates are of products of any shape."""
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
-        rows, usual = max(int(effort.flops / per_token), 16), 8 * default_seq_len(model)
-        self.head_rows = min(rows, usual)
+        rows, seq_len = max(int(effort.flops / per_token), _FEW_ROWS), default_seq_len(model)
+        self.rows = min(rows, (32 if on_gpu else 8) * seq_len)
+        self.head_rows = min(rows, 8 * seq_len)
         """Logits of more would not fit on a small GPU."""
-        self.rows = rows if on_gpu else self.head_rows
 
     def run(self, disk_folder: Path | None) -> dict[str, Any]:
         """Everything; the names are fields of `Machine`."""
@@ -154,17 +155,20 @@ class Bench:
         return rate
 
     def operator_s(self) -> float:
-        """Starting an operator under autograd: as many views as sums."""
-        x = torch.ones(16, device=self.device, requires_grad=True)
-        times = 200
+        """Starting an operator under autograd: those of a block beside its products on a GPU, whose
+        kernels are too short to be waited for; on a CPU as many views as sums."""
+        if self.device.type == "cuda":
+            call = elementwise(self.model, _FEW_ROWS, self.device)
+            seconds = self._time(call) / work_of_call(call).operators
+        else:
+            x = torch.ones(16, requires_grad=True)
 
-        def operators() -> None:
-            y = x
-            for _ in range(times):
-                y = y.view(4, 4) + 1.0
-                y = y.view(16) + 1.0
+            def operators() -> None:
+                y = x
+                for _ in range(200):
+                    y = (y.view(4, 4) + 1.0).view(16) + 1.0
 
-        seconds = self._time(operators) / (4 * times)
+            seconds = self._time(operators) / 800
         self.say(f"starting an operator: {seconds * 1e6:.1f} us")
         return seconds
 
@@ -234,7 +238,7 @@ class Bench:
     def _time_kernels(self, call: Callable[[], Any]) -> float:
         """Median seconds of `call` on the device alone: a GPU replays its kernels from a graph,
         since a slow host starts small ones later than they could run."""
-        return self._time(call if self.device.type == "cpu" else _captured(call))
+        return self._time(call if self.device.type == "cpu" else captured(call))
 
     def _time(self, call: Callable[[], Any], *, repeats: int | None = None) -> float:
         """Median seconds of `call`, which all ranks begin together."""
@@ -254,20 +258,6 @@ class Bench:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def _captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """Record the kernels of `call` once; what returns runs them again."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # where libraries make their handles and workspaces
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def _dtype(name: str) -> torch.dtype:

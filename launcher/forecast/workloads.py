@@ -67,3 +67,17 @@ def elementwise(model: ModelConfig, rows: int, device: torch.device) -> Callable
         torch.autograd.grad(outputs, [*inputs, *weights], outputs)
 
     return forward_and_backward
+
+
+def captured(call: Callable[[], object]) -> Callable[[], None]:
+    """Record the kernels of `call` on a GPU; what is returned runs them again."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):  # where libraries make their handles and workspaces
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

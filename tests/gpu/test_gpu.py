@@ -65,6 +65,23 @@ def test_a_strategy_reproduces_single_on_nccl(
     assert other == pytest.approx(single, rel=tolerance)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--precision", "fp32"],
+        ["--precision", "bf16", "--global-batch", "24"],
+        ["--precision", "bf16-pure", "--optimizer", "adamw8bit"],
+    ],
+    ids=" ".join,
+)
+def test_a_replayed_run_is_the_same_run(corpus: Path, tmp_path: Path, flags: list[str]) -> None:
+    runs = {
+        graphs: losses(train(corpus, tmp_path / graphs, *flags, "--cuda-graphs", graphs))
+        for graphs in ("off", "on")
+    }
+    assert runs["on"] == pytest.approx(runs["off"], rel=1e-5)
+
+
 def test_the_ledger_adds_up_to_what_the_device_uses(corpus: Path, tmp_path: Path) -> None:
     records = train(corpus, tmp_path / "run", "--precision", "bf16")
     peaks = [r for r in records if r["kind"] == "ledger" and r["moment"] == "peak"]
