@@ -136,5 +136,8 @@ def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
     if len(alone_s) < 2:
         return None
     slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
-    ratio = alone_s[slowest] / statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
+    others = statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
+    if others == 0:  # ranks that are not there, in a rehearsal of one of them
+        return None
+    ratio = alone_s[slowest] / others
     return (slowest, ratio) if ratio > STRAGGLES_FROM else None

@@ -64,12 +64,12 @@ def environment(
     }
 
 
-def command(folder: Path, *words: str, more: Mapping[str, str] | None = None) -> Run:
+def command(folder: Path, *words: str, more: Mapping[str, str] | None = None, gpus: int = 1) -> Run:
     """`python -m` with the words; a run's folder is `folder`/run."""
     done = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=ROOT,
-        env=environment(folder, more),
+        env=environment(folder, more, gpus=gpus),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -93,8 +93,12 @@ def interpreted(script: str) -> list[dict[str, Any]]:
 
 
 def train(
-    folder: Path, *flags: str, tiny: bool = True, more: Mapping[str, str] | None = None
+    folder: Path,
+    *flags: str,
+    tiny: bool = True,
+    more: Mapping[str, str] | None = None,
+    gpus: int = 1,
 ) -> Run:
     """Train the tiny model, or the one that the flags name; the last of two equal flags counts."""
     about = (*SHORT, *(TINY if tiny else ()), "--out", str(folder / "run"))
-    return command(folder, "launcher.train", *about, *flags, more=more)
+    return command(folder, "launcher.train", *about, *flags, more=more, gpus=gpus)

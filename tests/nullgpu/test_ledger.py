@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from nullgpu.runs import train
+from nullgpu.runs import Run, train
 
 from launcher.strategies.ledger import CATEGORIES
 
@@ -14,6 +14,8 @@ SEED = (
 CASES = {
     "single": (),
     "accumulated": ("--global-batch", "250"),
+    "ddp": ("--strategy", "ddp"),
+    "ddp, accumulated": ("--strategy", "ddp", "--global-batch", "250"),
     "fsdp": ("--strategy", "fsdp"),
     "fsdp, accumulated": ("--strategy", "fsdp", "--global-batch", "250"),
     "zero1": ("--zero", "1"),
@@ -23,12 +25,26 @@ CASES = {
     "activations offloaded": ("--activation-checkpointing", "offload"),
     "optimizer offloaded": ("--zero", "2", "--offload-optimizer", "cpu"),
 }
+FIRST_OF_TWO = {
+    "SHARDSCALE_STAND_IN_ALONE": "1",
+    **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+}
+APPLIED = {"SHARDSCALE_STAND_IN_CHECKS": "false"}
 BOUND = 0.0005  # of the peak
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
 def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None:
-    run = train(tmp_path, *SEED, *flags, tiny=False, more={"SHARDSCALE_STAND_IN_CHECKS": "false"})
+    compare(train(tmp_path, *SEED, *flags, tiny=False, more=APPLIED))
+
+
+def test_first_of_two_ranks_of_ddp(tmp_path: Path) -> None:
+    flags = (*SEED, "--strategy", "ddp", "--global-batch", "250")
+    compare(train(tmp_path, *flags, tiny=False, gpus=2, more={**APPLIED, **FIRST_OF_TWO}))
+
+
+def compare(run: Run) -> None:
     assert run.code == 0, run.output[-4000:]
     plan = run.json("summary.json")["plan"]
     assert "reason" not in plan, plan

@@ -15,7 +15,7 @@ import pytest
 from launcher.tools.rehearse.build import FLAGS, SOURCES
 
 HERE = Path(__file__).parent / "nccl_stand_in"
-PARTS = ("nccl", "communicator", "meet", "reduce", "kept", "timeline")
+PARTS = ("nccl", "communicator", "meet", "reduce", "kept", "timeline", "watchdog")
 KEYS = itertools.count()
 
 

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "reduce.h"
 #include "timeline.h"
+#include "watchdog.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -312,6 +313,7 @@ int exchange(Communicator *its, const void *from, void *to, size_t bytes) {
 }
 
 static int start_on(const void *stream, Call call) {
+    watchdogs_owe();
     timeline_add(COLLECTIVE, stream, call.bytes, (size_t)call.kind << 32 | call.communicator->size);
     return start(call);
 }

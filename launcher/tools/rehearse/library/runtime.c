@@ -11,6 +11,7 @@
 #include "kept.h"
 #include "refuse.h"
 #include "timeline.h"
+#include "watchdog.h"
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -292,6 +293,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
     note("blocking_copy", bytes);
     copy(to, from, bytes, NULL);
     timeline_add(SYNCHRONIZE, NULL, 0, 0);
+    watchdogs_look();
     return cudaSuccess;
 }
 
@@ -375,6 +377,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
         return failed(cudaErrorStreamCaptureUnsupported);
     timeline_add(SYNCHRONIZE, stream, 0, 0);
     note("stream_synchronize", 0);
+    watchdogs_look();
     return cudaSuccess;
 }
 
@@ -383,6 +386,7 @@ cudaError_t cudaDeviceSynchronize(void) {
         return failed(cudaErrorStreamCaptureUnsupported);
     timeline_add(SYNCHRONIZE, NULL, 0, 1);
     note("device_synchronize", 0);
+    watchdogs_look();
     return cudaSuccess;
 }
 
@@ -424,6 +428,7 @@ SUCCEEDS(cudaEventQuery, cudaEvent_t)
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     timeline_add(SYNCHRONIZE, NULL, (size_t)event, 0);
     note("event_synchronize", 0);
+    watchdogs_look();
     return cudaSuccess;
 }
 

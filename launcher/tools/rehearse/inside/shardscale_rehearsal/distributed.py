@@ -56,7 +56,8 @@ def _alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
         from torch.distributed import HashStore
 
         backend = _fake_gloo(backend or "cpu:gloo,cuda:nccl")
-        kwargs.pop("init_method", None)
+        for name in ("init_method", "store"):
+            kwargs.pop(name, None)
         for name in ("rank", "world_size"):
             if kwargs.get(name, -1) == -1:  # DeepSpeed gives -1 for "as the environment says"
                 kwargs[name] = int(os.environ[name.upper()])
