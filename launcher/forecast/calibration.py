@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launcher.measure.hardware import find_gpu
+from launcher.measure.hardware import find_gpu, is_rehearsal
 from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.sizes import gib
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""Version 1 noted rehearsals, too, whose seconds are the host's."""
 KEPT: Final = 20
 """Of each constant, the newest readings, whose median counts."""
 PLAUSIBLE_RATIOS: Final = (0.05, 20.0)
@@ -33,7 +34,10 @@ class Readings:
 
 
 class Calibration:
-    """Constants by name: `fixed_bytes/GPU/group` and `time/MACHINE/PRECISION/STRATEGY`."""
+    """Constants by name: `fixed_bytes/GPU/group` and `time/MACHINE/PRECISION/STRATEGY`.
+
+    A rehearsal teaches nothing: its seconds are the host's, its context a constant of ours.
+    """
 
     def __init__(self, readings: dict[str, Readings], path: Path) -> None:
         self._readings = readings
@@ -104,6 +108,8 @@ class Calibration:
         return lines
 
     def _note(self, key: str, value: float) -> None:
+        if is_rehearsal():
+            return
         known = self._readings.setdefault(key, Readings())
         known.values = [*known.values, value][-KEPT:]
         known.last = datetime.date.today().isoformat()

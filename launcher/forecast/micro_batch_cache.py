@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from launcher.config.schema import RunConfig
+from launcher.measure.hardware import is_rehearsal
 from launcher.util.errors import UserError
 from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.packages import version_of
@@ -66,6 +67,7 @@ class MicroBatchCache:
             "config": {k: v for k, v in config.flat().items() if k not in WITHOUT_EFFECT},
             "ranks": ranks,
             "gpu": gpu,
+            "rehearsal": is_rehearsal(),
             "cpus": os.cpu_count(),
             "host_bytes": psutil.virtual_memory().total,
             "machine": platform.machine(),

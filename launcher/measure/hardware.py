@@ -5,13 +5,17 @@ an entry a machine that nobody has measured. A `shardscale profile` of the real 
 """
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from launcher.util.errors import UserError
 from launcher.util.sizes import GIB, MIB
 
 ASSUMED_NETWORK_BYTES_PER_S = 1.5625e9  # one link of 100 Gbit/s for 8 GPUs
+STAND_IN_GPUS: Final = "SHARDSCALE_STAND_IN_GPUS"
+"""Environment variable that describes the GPUs of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,11 @@ GPUS = (
     Gpu("T4", "T4", (7, 5), 14.5, 65e12, 8.1e12, 320e9, 3, 40, "T4"),
 )
 # fmt: on
+
+
+def is_rehearsal() -> bool:
+    """Return whether this process sees stand-in GPUs, whose seconds and context are no GPU's."""
+    return STAND_IN_GPUS in os.environ
 
 
 def find_gpu(device_name: str | None) -> Gpu | None:

@@ -58,7 +58,7 @@ def environment(
         **os.environ,
         **stand_in(python, [GPU] * gpus),
         "SHARDSCALE_STAND_IN_CHECKS": "true",  # ours ask whether a step is finite
-        # What a run teaches the planner stays in the test.
+        # What a run caches stays in the test.
         "XDG_CACHE_HOME": str(folder / "cache"),
         **(more or {}),
     }

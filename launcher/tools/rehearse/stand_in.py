@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.measure.hardware import CONTEXT_BYTES, Gpu
+from launcher.measure.hardware import CONTEXT_BYTES, STAND_IN_GPUS, Gpu
 from launcher.tools import watch
 from launcher.tools.rehearse.build import built_for
 from launcher.util.errors import UserError
@@ -88,7 +88,7 @@ def environment(
             str(INSIDE), _first(str(watch.INSIDE), before.get("PYTHONPATH", ""), ":"), ":"
         ),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
-        "SHARDSCALE_STAND_IN_GPUS": ";".join(map(_described, gpus)),
+        STAND_IN_GPUS: ";".join(map(_described, gpus)),
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
         "SHARDSCALE_STAND_IN_HOST_BYTES": before.get(
             "SHARDSCALE_STAND_IN_HOST_BYTES",

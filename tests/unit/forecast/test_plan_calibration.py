@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.forecast.calibration import KEPT, Calibration
+from launcher.measure.hardware import STAND_IN_GPUS
 
 A100 = "A100-SXM4-40GB"
 MIB = 2**20
@@ -44,6 +45,23 @@ def test_what_says_nothing_of_the_machine_is_not_learnt(tmp_path: Path) -> None:
     assert calibration.time_ratio(A100, "bf16", "ddp") is None
 
 
+def test_a_rehearsal_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STAND_IN_GPUS, "NVIDIA H200,150000000000,545259520,9,0,132,1")
+    calibration = Calibration.load(tmp_path / "calibration.json")
+    calibration.learn_fixed_bytes(A100, grouped=False, size_bytes=500 * MIB)
+    calibration.learn_time(A100, "bf16", "ddp", ratio=0.22)
+    assert calibration.fixed_bytes(A100, grouped=False) is None
+    assert calibration.time_ratio(A100, "bf16", "ddp") is None
+
+
+def test_constants_that_rehearsals_may_have_taught_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(
+        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": [0.22], "last": ""}}}'
+    )
+    assert Calibration.load(path).time_ratio("A", "bf16", "ddp") is None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -51,14 +69,14 @@ def test_what_says_nothing_of_the_machine_is_not_learnt(tmp_path: Path) -> None:
         "{",
         "[1, 2]",
         '{"schema_version": 99, "constants": {}}',
-        '{"schema_version": 1, "constants": 7}',
-        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": null}}',
-        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": []}}}',
-        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": ["x", 1]}}}',
-        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": [true]}}}',
-        '{"schema_version": 1, "constants": {"time/A/bf16/ddp": {"values": [NaN]}}}',
-        '{"schema_version": 1, "constants": {"time/A": {"values": [1.0]}}}',
-        '{"schema_version": 1, "constants": {"time/A/bf16": {"values": [1.0]}}}',
+        '{"schema_version": 2, "constants": 7}',
+        '{"schema_version": 2, "constants": {"time/A/bf16/ddp": null}}',
+        '{"schema_version": 2, "constants": {"time/A/bf16/ddp": {"values": []}}}',
+        '{"schema_version": 2, "constants": {"time/A/bf16/ddp": {"values": ["x", 1]}}}',
+        '{"schema_version": 2, "constants": {"time/A/bf16/ddp": {"values": [true]}}}',
+        '{"schema_version": 2, "constants": {"time/A/bf16/ddp": {"values": [NaN]}}}',
+        '{"schema_version": 2, "constants": {"time/A": {"values": [1.0]}}}',
+        '{"schema_version": 2, "constants": {"time/A/bf16": {"values": [1.0]}}}',
     ],
 )
 def test_a_damaged_file_teaches_nothing_and_is_replaced(tmp_path: Path, content: str) -> None:
@@ -70,4 +88,4 @@ def test_a_damaged_file_teaches_nothing_and_is_replaced(tmp_path: Path, content:
     calibration.learn_time("A", "bf16", "ddp", ratio=1.5)
     calibration.save()
     assert Calibration.load(path).time_ratio("A", "bf16", "ddp") == 1.5
-    assert json.loads(path.read_text())["schema_version"] == 1
+    assert json.loads(path.read_text())["schema_version"] == 2
