@@ -36,7 +36,7 @@ LLAMA = (
     *("--model=llama-3.2-1b", "--layers=12", "--d-model=768", "--heads=12", "--kv-heads=12"),
     *("--d-ff=2048", "--vocab-size=32000", "--context=256", "--micro-batch=125"),
 )
-SMALL = ("--model=seed-134m", "--micro-batch=8")
+SMALL = ("--model=seed-134m", "--micro-batch=8", "--cuda-graphs=off")
 BF16, COMPILED = "--precision=bf16", "--compile=on"
 PURE8 = ("--precision=bf16-pure", "--optimizer=adamw8bit")
 IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "seed-134m fp8": (*SEED, "--precision=fp8"),
     "seed-134m fp8, compiled": (*SEED, "--precision=fp8", COMPILED),
     "seed-134m bf16, micro-batch 8": (*SMALL, BF16),
+    "seed-134m bf16, micro-batch 8, CUDA graphs": (*SMALL, BF16, "--cuda-graphs=on"),
     "seed-134m bf16, micro-batch 8, compiled": (*SMALL, BF16, COMPILED),
     "Llama-shaped bf16": (*LLAMA, BF16),
     "Llama-shaped bf16, compiled": (*LLAMA, BF16, COMPILED),

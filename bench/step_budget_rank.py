@@ -129,7 +129,7 @@ class Phases:
 
 
 def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
-    """The seconds of a first step; a third step, counted; the fourth one's highest bytes and
+    """The seconds of a first step; a third step, counted; the fifth one's highest bytes and
     launches; and the host's time of later ones."""
     config = parse_run_config(["--device=cuda", *flags])
     resolved = resolve(config, world_size=1, device_type="cuda")
@@ -147,6 +147,7 @@ def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
     take_step(engine, batch, lr, Phases(Budget()))  # in which DDP fills its buckets anew
     with budget, updates_counted(budget), compiled_counted(budget):
         take_step(engine, batch, lr, Phases(budget))
+    take_step(engine, batch, lr, Phases(Budget()))  # in which CUDA graphs are recorded
     torch.cuda.reset_peak_memory_stats()
     stands_in = "SHARDSCALE_STAND_IN_GPUS" in os.environ
     launches = ctypes.CDLL(None).device_launches if stands_in else lambda: 0

@@ -1,8 +1,9 @@
 """`--cuda-graphs`: a micro-batch's kernels are started all at once, from a recording of them.
 
 A host starts a kernel in 5 to 50 us, which small micro-batches wait for. A CUDA graph holds the
-kernels of one forward, another those of its backward, each with the addresses that they had; what
-changes between micro-batches is copied to where the recording reads it.
+kernels of one forward, another those of its backward, a third those of torch's fused update, each
+with the addresses that they had; what changes between micro-batches and steps is copied to where
+the recording reads it.
 """
 
 from collections.abc import Callable
@@ -11,11 +12,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from launcher.strategies.engine import StepResult
 from launcher.strategies.native import NativeEngine
 
 EAGER_STEPS: Final = 3
 """Steps before the recording. They make optimizer states and the libraries' workspaces, and are
 measured: of a replay the allocator sees nothing, so peaks by phase and the ledger are theirs."""
+# Other threads may use the GPU meanwhile, an asynchronous save for one.
+_MODE: Final[dict[str, Any]] = {"capture_error_mode": "thread_local"}
 
 
 class GraphEngine(NativeEngine):
@@ -29,10 +33,17 @@ class GraphEngine(NativeEngine):
         super().__init__(*arguments, **options)
         self._steps = 0
         self._recorded: _Recording | None = None
+        self._update: _Update | None = None
+        self._records_update = isinstance(self._optimizer, torch.optim.Adam) and all(
+            group["fused"] for group in self._optimizer.param_groups
+        )
 
     def begin_step(self, lr: float) -> None:
-        super().begin_step(lr)
         self._steps += 1
+        if self._update is None:
+            super().begin_step(lr)
+        else:
+            self._update.lr.fill_(lr)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
@@ -49,6 +60,13 @@ class GraphEngine(NativeEngine):
             super().backward(loss)
         else:
             self._recorded.backward(loss * self._scale)
+
+    def step(self) -> StepResult:
+        if self._recorded is None or not self._records_update:
+            return super().step()
+        if self._update is None:
+            self._update = _Update(super().step, self._optimizer, self._device)
+        return self._update.replay()
 
     def _drop_gradients(self) -> None:
         if self._recorded is None:
@@ -77,11 +95,9 @@ class _Recording:
         self._inputs = (tokens, targets)
         self._gradient = torch.ones((), device=tokens.device)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile, an asynchronous save for one.
-        modes: Any = {"capture_error_mode": "thread_local"}
-        with torch.cuda.graph(self._forward, **modes):
+        with torch.cuda.graph(self._forward, **_MODE):
             loss = compute(tokens, targets, None)
-        with torch.cuda.graph(self._backward, pool=self._forward.pool(), **modes):
+        with torch.cuda.graph(self._backward, pool=self._forward.pool(), **_MODE):
             loss.backward(self._gradient)
         self._loss = loss.detach()
         self._leaf = self._loss
@@ -98,3 +114,34 @@ class _Recording:
         (factor,) = torch.autograd.grad(loss, self._leaf)
         self._gradient.copy_(factor)
         self._backward.replay()
+
+
+class _Update:
+    """The graph of an update, which reads its learning rate from the device.
+
+    Args:
+        step: clips and updates.
+        optimizer: Adam or AdamW, fused.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], StepResult],
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> None:
+        groups = optimizer.param_groups
+        self.lr = torch.tensor(groups[0]["lr"], device=device)
+        for group in groups:
+            group["lr"], group["capturable"] = self.lr, True
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, **_MODE):
+            self._result = step()
+
+    def replay(self) -> StepResult:
+        self._graph.replay()
+        norm, applied = self._result.grad_norm, self._result.applied
+        assert isinstance(norm, Tensor)
+        assert isinstance(applied, Tensor)
+        # They are read later, and the next replay writes over them.
+        return StepResult(grad_norm=norm.clone(), applied=applied.clone())

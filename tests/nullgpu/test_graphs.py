@@ -56,8 +56,8 @@ def test_a_micro_batch_is_two_launches_once_it_is_recorded(
     assert found["all_have_gradients"]
     assert found["launches"][:3] == eager[:3]
     assert eager[4] == eager[5] > 100 * accumulated
-    # Beside both replays: inputs, the factor of the loss, and the update.
-    assert found["launches"][4] == found["launches"][5] < 40 + 12 * accumulated
+    # Beside the replays: inputs, the factor of the loss, the learning rate, what the step says.
+    assert found["launches"][4] == found["launches"][5] <= 5 + 10 * accumulated
 
 
 def test_auto_records_small_micro_batches_and_says_so(tmp_path: Path) -> None:
