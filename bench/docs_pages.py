@@ -3,7 +3,7 @@
     <!-- docs_pages: KIND ARGUMENTS -->
     <!-- docs_pages: end -->
 
-in every page. tests/unit/house/test_docs.py says when a page is behind.
+in the README and every page. tests/unit/house/test_docs.py says when a page is behind.
 
     python bench/docs_pages.py
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import architectures
+import gpu_page
 import rehearsals_table
 from runs import ROOT
 from will_it_fit import CHOICES, GPUS, MODELS
@@ -280,16 +281,15 @@ KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
     "offload": offload,
     **{"fit": fit, "simplest": simplest, "memory-of": memory_of, "held": held},
     **rehearsals_table.TABLES,
-    "exit-codes": exit_codes,
-    "architectures": architectures.table,
-    "shapes": shapes,
+    **gpu_page.TABLES,
+    **{"exit-codes": exit_codes, "architectures": architectures.table, "shapes": shapes},
     "records": lambda _: schema(RECORDS),
     "files": lambda _: schema(FILES),
 }
 
 
 def main() -> None:
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if (today := filled(text)) != text:
             page.write_text(today, encoding="utf-8")

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 CALCULATOR = ROOT / "build" / "calculator"
 """Where `shardscale site` has left it, if it has."""
-WIDE = ("calculator.md", "matrix.md", "will-it-fit.md")
+WIDE = ("calculator.md", "matrix.md", "on-a-gpu.md", "will-it-fit.md")
 EMBEDDED = '<iframe class="calculator" loading="lazy" src="{}" title="Calculator"></iframe>'
 CALCULATORS = {"index.md": "calculator/app/index.html", "calculator.md": "app/index.html"}
 """Page -> where the calculator is from there; it stands where the page says CALCULATOR_HERE."""
