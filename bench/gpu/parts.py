@@ -1,6 +1,7 @@
 """What a GPU is asked in 25 minutes, the most valuable first.
 
-Budgets are estimates, in seconds on an H100 or H200 with 16 cores; nobody has measured them.
+Budgets are seconds that the parts took on an H200 with 16 slow cores, rounded up to 5. Those of
+parts without a result in bench/results/gpu-h200 are estimates.
 """
 
 from collections.abc import Iterator
@@ -40,17 +41,17 @@ def tests(section: str, name: str, budget_s: int, *words: str) -> Part:
 
 def default() -> Iterator[Part]:
     """Runs with default flags, their ledgers against the plan, and where their time goes."""
-    yield training("default", "run", 60, "--hold-ledger", *SEED)
-    yield training("default", "llama", 35, "--hold-ledger", *LLAMA, "--compile", "off")
-    yield training("default", "llama-compiled", 60, "--hold-ledger", *LLAMA, "--compile", "on")
-    yield training("default", "small", 30, "--hold-ledger", *SMALL)
-    yield script("default", "rates", 60, "-m", "launcher", "profile", "--out", "{out}/rates.json")
-    yield script("default", "doctor", 20, "-m", "launcher", "doctor")
+    yield training("default", "run", 30, "--hold-ledger", *SEED)
+    yield training("default", "llama", 25, "--hold-ledger", *LLAMA, "--compile", "off")
+    yield training("default", "llama-compiled", 40, "--hold-ledger", *LLAMA, "--compile", "on")
+    yield training("default", "small", 25, "--hold-ledger", *SMALL)
+    yield script("default", "rates", 30, "-m", "launcher", "profile", "--out", "{out}/rates.json")
+    yield script("default", "doctor", 10, "-m", "launcher", "doctor")
     operators = ("bench/gpu/operators.py", "{out}")
-    yield script("default", "operators", 45, *operators, *SEED)
-    yield script("default", "operators-llama", 45, *operators, *LLAMA, "--compile", "off")
+    yield script("default", "operators", 15, *operators, *SEED)
+    yield script("default", "operators-llama", 15, *operators, *LLAMA, "--compile", "off")
     limited = ("--model", "seed-134m", "--precision", "bf16", "--memory-limit", "48GiB")
-    yield training("default", "largest-batch", 60, *limited, "--micro-batch", "auto")
+    yield training("default", "largest-batch", 110, *limited, "--micro-batch", "auto")
 
 
 def kernels() -> Iterator[Part]:
@@ -58,45 +59,45 @@ def kernels() -> Iterator[Part]:
     names = ("loss_kernel", "optim_kernels", "attention", "transformers")
     files = (f"tests/gpu/test_{name}.py" for name in names)
     chosen = ("-n", "8", *files, "-k", "not flex and not compiled")
-    yield tests("kernels", "values", 60, *chosen)
-    yield script("kernels", "times", 40, "bench/gpu/kernels.py", "{out}/times.json")
+    yield tests("kernels", "values", 50, *chosen)
+    yield script("kernels", "times", 35, "bench/gpu/kernels.py", "{out}/times.json")
 
 
 def strategies() -> Iterator[Part]:
     """Each strategy with one rank over NCCL: ledger, time, and losses against a single process."""
     choices = {
-        "fsdp": ("--strategy", "fsdp"),
-        "ddp": ("--strategy", "ddp"),
-        "zero3": ("--zero", "3"),
-        "zero2": ("--zero", "2"),
-        "zero1": ("--zero", "1"),
-        "activations-offloaded": ("--activation-checkpointing", "offload"),
+        "fsdp": (30, "--strategy", "fsdp"),
+        "ddp": (25, "--strategy", "ddp"),
+        "zero3": (30, "--zero", "3"),
+        "zero2": (35, "--zero", "2"),
+        "zero1": (30, "--zero", "1"),
+        "activations-offloaded": (20, "--activation-checkpointing", "offload"),
     }
-    for name, flags in choices.items():
-        yield training("strategies", name, 35, "--hold-ledger", *BF16, *flags)
+    for name, (budget_s, *flags) in choices.items():
+        yield training("strategies", name, budget_s, "--hold-ledger", *BF16, *flags)
     offloaded = ("--zero", "2", "--offload-optimizer", "cpu")  # compiles DeepSpeed's Adam
-    yield training("strategies", "optimizer-offloaded", 70, "--hold-ledger", *BF16, *offloaded)
+    yield training("strategies", "optimizer-offloaded", 40, "--hold-ledger", *BF16, *offloaded)
     files = (f"tests/gpu/test_{name}.py" for name in ("gpu", "gpu_offload", "gpu_pruned"))
     yield tests("strategies", "parity", 90, "-n", "8", *files, "-k", "not bf16")
 
 
 def precision() -> Iterator[Part]:
     """The same 40 steps in each precision: fp32's losses are the reference."""
-    yield training("precision", "fp32", 30, *SEED, "--precision", "fp32")
-    yield training("precision", "bf16-pure", 30, *SEED, "--precision", "bf16-pure")
-    yield training("precision", "fp16", 30, *SEED, "--precision", "fp16")
+    yield training("precision", "fp32", 25, *SEED, "--precision", "fp32")
+    yield training("precision", "bf16-pure", 25, *SEED, "--precision", "bf16-pure")
+    yield training("precision", "fp16", 25, *SEED, "--precision", "fp16")
     yield training("precision", "fp8", 35, *SEED, "--precision", "fp8")
-    yield training("precision", "adamw8bit", 30, *BF16, "--optimizer", "adamw8bit")
+    yield training("precision", "adamw8bit", 25, *BF16, "--optimizer", "adamw8bit")
 
 
 def compiled() -> Iterator[Part]:
     """What torch.compile and FlexAttention change."""
     on = ("--compile", "on")
-    yield training("compile", "bf16", 45, *BF16, *on)
-    yield training("compile", "fsdp", 45, *BF16, *on, "--strategy", "fsdp")
-    yield training("compile", "small", 45, *SMALL, *on)
-    yield training("compile", "fp8", 60, *SEED, "--precision", "fp8", *on)
-    yield training("compile", "flex-window64", 45, *BF16, "--attention", "flex", "--window", "64")
+    yield training("compile", "bf16", 40, *BF16, *on)
+    yield training("compile", "fsdp", 35, *BF16, *on, "--strategy", "fsdp")
+    yield training("compile", "small", 35, *SMALL, *on)
+    yield training("compile", "fp8", 45, *SEED, "--precision", "fp8", *on)
+    yield training("compile", "flex-window64", 35, *BF16, "--attention", "flex", "--window", "64")
     attention = ("tests/gpu/test_attention.py", "-k", "compiled and sdpa or flex and 300")
     yield tests("compile", "attention", 45, "-n", "8", *attention)
 
@@ -104,19 +105,19 @@ def compiled() -> Iterator[Part]:
 def peers() -> Iterator[Part]:
     """Other people's programs, rehearsed and run; transformers' GPT-2 under accelerate, Lightning
     Fabric and DeepSpeed, in turn with ours."""
-    yield script("peers", "rehearsed", 100, "bench/gpu/rehearsed.py", "{out}")
+    yield script("peers", "rehearsed", 145, "bench/gpu/rehearsed.py", "{out}")
     bench = ("bench/peers.py", "--size", "full", "--precisions", "bf16", "--output", "{out}")
     both = ("--cases", "single", "--flags", "defaults", "selective")
-    yield script("peers", "single", 70, *bench, *both)
-    yield script("peers", "zero3", 60, *bench, "--cases", "zero3", "--flags", "defaults")
+    yield script("peers", "single", 80, *bench, *both)
+    yield script("peers", "zero3", 45, *bench, "--cases", "zero3", "--flags", "defaults")
     fast = ("--cases", "single", "--flags", "both-compile", "--peers", "accelerate")
-    yield script("peers", "both-compile", 70, *bench, *fast)
+    yield script("peers", "both-compile", 55, *bench, *fast)
 
 
 def inference() -> Iterator[Part]:
     """PyTorch as it is and compiled; TensorRT where the machine has it."""
-    yield tests("inference", "tests", 30, "tests/gpu/test_inference.py")
+    yield tests("inference", "tests", 20, "tests/gpu/test_inference.py")
     trained = "{python} bench/gpu/one_run.py {out} --model gpt2 --precision bf16 --micro-batch 8"
     bench = "{python} bench/inference.py {out}/run --output {out}/inference"
     words = ("sh", "-c", f"{trained} --save-every 1000000 && {bench} --device=cuda --repeats=1")
-    yield Part(section="inference", name="gpt2", words=words, budget_s=75)
+    yield Part(section="inference", name="gpt2", words=words, budget_s=50)

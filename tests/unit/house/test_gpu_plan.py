@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,17 @@ def test_the_plan_is_25_minutes_in_the_order_of_what_it_tells() -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
+def test_its_page_has_the_seconds_of_each_section() -> None:
+    page = (PLAN.parent / "README.md").read_text(encoding="utf-8")
+    shown = {
+        row[1]: int(row[2]) for row in re.finditer(r"^\| `(\w+)` \|.*\| (\d+) \|$", page, re.M)
+    }
+    budgets = Counter[str]()
+    for part in parts():
+        budgets[part.section] += part.budget_s
+    assert shown == budgets
+
+
 def plan(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PLAN), *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
@@ -270,7 +283,7 @@ def plan(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_list_shows_budgets_and_a_wrong_part_is_refused() -> None:
     done = plan("--list", "--only", "kernels")
     assert done.returncode == 0
-    assert "kernels/loss" in done.stdout
+    assert "kernels/values" in done.stdout
     assert "default/run" not in done.stdout
     done = plan("--only", "kernel")
     assert done.returncode == 2
