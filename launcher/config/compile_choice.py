@@ -13,6 +13,9 @@ COMPILE_S: Final = 40.0
 """Taken for what compiling takes of a host. First steps of bench/results/step_budget.md took 12 to
 39 s on two cores, an evaluation compiles another graph, and whole runs on an H200 took 10 to 14 s
 longer."""
+KEPT_SHARE: Final = 0.99
+"""Below 1, so that the compiler keeps nothing that it can fuse into a kernel of the backward: no
+product is computed twice (bench/results/step_budget.md: Llama's blocks 9.2 GiB, not 11.9)."""
 # What fused kernels save per token, block and element of the model's width, as bytes at the rate of
 # memory: steps of an H200, not compiled less compiled (bench/results/gpu-h200). GPT-2's blocks in
 # bf16 save 70, for a quarter more memory, which `auto` does not choose.

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from launcher.config.compile_choice import with_compile
+from launcher.config.compile_choice import KEPT_SHARE, with_compile
 from launcher.config.graphs_choice import with_cuda_graphs
 from launcher.config.model import part_of
 from launcher.config.recipes import fill, recipe_of, task_of
@@ -62,6 +62,9 @@ class Resolved:
     """Why `--precision auto` is what it is on a GPU; empty where nothing was to choose."""
     compile_reason: str = ""
     """The same of `--compile auto`."""
+    compiled_recomputes: bool = True
+    """Compiled blocks keep less for their backward, if nothing else is said of what they keep: a
+    run of other trainers keeps what torch does by itself."""
     graphs_reason: str = ""
     """Why `--cuda-graphs auto` is on; empty where it is off, or given."""
 
@@ -86,6 +89,13 @@ class Resolved:
         if parse(asked).budget_bytes is None:
             return []
         return [f"activation checkpointing: {asked} is {self.model.activation_checkpointing}"]
+
+    @property
+    def kept_share(self) -> float:
+        """Most that a compiled block keeps, of what it would (`strategies/compiled.py`)."""
+        whole = self.config.model.activation_checkpointing == "none"
+        fp8 = self.config.optim.arithmetic.fp8_linears
+        return KEPT_SHARE if whole and not fp8 and self.compiled_recomputes else 1.0
 
     @property
     def seq_len(self) -> int:

@@ -10,15 +10,21 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
 
-def compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: nn.Module, *, kept_share: float) -> None:
     """Compile one graph that all blocks share. A graph of the whole model would unroll layers and
-    the chunks of the loss, and take longer to compile."""
+    the chunks of the loss, and take longer to compile.
+
+    Args:
+        kept_share: most that is kept for the backward, of what torch keeps by itself.
+    """
+    torch._functorch.config.activation_memory_budget = kept_share  # read at the first call
     for block in parts_of(model).blocks:
         block.compile()
 

@@ -29,6 +29,7 @@ def asked_of(
         documents=config.data.document_attention,
         resident_threads=resident_threads,
         compiled=config.loop.compiles,
+        kept_share=resolved.kept_share,
         fp8=config.optim.precision == "fp8",
     )
     return {

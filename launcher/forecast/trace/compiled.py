@@ -32,10 +32,13 @@ tensor that ends there) for tensors that it would write over if they were as lar
 
 
 @contextlib.contextmanager
-def compiled(blocks: Sequence[nn.Module], tuned: HearsOfKernel) -> Iterator[None]:
+def compiled(
+    blocks: Sequence[nn.Module], tuned: HearsOfKernel, kept_share: float
+) -> Iterator[None]:
     """In which each block's forward is compiled when it is called, as `nn.Module.compile` would.
 
-    `tuned` hears of each fused kernel, when all it reads and writes is there.
+    `kept_share` as for `compile_blocks`. `tuned` hears of each fused kernel, when all it reads and
+    writes is there.
     """
     from torch._inductor.compile_fx import compile_fx  # seconds, and only here
 
@@ -56,7 +59,9 @@ def compiled(blocks: Sequence[nn.Module], tuned: HearsOfKernel) -> Iterator[None
         # A backward's graph that waits for the first backward would be copied there, under the
         # recorder's mode, which constants in it do not survive.
         with torch._functorch.config.patch(
-            enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+            enable_autograd_cache=False,
+            force_non_lazy_backward_lowering=True,
+            activation_memory_budget=kept_share,
         ):
             yield
     finally:

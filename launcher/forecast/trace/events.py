@@ -83,8 +83,9 @@ class Compute:
     autocast; frozen ones in a type of their own.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
-    documents, `compiled` for compiled blocks, `fp8` for linears in it, whose casts may be compiled
-    alone. `resident_threads` are those of the GPU, 0 of an unknown one.
+    documents, `compiled` for compiled blocks, which keep at most `kept_share` of what they would,
+    `fp8` for linears in it, whose casts may be compiled alone. `resident_threads` are those of the
+    GPU, 0 of an unknown one.
     """
 
     device_type: str = "cpu"
@@ -95,6 +96,7 @@ class Compute:
     documents: bool = False
     resident_threads: int = 0
     compiled: bool = False
+    kept_share: float = 1.0
     fp8: bool = False
     casts_compiled: bool = False
 

@@ -207,7 +207,8 @@ def record_trace(
             if compute.fp8 and not compute.compiled:  # which fuses the casts
                 around.enter_context(fp8_linears(torch.bfloat16, compiled=compute.casts_compiled))
             if compute.compiled:
-                around.enter_context(compiled(list(parts_of(module).blocks), recorder.tuned))
+                blocks = list(parts_of(module).blocks)
+                around.enter_context(compiled(blocks, recorder.tuned, compute.kept_share))
             if compute.device_type != "cpu":  # a CPU's kernels are not tuned
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)

@@ -25,7 +25,7 @@ class Ddp(Strategy):
         autocast."""
         device, module = inputs.world.device, inputs.whole_module()
         if inputs.config.loop.compiles:
-            compile_blocks(module)
+            compile_blocks(module, kept_share=inputs.resolved.kept_share)
         # They are constants, and nothing to broadcast before each forward.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             module, [name for name, _ in module.named_buffers()]

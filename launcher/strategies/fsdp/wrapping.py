@@ -35,7 +35,7 @@ def build(inputs: BuildInputs) -> Engine:
     reshard = sharding.reshard_after_forward
     reshards_group = partial(reshards, reshard_after_forward=reshard, tied=tied)
     if inputs.config.loop.compiles:
-        compile_blocks(root)
+        compile_blocks(root, kept_share=inputs.resolved.kept_share)
     parts = parts_of(root)
     for block in parts.blocks:
         fully_shard(block, reshard_after_forward=reshard, **options)

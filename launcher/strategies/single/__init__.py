@@ -27,7 +27,7 @@ class Single(Strategy):
         """Mixed precision computes under autocast."""
         module = inputs.whole_module()
         if inputs.config.loop.compiles:
-            compile_blocks(module)
+            compile_blocks(module, kept_share=inputs.resolved.kept_share)
         if not inputs.config.loop.cuda_graphs:
             return native_engine(inputs, module)
         from launcher.strategies.graphs import GraphEngine

@@ -47,7 +47,7 @@ def build(inputs: BuildInputs) -> Engine:
     if (shards := inputs.model_shards) is not None:
         _mark_sharded(module, shards)
     if config.loop.compiles:
-        compile_blocks(module)
+        compile_blocks(module, kept_share=inputs.resolved.kept_share)
     fraction = config.sharding.offload_fraction
     placing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if fraction < 1:

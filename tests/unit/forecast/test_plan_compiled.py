@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 from trace_levels import levels
 
+from launcher.config.compile_choice import KEPT_SHARE
 from launcher.forecast.predict import TUNING_BYTES
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
@@ -35,10 +36,10 @@ GPU = Compute(device_type="cuda", autocast=True, compiled=True)
 MICRO_BATCH = 4
 
 
-def kept_by_compiled_code(decoder: nn.Module) -> int:
+def kept_by_compiled_code(decoder: nn.Module, kept_share: float = 1.0) -> int:
     """Bytes that the blocks of a real model, really compiled, keep for backward: no parameters,
     and nothing that was there before the first block."""
-    compile_blocks(decoder)
+    compile_blocks(decoder, kept_share=kept_share)
     before = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
 
     def note(_: Any, inputs: Any, named: Any) -> None:
@@ -63,13 +64,18 @@ def kept_by_compiled_code(decoder: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "changes"), [("none", {}), ("selective", QWEN3)], ids=["gpt2", "qwen3"]
+    ("checkpointing", "kept_share", "changes"),
+    [("none", KEPT_SHARE, {}), ("none", KEPT_SHARE, QWEN3), ("selective", 1.0, QWEN3)],
+    ids=["gpt2", "qwen3", "qwen3 selective"],
 )
 def test_what_is_kept_is_what_compiled_code_keeps(
-    checkpointing: ActivationCheckpointing, changes: dict[str, Any]
+    checkpointing: ActivationCheckpointing, kept_share: float, changes: dict[str, Any]
 ) -> None:
     model = model_of(checkpointing, **{**changes, "layers": 2})
-    assert planned_of_blocks(model) == kept_by_compiled_code(GPT(model))
+    kept_bytes = kept_by_compiled_code(GPT(model), kept_share)
+    assert planned_of_blocks(model, kept_share) == kept_bytes
+    if kept_share < 1:
+        assert kept_bytes < planned_of_blocks(model)
 
 
 def test_compiled_blocks_of_transformers_keep_what_is_planned_and_lose_nothing() -> None:
@@ -88,9 +94,10 @@ def test_compiled_blocks_of_transformers_keep_what_is_planned_and_lose_nothing()
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def planned_of_blocks(model: ModelConfig) -> int:
+def planned_of_blocks(model: ModelConfig, kept_share: float = 1.0) -> int:
     """Bytes of activations of blocks in the trace, but for what the last norm keeps."""
-    traced = trace_micro_batch(model, CPU, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+    compute = replace(CPU, kept_share=kept_share)
+    traced = trace_micro_batch(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
     kept = sum(
         event.size_bytes
         for place, events in traced.forward
