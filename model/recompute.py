@@ -41,7 +41,13 @@ FUSED_OPS = frozenset(
     }
 )
 _FUSED_NAMESPACES = frozenset({"flash_attn"})
-_LINEAR_OPS = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default})
+# Where the weight is among their arguments. torchao's products in fp8 come as `mm` of its own
+# tensors; without those, as in a plan, they come as the kernel.
+_LINEAR_OPS = {
+    torch.ops.aten.mm.default: 1,
+    torch.ops.aten.addmm.default: 2,
+    torch.ops.aten._scaled_mm.default: 1,
+}
 _BATCHED_MATMUL_OPS = frozenset({torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default})
 
 T = TypeVar("T")
@@ -193,7 +199,8 @@ class _Products:
         if op in FUSED_OPS or getattr(op, "namespace", None) in _FUSED_NAMESPACES:
             return self._keeps_fused
         if op in _LINEAR_OPS:
-            if self._expected and tuple(args[-1].shape) == self._expected[0].shape:
+            weight = args[_LINEAR_OPS[op]]
+            if self._expected and tuple(weight.shape) == self._expected[0].shape:
                 return self.keeps_next_linear()
             return self._kept == PRODUCTS
         return op in _BATCHED_MATMUL_OPS and "attention" in self._kept

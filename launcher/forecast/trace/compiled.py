@@ -6,12 +6,13 @@ kept for backward is exact. In that place stands a graph that allocates as induc
 a kernel of its own, as a matrix product, has its operands and its result in memory; what is
 between two of them is fused into kernels that write only what one of those reads, or the graph
 returns. Such a kernel writes over a tensor that nobody reads after it. Nothing is fused in another
-order than the graph's, and partial sums are left out.
+order than the graph's, but for copies in fp8; partial sums are left out.
 """
 
 import contextlib
 import logging
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-_MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+_MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
+_FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
 _FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
 HearsOfKernel = Callable[[int, Sequence[tuple[int, int]]], None]
@@ -206,6 +208,7 @@ def _kernels(nodes: list[Any]) -> list[_Kernel]:
             written |= {_owner(read) for read in node.all_input_nodes} | {*_tensors(node)}
     found: list[_Kernel] = []
     sources: dict[Node, set[Node]] = {}
+    fused: dict[Node, _Kernel] = {}
     for node in calls:
         reads: set[Node] = set()
         for owner in map(_owner, node.all_input_nodes):
@@ -213,8 +216,44 @@ def _kernels(nodes: list[Any]) -> list[_Kernel]:
         tensors = _tensors(node)
         sources |= dict.fromkeys(tensors, reads)
         writes = [tensor for tensor in tensors if tensor in written]
-        if _is_fused(node):
-            found += [_Kernel([tensor], reads, fused=True) for tensor in writes]
+        source = fused.get(next(iter(reads))) if len(reads) == 1 else None
+        if source is not None and _is_copy_in_fp8(node):
+            source.writes += writes
+        elif _is_fused(node):
+            own = [_Kernel([tensor], reads, fused=True) for tensor in writes]
+            fused |= {kernel.writes[0]: kernel for kernel in own}
+            found += own
         else:
             found.append(_Kernel(writes, reads, fused=False))
-    return found
+    return _with_last_products(found)
+
+
+def _is_copy_in_fp8(node: Node) -> bool:
+    """Return whether inductor fuses an operator with the cast that it copies."""
+    return _opname(node) == "clone" and node.meta["val"].dtype in _FP8
+
+
+def _with_last_products(kernels: list[_Kernel]) -> list[_Kernel]:
+    """Put products in fp8 last of which no other product needs the result: gradients of weights.
+
+    Inductor may run them at any place; their operands, copies in fp8, are held until then.
+    """
+    readers: defaultdict[Node, list[_Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        for node in kernel.reads:
+            readers[node].append(kernel)
+    needed: set[int] = set()  # by a product or attention behind it
+    for kernel in reversed(kernels):
+        after = [reader for node in kernel.writes for reader in readers[node]]
+        if any(not reader.fused or id(reader) in needed for reader in after):
+            needed.add(id(kernel))
+    late: set[int] = set()
+    for kernel in kernels:
+        begins = not kernel.fused and _opname(kernel.writes[0]) == "_scaled_mm"
+        if begins and id(kernel) not in needed:
+            late |= {id(kernel), *(id(r) for node in kernel.writes for r in readers[node])}
+    return sorted(kernels, key=lambda kernel: id(kernel) in late)
+
+
+def _opname(node: Node) -> str:
+    return str(getattr(_root(node).target, "_opname", ""))

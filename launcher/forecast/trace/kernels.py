@@ -17,21 +17,18 @@ One entry for each, with its source; bytes and work are both read off what runs 
 - The loss is fused, and a product of low precision is added to an fp32 sum in place.
 - A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
   (`partial_sums_bytes`).
-- Linears in fp8 are torchao 0.18.0's (float8/float8_linear.py and float8_training_tensor.py): the
-  input and the weight are kept as they are, not a cast of the weight. Both are scaled in fp32,
-  saturated and cast for each of the three products; what a product reads across its rows is copied
-  to lie along them. Compiled, a cast is two kernels.
+- Linears in fp8 are torchao's: `launcher.forecast.trace.fp8`.
 """
 
 import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from launcher.forecast.trace.counting import WorkCounter, as_kernel, note_product
@@ -40,11 +37,6 @@ from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.recompute import as_one
-
-COMPILED_CAST_BYTES: Final = 5
-"""Read and written by a compiled cast for an element of an operand in bf16: its largest, then
-scaled, saturated and cast."""
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -192,59 +184,3 @@ def _composed_attention(
     how = {"scale": scale, "enable_gqa": enable_gqa}
     out: Tensor = composed(q, k, v, mask, dropout_p, is_causal, None, **how)[0]
     return out
-
-
-class _Fp8Linear(torch.autograd.Function):
-    """The storages of matmul_with_hp_or_float8_args, without its values."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, compiled: bool) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.compiled = compiled
-        operands = _in_fp8(x, compiled), _in_fp8(weight, compiled)
-        # The product alone is what selective checkpointing keeps.
-        return as_one(lambda: _fp8_product(x, x, weight.t(), *operands))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(weight, ctx.compiled)
-        grad_x = _fp8_product(grad, grad, weight, left, right, right.clone())
-        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(x, ctx.compiled)
-        grad_weight = _fp8_product(grad, grad.t(), x, left, right, left.clone(), right.clone())
-        return grad_x, grad_weight, None
-
-
-def _in_fp8(tensor: Tensor, compiled: bool) -> Tensor:
-    if compiled:
-        moved_bytes = COMPILED_CAST_BYTES * tensor.numel()
-        cast_to = torch.uint8
-        return as_kernel(lambda: tensor.to(cast_to), moved_bytes=moved_bytes, copies=True)
-    tensor.abs()  # of which the largest gives the scale
-    scaled = tensor.to(torch.float32) * 1.0
-    return scaled.clamp(-1.0, 1.0).to(torch.uint8)
-
-
-def _fp8_product(like: Tensor, left: Tensor, right: Tensor, *_: Tensor) -> Tensor:
-    """The result beside its operands."""
-    result = like.new_empty(left.size(0), right.size(1))
-    note_product(left, right, result, fp8=True)
-    return result
-
-
-@contextlib.contextmanager
-def fp8_linears(computed: torch.dtype, *, compiled: bool) -> Iterator[None]:
-    """Have every `nn.Linear` allocate as torchao's, which compute in `computed` around products."""
-    module = cast(Any, nn.Linear)
-    original = module.forward
-
-    def forward(self: nn.Linear, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            y: Tensor = _Fp8Linear.apply(x.to(computed), self.weight, compiled)
-            return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        module.forward = original

@@ -24,8 +24,9 @@ from launcher.forecast.trace.events import (
     Tuned,
 )
 from launcher.forecast.trace.foreign import as_with_values
+from launcher.forecast.trace.fp8 import Compiled, fp8_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
-from launcher.forecast.trace.kernels import fp8_linears, gpu_kernels, layer_norm
+from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
 from launcher.forecast.trace.trainers import as_other_trainers
 from launcher.measure.live_trace import LiveStorage, LiveTrace
@@ -204,8 +205,7 @@ def record_trace(
             around.enter_context(as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
-            if compute.fp8 and not compute.compiled:  # which fuses the casts
-                around.enter_context(fp8_linears(torch.bfloat16, compiled=compute.casts_compiled))
+            around.enter_context(_linears_of(compute))
             if compute.compiled:
                 blocks = list(parts_of(module).blocks)
                 around.enter_context(compiled(blocks, recorder.tuned, compute.kept_share))
@@ -226,6 +226,13 @@ def record_trace(
         *(model.layers, lifetimes, recorder.gradients, recorder.marks),
         *(dict(work.works), work.chunks, frozenset(recorder.unlike)),
     )
+
+
+def _linears_of(compute: Compute) -> contextlib.AbstractContextManager[None]:
+    if not compute.fp8:
+        return contextlib.nullcontext()
+    casts: Compiled = "casts" if compute.casts_compiled else "nothing"
+    return fp8_linears(torch.bfloat16, compiled="blocks" if compute.compiled else casts)
 
 
 def _fake_decoder(

@@ -116,6 +116,29 @@ def test_put_together_as_traced_whole(checkpointing: ActivationCheckpointing) ->
     assert levels(assembled) == levels(whole_trace(model, GPU, 3))
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+def test_in_fp8_the_compiler_keeps_smaller_inputs(checkpointing: ActivationCheckpointing) -> None:
+    """None of them with checkpointing, where the same products are kept as in bf16."""
+    model = model_of(checkpointing)
+    kept = {
+        fp8: sum(
+            event.size_bytes
+            for place, events in trace_micro_batch(
+                model, replace(GPU, fp8=fp8), micro_batch=16, seq_len=SEQ_LEN
+            ).forward
+            for event in events
+            if place.part == "block"
+            and isinstance(event, Allocated)
+            and event.category == "activations"
+        )
+        for fp8 in (False, True)
+    }
+    if checkpointing == "none":
+        assert 0.4 * kept[False] < kept[True] < 0.8 * kept[False]
+    else:
+        assert kept[True] == pytest.approx(kept[False], rel=0.1)
+
+
 def test_adapters_beside_full_checkpointing_are_traced() -> None:
     """Recomputed fused attention saves the state of a generator, whose size no graph knows."""
     model = model_of("full", layers=2, lora=Lora(rank=2, alpha=4, targets=("qkv", "proj")))

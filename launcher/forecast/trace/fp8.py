@@ -1,0 +1,146 @@
+"""Linears in fp8 as torchao 0.18.0 computes them, on tensors without values.
+
+As in its float8/float8_linear.py, float8_training_tensor.py and float8_ops.py: the input and the
+weight are kept as they are, not a cast of the weight. Both are scaled in fp32, saturated and cast
+for each of the three products; what a product reads across its rows is copied to lie along them.
+
+In compiled blocks a graph has the operators themselves, and torch's partitioner chooses what of
+them is kept for backward: mostly the input in fp8, half of it in bf16. Where only their casts are
+compiled, a cast is two kernels.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from launcher.forecast.trace.counting import as_kernel, note_product
+from launcher.model.recompute import as_one
+
+COMPILED_CAST_BYTES: Final = 5
+"""Read and written by a compiled cast for an element of an operand in bf16: its largest, then
+scaled, saturated and cast."""
+_FORWARD: Final = torch.float8_e4m3fn
+_BACKWARD: Final = torch.float8_e5m2
+"""Of gradients, whose range is wider."""
+
+Compiled = Literal["nothing", "casts", "blocks"]
+
+
+@contextlib.contextmanager
+def fp8_linears(computed: torch.dtype, *, compiled: Compiled) -> Iterator[None]:
+    """Have every `nn.Linear` allocate as torchao's, which compute in `computed` around products."""
+    module = cast(Any, nn.Linear)
+    original = module.forward
+    if compiled == "blocks":
+        # As torchao has it: dynamo does not look into the function. Imported in seconds.
+        torch._dynamo.allow_in_graph(_Fp8Graph)
+
+    def multiply(self: nn.Linear, x: Tensor) -> Tensor:
+        if compiled == "blocks":
+            product: Tensor = _Fp8Graph.apply(x, self.weight.t())
+        else:
+            with torch.autocast("cpu", enabled=False):
+                product = _Fp8Linear.apply(x, self.weight, compiled == "casts")
+        return product
+
+    def forward(self: nn.Linear, x: Tensor) -> Tensor:
+        y = multiply(self, x.to(computed))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        module.forward = original
+
+
+class _Fp8Linear(torch.autograd.Function):
+    """The storages of matmul_with_hp_or_float8_args, without its values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, casts_compiled: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.compiled = casts_compiled
+        operands = _in_fp8(x, casts_compiled), _in_fp8(weight, casts_compiled)
+        # The product alone is what selective checkpointing keeps.
+        return as_one(lambda: _fp8_product(x, x, weight.t(), *operands))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(weight, ctx.compiled)
+        grad_x = _fp8_product(grad, grad, weight, left, right, right.clone())
+        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(x, ctx.compiled)
+        grad_weight = _fp8_product(grad, grad.t(), x, left, right, left.clone(), right.clone())
+        return grad_x, grad_weight, None
+
+
+def _in_fp8(tensor: Tensor, compiled: bool) -> Tensor:
+    if compiled:
+        moved_bytes = COMPILED_CAST_BYTES * tensor.numel()
+        cast_to = torch.uint8
+        return as_kernel(lambda: tensor.to(cast_to), moved_bytes=moved_bytes, copies=True)
+    tensor.abs()  # of which the largest gives the scale
+    scaled = tensor.to(torch.float32) * 1.0
+    return scaled.clamp(-1.0, 1.0).to(torch.uint8)
+
+
+def _fp8_product(like: Tensor, left: Tensor, right: Tensor, *_: Tensor) -> Tensor:
+    """The result beside its operands."""
+    result = like.new_empty(left.size(0), right.size(1))
+    note_product(left, right, result, fp8=True)
+    return result
+
+
+class _Scaled(NamedTuple):
+    """A matrix in fp8, and what it was multiplied with."""
+
+    matrix: Tensor
+    scale: Tensor
+
+    def t(self) -> "_Scaled":
+        return _Scaled(self.matrix.t(), self.scale)
+
+
+class _Fp8Graph(torch.autograd.Function):
+    """The operators of matmul_with_hp_or_float8_args."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_t: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight_t)
+        rows, columns = _scaled(x, _FORWARD), _scaled(weight_t, _FORWARD)
+        rows = rows._replace(matrix=rows.matrix.reshape(-1, x.shape[-1]))
+        return _multiply(rows, columns, x.dtype).reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight_t = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        of_grad, of_weight = _scaled(flat, _BACKWARD), _scaled(weight_t, _FORWARD)
+        grad_x = _multiply(of_grad, of_weight.t(), grad.dtype).reshape(x.shape)
+        of_grad = _scaled(flat, _BACKWARD)
+        of_x = _scaled(x.reshape(-1, x.shape[-1]), _FORWARD)
+        return grad_x, _multiply(of_grad.t(), of_x, grad.dtype).t()
+
+
+def _scaled(tensor: Tensor, dtype: torch.dtype) -> _Scaled:
+    most = torch.finfo(dtype).max
+    largest = torch.max(torch.abs(tensor)).to(torch.float64)
+    scale = (most / torch.clamp(largest, min=1e-12)).to(torch.float32)
+    multiplied = tensor.to(torch.float32) * scale
+    return _Scaled(multiplied.clamp(min=-most, max=most).to(dtype), scale)
+
+
+def _multiply(left: _Scaled, right: _Scaled, dtype: torch.dtype) -> Tensor:
+    """The kernel wants the left operand by rows, the right one by columns."""
+    product: Tensor = torch._scaled_mm(
+        left.matrix.contiguous(),
+        right.matrix.t().contiguous().t(),
+        scale_a=left.scale.reciprocal(),
+        scale_b=right.scale.reciprocal(),
+        out_dtype=dtype,
+    )
+    return product
