@@ -17,10 +17,11 @@ KEPT_SHARE: Final = 0.99
 """Below 1, so that the compiler keeps nothing that it can fuse into a kernel of the backward: no
 product is computed twice (bench/results/step_budget.md: Llama's blocks 9.2 GiB, not 11.9)."""
 # What fused kernels save per token, block and element of the model's width, as bytes at the rate of
-# memory: steps of an H200, not compiled less compiled (bench/results/gpu-h200). GPT-2's blocks in
-# bf16 save 70, for a quarter more memory, which `auto` does not choose.
-SAVED_BYTES_LLAMA: Final = 490
-"""84.5 less 50.8 ms (`default/llama`, `default/llama-compiled`): RoPE, RMSNorm and SwiGLU are many
+# memory: steps of an H200, not compiled less compiled (bench/results/gpu-h200).
+SAVED_BYTES_GPT2: Final = 70
+"""55.3 less 50.5 ms (`default/run`, `compile/bf16`): LayerNorm's backward, and GELU's."""
+SAVED_BYTES_LLAMA: Final = 470
+"""84.5 less 52.0 ms (`default/llama`, `default/llama-compiled`): RoPE, RMSNorm and SwiGLU are many
 operators each."""
 SAVED_BYTES_FP8: Final = 1960
 """189.0 less 54.6 ms (`precision/fp8`, `compile/fp8`): casts and scales are fused."""
@@ -72,7 +73,7 @@ def _choose(setting: Setting, before: bool | None) -> tuple[bool, str]:
         return before, "auto: as in the run that is resumed"
     saved_bytes = _saved_bytes(setting)
     if not saved_bytes:
-        return False, "auto: only blocks of RoPE, RMSNorm and SwiGLU, or in fp8, gain much"
+        return False, "auto: what it gains is measured for blocks of GPT-2 and Llama, and in fp8"
     loop = setting.config.loop
     if loop.steps is None or loop.max_minutes is not None:
         flag = "--epochs" if loop.steps is None else "--max-minutes"
@@ -95,8 +96,12 @@ def _saved_bytes(setting: Setting) -> int:
     model = setting.model
     if setting.config.optim.arithmetic.fp8_linears:
         return SAVED_BYTES_FP8
-    llama = (model.position, model.norm, model.activation) == ("rope", "rms", "swiglu")
-    return SAVED_BYTES_LLAMA if llama else 0
+    kind = (model.position, model.norm, model.activation)
+    measured = {
+        ("rope", "rms", "swiglu"): SAVED_BYTES_LLAMA,
+        ("learned", "layer", "gelu"): SAVED_BYTES_GPT2,
+    }
+    return measured.get(kind, 0)
 
 
 def _block_elements(setting: Setting) -> int:
