@@ -7,7 +7,7 @@ from typing import Final, Literal
 from launcher.config.resolve import Resolved
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.calibration import Calibration
-from launcher.forecast.predict import Prediction, predict
+from launcher.forecast.predict import Prediction, block_input_bytes, predict
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES, find_gpu
 from launcher.strategies import strategy_of
 from launcher.util.sizes import MIB
@@ -87,6 +87,14 @@ def reserved(prediction: Prediction, run: Resolved, *, limit_bytes: int | None) 
         limit_bytes=limit_bytes,
         expandable_segments=run.expandable_segments,
     )
+    if run.model.activation_checkpointing == "offload":
+        # The host is ahead of the copies, and memory that a copy's stream has used is free only
+        # after it: at most all blocks' inputs, on their way out and on their way back. torch waits
+        # for copies before it runs out of memory.
+        delayed = use.peak_reserved_bytes + 2 * run.own_model.layers * block_input_bytes(run)
+        peak_bytes = delayed if limit_bytes is None else min(delayed, limit_bytes)
+        peak_bytes = max(peak_bytes, use.peak_reserved_bytes)
+        return dataclasses.replace(use, peak_reserved_bytes=peak_bytes)
     if not run.config.loop.cuda_graphs:
         return use
     # A recording keeps its gradients, in memory of its own. Taken for all of them.

@@ -145,9 +145,15 @@ def _least_kept_bytes(resolved: Resolved) -> int:
     config, model = resolved.config, resolved.own_model
     if config.model.activation_checkpointing == "offload":
         return 0
+    return (model.layers - 1) * block_input_bytes(resolved)
+
+
+def block_input_bytes(resolved: Resolved) -> int:
+    """Return the bytes of a block's input, of one micro-batch."""
+    config = resolved.config
     rows = config.data.micro_batch * resolved.local_seq_len // config.sharding.tensor_parallel
     element_bytes = strategy_of(config).dtypes(config).computed.itemsize
-    return (model.layers - 1) * rows * model.d_model * element_bytes
+    return rows * resolved.own_model.d_model * element_bytes
 
 
 def _built(rank: Rank) -> Buffers:
