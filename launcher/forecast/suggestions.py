@@ -110,7 +110,8 @@ class _Search:
     def _try(self, changes: Changes) -> tuple[Merit, Suggestion] | None:
         try:
             # What `auto` has chosen is to be chosen again.
-            again = {"compile": None} if self._failed.compile_reason else {}
+            again: Changes = {"compile": None} if self._failed.compile_reason else {}
+            again |= {"cuda_graphs": None} if self._failed.graphs_reason else {}
             config = self._failed.config.replace(**again | changes)
             micro_batch, device_type = config.data.micro_batch, self._room.device_type
             run = run_of(config, micro_batch, self._world_size, device_type, elsewhere=False)
@@ -151,8 +152,8 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     config = failed.config
     if config.model.attention != "auto":  # which avoids T x T scores and masks where it can
         yield [{"attention": "auto"}]
-    if config.loop.compiles:  # whose graphs keep activations of their own choice
-        yield [{"compile": False}]
+    if config.loop.cuda_graphs:  # whose recording has memory of its own
+        yield [{"cuda_graphs": False}]
     size, total = config.data.micro_batch, failed.global_batch
     share = total // config.sharding.data_ranks(world_size)
     halves = [size >> n for n in range(1, size.bit_length())]

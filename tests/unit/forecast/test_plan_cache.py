@@ -44,7 +44,7 @@ def test_what_was_predicted_is_not_predicted_again(
     first = planned()
     (file,) = cache.iterdir()
     monkeypatch.setattr(prediction_cache, "predict", refused)
-    monkeypatch.setattr(prediction_cache, "replay", refused)
+    monkeypatch.setattr(prediction_cache, "reserved", refused)
     assert planned() == first
     # Each of these is another question.
     for more in ("--dropout 0.1", "--seq-len 32", "--grad-accum-dtype bf16"):

@@ -52,7 +52,7 @@ TINY: dict[str, Any] = {
 
 
 def resolved(world_size: int = 8, device_type: str = "cuda", **changes: Any) -> Resolved:
-    config = RunConfig().replace(**{**TINY, **changes})
+    config = RunConfig().replace(**{**TINY, "cuda_graphs": False, **changes})
     return resolve(config, world_size=world_size, device_type=device_type)
 
 
