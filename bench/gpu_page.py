@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import gpu_operators
 from gpu_headline import headline
 from gpu_results import (
     GPU,
@@ -41,6 +42,8 @@ TRAINERS = {
     "deepspeed-zero3": "DeepSpeed ZeRO-3",
 }
 """Of bench/peers.py, each around transformers' GPT-2."""
+MOST = 6
+"""Operators that are shown, of each step."""
 LARGE = 0.01
 """An error of planned bytes that few digits show."""
 
@@ -151,6 +154,19 @@ def kernels(_: Sequence[str]) -> str:
     return table(("kernel", "", "ms"), shown, text=2)
 
 
+def operators(_: Sequence[str]) -> str:
+    """Operators that lose most against their ideal, and all others together."""
+    rows = []
+    for shape in gpu_operators.CASES:
+        found = gpu_operators.operators(shape)
+        groups = [(each.name, str(each.calls), [each]) for each in found[:MOST]]
+        for name, calls, group in (*groups, ("all others", "", found[MOST:])):
+            ideal_ms = sum(each.ideal_ms for each in group)
+            measured_ms = sum(each.measured_ms for each in group)
+            rows.append((shape, name, calls, f"{ideal_ms:.1f}", f"{measured_ms:.1f}"))
+    return table(("step", "operator", "calls", "ideal ms", "measured"), rows, text=2)
+
+
 def tests(_: Sequence[str]) -> str:
     """What pytest said at its end, by part."""
     rows = []
@@ -208,5 +224,5 @@ def _compiled() -> Iterator[str]:
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     **{"gpu-machine": machine, "gpu-runs": training, "gpu-programs": programs},
     **{"gpu-peers": peers, "gpu-kernels": kernels, "gpu-tests": tests},
-    **{"gpu-remarks": remarks, "gpu-headline": headline},
+    **{"gpu-remarks": remarks, "gpu-headline": headline, "gpu-operators": operators},
 }

@@ -1,0 +1,66 @@
+"""Operators of one step: what they took on a GPU, beside the least that its data sheet allows.
+
+Measured times are torch's profiler's (bench/gpu/operators.py), ideal ones those of
+bench/step_budget.py for the same step.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_results import GPU, records
+from step_budget import Rates, ideal_ms, rates_of
+
+CASES = {
+    "seed-134m": ("default/operators", "seed-134m bf16"),
+    "Llama shape": ("default/operators-llama", "Llama-shaped bf16"),
+}
+"""Part of bench/gpu/plan.py, and case of bench/step_budget.py."""
+BUDGET = Path(__file__).parent / "results" / "step_budget.json"
+# What the dispatcher sees, and in which operator's name the profiler finds its kernels.
+PROFILED = {
+    "_scaled_dot_product_cudnn_attention": "_cudnn_attention_forward",
+    "_scaled_dot_product_cudnn_attention_backward": "_cudnn_attention_backward",
+    **dict.fromkeys(("_to_copy", "clone"), "copy_"),
+}
+
+
+class Operator(NamedTuple):
+    """All calls of an operator in a step."""
+
+    name: str
+    calls: int
+    ideal_ms: float
+    measured_ms: float
+
+
+def operators(name: str) -> list[Operator]:
+    """Of one of the CASES, those that lose most against their ideal first; none if not measured."""
+    part, case = CASES[name]
+    rows = records().get(part, {"figures": {}})["figures"].get("operators", [])
+    ideal = ideal_of(case, rates_of(GPU))
+    found = []
+    for row in rows:
+        namespace, _, operator = row["name"].rpartition("::")
+        if namespace in ("aten", "shardscale") and operator in ideal:
+            measured_ms = row["device_us"] / 1e3
+            found.append(Operator(operator, row["calls"], ideal[operator], measured_ms))
+    return sorted(found, key=lambda each: each.ideal_ms - each.measured_ms)
+
+
+def ideal_of(case: str, rates: Rates) -> Counter[str]:
+    """Operator as the profiler names it -> ideal milliseconds."""
+    content: dict[str, Any] = json.loads(BUDGET.read_text(encoding="utf-8"))
+    found = Counter[str]()
+    for row in content["cases"][case]["rows"]:
+        operator = row["operator"]
+        found[PROFILED.get(operator, operator)] += ideal_ms(row, rates)
+    return found
+
+
+if __name__ == "__main__":
+    for shape in CASES:
+        print(shape)
+        for each in operators(shape)[:14]:
+            print(f"  {each.name:40} {each.calls:5} {each.ideal_ms:7.2f} {each.measured_ms:7.2f}")
