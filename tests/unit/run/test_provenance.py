@@ -36,7 +36,7 @@ SAYS_NOTHING = (
     *("optimizer_in_backward", "epochs", "max_minutes"),
     *("eval_every", "save_every", "save_minutes", "keep"),
     *("stop_after", "resume", "out", "device"),
-    *("compile", "collective_timeout_s", "log_every"),
+    *("compile", "cuda_graphs", "collective_timeout_s", "log_every"),
     "memory_trace",
     *("memory_limit", "report_to", "test_batches", "log_level"),
     *("sample_every", "context_parallel", "context_parallel_method"),
