@@ -5,7 +5,8 @@ bench/step_budget.py for the same step.
 """
 
 import json
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,10 +50,10 @@ def operators(name: str) -> list[Operator]:
     return sorted(found, key=lambda each: each.ideal_ms - each.measured_ms)
 
 
-def ideal_of(case: str, rates: Rates) -> Counter[str]:
+def ideal_of(case: str, rates: Rates) -> Mapping[str, float]:
     """Operator as the profiler names it -> ideal milliseconds."""
     content: dict[str, Any] = json.loads(BUDGET.read_text(encoding="utf-8"))
-    found = Counter[str]()
+    found: defaultdict[str, float] = defaultdict(float)
     for row in content["cases"][case]["rows"]:
         operator = row["operator"]
         found[PROFILED.get(operator, operator)] += ideal_ms(row, rates)
