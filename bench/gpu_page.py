@@ -160,7 +160,9 @@ def operators(_: Sequence[str]) -> str:
     for shape in gpu_operators.CASES:
         found = gpu_operators.operators(shape)
         groups = [(each.name, str(each.calls), [each]) for each in found[:MOST]]
-        for name, calls, group in (*groups, ("all others", "", found[MOST:])):
+        if found:
+            groups.append(("all others", "", found[MOST:]))
+        for name, calls, group in groups:
             ideal_ms = sum(each.ideal_ms for each in group)
             measured_ms = sum(each.measured_ms for each in group)
             rows.append((shape, name, calls, f"{ideal_ms:.1f}", f"{measured_ms:.1f}"))
