@@ -240,7 +240,8 @@ def test_the_default_precision_is_what_the_gpu_has(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ((), "off (auto: only blocks of RoPE"),
+        ((), "off (auto: saves about "),
+        (("--norm", "rms"), "off (auto: what it gains is measured for "),
         (("--precision", "fp8"), "off (auto: saves about "),
         (("--zero", "2"), "off (auto: not tested with --zero 2)"),
         (("--compile", "off"), ""),
