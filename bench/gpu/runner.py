@@ -124,8 +124,10 @@ def figures_of(folder: Path) -> dict[str, Any]:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The end of what a part printed; bars that redraw a line count by their last state."""
+    """The end of what a part printed, wherever the checkout is; bars that redraw a line count by
+    their last state."""
     text = log.read_bytes().decode(errors="replace") if log.exists() else ""
+    text = text.replace(f"{ROOT}/", "")
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     return [line for line in lines if line.strip()][-count:]
 
