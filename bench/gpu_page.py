@@ -65,7 +65,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -
 
 
 def machine(_: Sequence[str]) -> str:
-    """What the figures were measured with."""
+    """Name the GPU, its driver and the packages."""
     newest = sorted(records().values(), key=lambda record: str(record["finished"]))[-1:]
     if not newest:
         return ""
@@ -170,7 +170,7 @@ def operators(_: Sequence[str]) -> str:
 
 
 def tests(_: Sequence[str]) -> str:
-    """What pytest said at its end, by part."""
+    """Count passed and failed tests of each part."""
     rows = []
     for part, record in records().items():
         ends = [re.search(r"^(\d+ .*) in [\d.]+s", line) for line in record["last_lines"]]

@@ -1,4 +1,4 @@
-"""What bench/gpu/plan.py has measured on one GPU, and what each run had planned."""
+"""Results of bench/gpu/plan.py, and the plan of each training run."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from launcher.forecast.efficiency import predicted_range
 FOLDER = Path(__file__).parent / "results" / "gpu-h200"
 GPU = "H200"
 SECTIONS = ("default", "strategies", "precision", "compile")
-"""Of training runs."""
+"""Sections that hold training runs."""
 SHAPES = {"llama-3.2-1b": "Llama shape"}
 OF_THE_SHAPE = (
     *("--model", "--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"),

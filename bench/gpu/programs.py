@@ -34,7 +34,7 @@ QWEN = {
 }
 
 
-class Clock(TrainerCallback):  # type: ignore[misc]
+class Clock(TrainerCallback):  # type: ignore[misc]  # mypy does not see transformers' types
     """Seconds of the steps after the first few."""
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
     python bench/gpu/rehearsed.py FOLDER
 
-Bytes of torch's allocator and seconds of a step, side by side, in FOLDER/rehearsed.json. Rehearsals
-run at once and see stand-ins for this machine's GPU; the programs run one after the other.
+Bytes of torch's allocator and seconds of a step, side by side, in FOLDER/rehearsed.json. All
+rehearsals run at the same time, without the GPU; then the programs run one after the other.
 """
 
 import argparse

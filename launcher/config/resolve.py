@@ -63,8 +63,8 @@ class Resolved:
     compile_reason: str = ""
     """The same of `--compile auto`."""
     compiled_recomputes: bool = True
-    """Compiled blocks keep less for their backward, if nothing else is said of what they keep: a
-    run of other trainers keeps what torch does by itself."""
+    """Compiled blocks without activation checkpointing keep less for their backward. False for runs
+    of other trainers, which keep what torch chooses."""
     graphs_reason: str = ""
     """Why `--cuda-graphs auto` is on; empty where it is off, or given."""
 

@@ -6,6 +6,7 @@ with the addresses that they had; what changes between micro-batches and steps i
 the recording reads it.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,13 +26,14 @@ _MODE: Final[dict[str, Any]] = {"capture_error_mode": "thread_local"}
 class GraphEngine(NativeEngine):
     """A native engine that records a micro-batch after a few steps, and replays it from then on.
 
-    Micro-batches must be equally large. The loss comes back as a leaf, so that whoever multiplies
-    it (`train_step`'s weights) finds the factor in the gradient that `backward` hands on.
+    Micro-batches must be equally large. The loss comes back as a leaf: its gradient in `backward`
+    is the factor that `train_step` has multiplied it with. A recording needs memory of its own;
+    without it the run goes on operator by operator.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._steps = 0
+        self._steps, self._fits = 0, True
         self._recorded: _Recording | None = None
         self._update: _Update | None = None
         self._records_update = isinstance(self._optimizer, torch.optim.Adam) and all(
@@ -49,10 +51,10 @@ class GraphEngine(NativeEngine):
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
     ) -> Tensor:
         assert starts is None
-        if self._steps <= EAGER_STEPS:
-            return super().forward(tokens, targets, last=last)
-        if self._recorded is None:
+        if self._recorded is None and self._fits and self._steps > EAGER_STEPS:
             self._recorded = self._record(tokens, targets)
+        if self._recorded is None:
+            return super().forward(tokens, targets, last=last)
         return self._recorded.forward(tokens, targets)
 
     def backward(self, loss: Tensor) -> None:
@@ -74,13 +76,20 @@ class GraphEngine(NativeEngine):
         elif self._scale != 1.0:  # else the next replay writes over them
             self._optimizer.zero_grad(set_to_none=False)
 
-    def _record(self, tokens: Tensor, targets: Tensor) -> "_Recording":
-        if self._scale != 1.0:
-            # Replays add to gradients that are there.
-            for parameter in self._module.parameters():
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
-        return _Recording(self._compute, tokens.clone(), targets.clone())
+    def _record(self, tokens: Tensor, targets: Tensor) -> "_Recording | None":
+        try:
+            if self._scale != 1.0:
+                # Replays add to gradients that are there.
+                for parameter in self._module.parameters():
+                    if parameter.requires_grad:
+                        parameter.grad = torch.zeros_like(parameter)
+            return _Recording(self._compute, tokens.clone(), targets.clone())
+        except torch.OutOfMemoryError:
+            self._fits = False
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        warnings.warn("no memory is left for CUDA graphs: going on without", stacklevel=2)
+        return None
 
 
 class _Recording:

@@ -60,6 +60,18 @@ def test_a_micro_batch_is_two_launches_once_it_is_recorded(
     assert found["launches"][4] == found["launches"][5] <= 5 + 10 * accumulated
 
 
+def test_without_memory_for_a_recording_the_run_goes_on(tmp_path: Path) -> None:
+    run = train(
+        tmp_path,
+        *("--model", "seed-134m", "--micro-batch", "8", "--precision", "bf16", "--steps", "6"),
+        *("--test-batches", "0", "--save-every=0", "--memory-limit", "2500MiB"),
+        tiny=False,
+    )
+    assert run.code == 0, run.output[-4000:]
+    assert "no memory is left for CUDA graphs: going on without" in run.output
+    assert len(run.records("step")) == 6
+
+
 def test_auto_records_small_micro_batches_and_says_so(tmp_path: Path) -> None:
     run = train(tmp_path, "--precision", "bf16", "--steps", "6", more={"COLUMNS": "200"})
     assert run.code == 0, run.output[-4000:]
