@@ -27,7 +27,6 @@ from torch.utils.checkpoint import (
 from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
 from launcher.model.layers import KEEP_THEIR_INPUT
-from launcher.model.offload import offload_saved
 from launcher.model.products import linear_products
 
 # Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
@@ -78,6 +77,8 @@ def recomputing(
     elif mode == "full":
         out = checkpoint(block, x, sequences, use_reentrant=False)
     elif mode == "offload":
+        from launcher.model.offload import offload_saved
+
         with offload_saved():  # x alone, and not what all blocks share
             out = checkpoint(lambda x: block(x, sequences), x, use_reentrant=False)
     else:

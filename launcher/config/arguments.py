@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.config import foreign_names, old_names
+from launcher.config import old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
 from launcher.config.transformers_config import tokenizer_of
@@ -118,7 +118,9 @@ def _split_config(argv: Sequence[str]) -> tuple[list[str], Path | None]:
 def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
     """Parse flags that are spelled with dashes into field -> value."""
     names = {flag(name): name for name in field_types()}
-    negated = {f"--no-{own[2:]}": name for own, name in names.items() if _is_bool(_type(name))}
+    negated = {
+        f"--no-{own[2:]}": name for own, name in names.items() if _is_bool(field_types()[name])
+    }
     names |= negated
     values: dict[str, Any] = {}
     left = old_names.in_flags(tokens)
@@ -130,7 +132,7 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
             )
         if own not in names:
             raise UserError(f"unknown flag {own}{_nearest(own, [*names, *HELP])}")
-        name, kind = names[own], _type(names[own])
+        name, kind = names[own], field_types()[names[own]]
         texts = [value] if has_value else []
         while not has_value and len(texts) < _arity(kind) and left and _is_value(left[0]):
             texts.append(left.pop(0))
@@ -156,7 +158,9 @@ def _is_value(token: str) -> bool:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    if (instead := foreign_names.answer(name)) is not None:
+    from launcher.config.foreign_names import answer
+
+    if (instead := answer(name)) is not None:
         return f": {instead}"
     by_word = {candidate.lstrip("-"): candidate for candidate in known}
     close = difflib.get_close_matches(name.lstrip("-").replace("-", "_"), by_word, n=1)
@@ -188,7 +192,7 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
 
 
 def _value_of_entry(path: Path, key: str, value: Any) -> Any:
-    kind = _type(key)
+    kind = field_types()[key]
     several = _arity(kind) > 1
     items = value if several and isinstance(value, list) else [value]
     typed = [item for item in items if item != _word(kind)]
@@ -216,7 +220,7 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
         UserError: a path that cannot be one.
         ValueError: not of the field's type.
     """
-    kind = _type(name)
+    kind = field_types()[name]
     if name == "micro_batch" and texts == ["auto"]:
         return AutoMicroBatch()
     if name == "strategy" and is_label(texts[0]):
@@ -251,10 +255,6 @@ def _typed(text: str, annotation: Any) -> Any:
     elif is_number(text, number := int if kind is int else float):
         return number(text)
     raise ValueError(text)
-
-
-def _type(name: str) -> Any:
-    return field_types()[name]
 
 
 def _plain(annotation: Any) -> Any:

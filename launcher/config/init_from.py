@@ -7,8 +7,14 @@ from typing import Any, Final
 
 from launcher.config.model import CHANGES_ADAPTERS, LORA, ModelChoice, adapter_flags
 from launcher.config.schema import RunConfig
-from launcher.config.transformers_config import TOKENIZER, DecoderChoice, decoder_of, names_config
-from launcher.config.users_decoder import is_function, require_transformers
+from launcher.config.transformers_config import (
+    TOKENIZER,
+    DecoderChoice,
+    decoder_of,
+    is_function,
+    names_config,
+    require_transformers,
+)
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named

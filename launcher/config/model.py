@@ -8,10 +8,10 @@ from typing import Any, Literal
 from launcher.config.transformers_config import (
     DecoderChoice,
     from_config,
+    is_function,
     label_of,
     names_config,
 )
-from launcher.config.users_decoder import from_function, is_function
 from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora
@@ -162,6 +162,8 @@ class ModelChoice:
             changes["lora"] = self.build_lora()
             changes = {name: value for name, value in changes.items() if value is not None}
             if by_user:
+                from launcher.config.users_decoder import from_function
+
                 return from_function(name, by, changes)
             model = from_config(name, by, changes) if names_config(name) else named(name, **changes)
         except ValueError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.names import known_configs
 from launcher.model.sizes import known_name, nearest_names
 from launcher.util.errors import UserError, naming
@@ -25,6 +25,23 @@ _KEPT: Final = frozenset(
     {"attention", "activation_checkpointing", "loss_chunk", "lora", "quantize_base"}
 )
 """Options that a decoder of transformers takes, too."""
+
+
+def is_function(decoder: str) -> bool:
+    """Return whether a value of `--decoder` names a function.
+
+    Raises:
+        UserError: neither that nor one of the choices.
+    """
+    if decoder in BY_NAME:
+        return False
+    module, colon, name = decoder.partition(":")
+    if not colon or not name.isidentifier() or not module.replace(".", "").isidentifier():
+        raise UserError(
+            f"--decoder {decoder!r:.80}: give {', '.join(BY_NAME)}, or a function of your own as "
+            "package.module:function"
+        )
+    return True
 
 
 def names_config(model: str) -> bool:
@@ -104,6 +121,19 @@ def require_own(model: ModelConfig, what: str) -> None:
         raise UserError(
             f"{what} knows shardscale's own decoder only, and {model.computed_by} computes this "
             "model: it can be trained and resumed"
+        )
+
+
+def require_transformers(model: ModelConfig, what: str) -> None:
+    """Refuse a user's decoder where only those of transformers and our own are known.
+
+    Raises:
+        UserError: a user's function builds it.
+    """
+    if isinstance(model, ForeignConfig) and USERS in model.fields:
+        raise UserError(
+            f"{what} knows decoders of shardscale and transformers only, and {model.architecture} "
+            "builds this one: it can be trained, planned and resumed"
         )
 
 

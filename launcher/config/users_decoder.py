@@ -4,31 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.config.transformers_config import BY_NAME, split_options
+from launcher.config.transformers_config import split_options
 from launcher.model.config import ModelConfig
-from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.util.errors import UserError, naming
 from launcher.util.json_file import read_json
 
 _NO_FILE: Final = "nano"
 """The default of `--model`."""
-
-
-def is_function(decoder: str) -> bool:
-    """Return whether a value of `--decoder` names a function.
-
-    Raises:
-        UserError: neither that nor one of the choices.
-    """
-    if decoder in BY_NAME:
-        return False
-    module, colon, name = decoder.partition(":")
-    if not colon or not name.isidentifier() or not module.replace(".", "").isidentifier():
-        raise UserError(
-            f"--decoder {decoder!r:.80}: give {', '.join(BY_NAME)}, or a function of your own as "
-            "package.module:function"
-        )
-    return True
 
 
 def from_function(model: str, decoder: str, options: Mapping[str, Any]) -> ModelConfig:
@@ -58,16 +40,3 @@ def from_function(model: str, decoder: str, options: Mapping[str, Any]) -> Model
         from launcher.model.foreign.users import users_config
 
         return users_config(decoder, fields, **{**kept, "attention": "eager"})
-
-
-def require_transformers(model: ModelConfig, what: str) -> None:
-    """Refuse a user's decoder where only those of transformers and our own are known.
-
-    Raises:
-        UserError: a user's function builds it.
-    """
-    if isinstance(model, ForeignConfig) and USERS in model.fields:
-        raise UserError(
-            f"{what} knows decoders of shardscale and transformers only, and {model.architecture} "
-            "builds this one: it can be trained, planned and resumed"
-        )

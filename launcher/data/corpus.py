@@ -26,7 +26,6 @@ from launcher.data.files import (
     stamps,
     template_files,
 )
-from launcher.data.formats import FIELDS, Form
 from launcher.data.sources import Files, Source, find_source
 from launcher.data.tokenizer import check_vocabulary, tokenizer_key
 from launcher.util.errors import UserError
@@ -34,6 +33,7 @@ from launcher.util.files import default_cache_dir
 
 if TYPE_CHECKING:
     from launcher.data.cache import Report
+    from launcher.data.formats import Form
 
 _FORMAT = "2"  # part of every cache key: change it when the files or the split rule change
 _BATCH_SIZES = {"micro_batch", "global_batch"}
@@ -228,7 +228,11 @@ def _documents(directory: Path, name: str, split: Split, most: int) -> list[Spli
 
 def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:
     form = source.form() if isinstance(source, Files) else meta.form
-    holds = "" if form == "text" else f" ({FIELDS[cast(Form, form)]})"
+    holds = ""
+    if form != "text":
+        from launcher.data.formats import FIELDS
+
+        holds = f" ({FIELDS[cast('Form', form)]})"
     name = f"BPE {meta.vocab_size}" if tokenizer == "bpe" else tokenizer
     # The train split is 80%: less than half of the text means that the sample was capped.
     if 0 < meta.sample_bytes < meta.text_bytes // 2:

@@ -1,14 +1,14 @@
 """The optimizers by name, and what they keep of a model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import chain
 from typing import Final
 
 import torch
 from torch import nn
 
-from launcher.optim import adafactor, apollo, low_precision, muon
 from launcher.optim.choice import Moments, OptimChoice, OptimizerName
 from launcher.optim.dtensor import is_dtensor
 from launcher.optim.entry import (
@@ -18,7 +18,6 @@ from launcher.optim.entry import (
     fused_adam_costs,
     parameter_groups,
 )
-from launcher.optim.low_precision import LowPrecisionAdamW
 
 
 def build_optimizer(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
@@ -53,6 +52,8 @@ def moments_type(choice: OptimChoice) -> Moments:
 def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     groups = parameter_groups(module, choice.recipe().weight_decay)
     if not _uses_torchs_adam(choice):
+        from launcher.optim.low_precision import LowPrecisionAdamW
+
         return LowPrecisionAdamW(
             groups,
             lr=choice.recipe().lr,
@@ -86,7 +87,9 @@ def _adam_costs(
     elements = math.prod(shape)
     if _uses_torchs_adam(choice):
         return fused_adam_costs(elements)
-    return low_precision.costs(
+    from launcher.optim.low_precision import costs
+
+    return costs(
         elements,
         moments=moments_type(choice),
         bf16_weight=not choice.arithmetic.keeps_fp32,
@@ -111,18 +114,40 @@ def _momentum(_: str, __: Sequence[int]) -> tuple[str, ...]:
 
 
 _ADAM: Final = OptimizerEntry(build=_adam, states=_moments, costs=_adam_costs)
-OPTIMIZERS: Final[Mapping[OptimizerName, OptimizerEntry]] = {
+_SGD: Final = OptimizerEntry(
+    build=_sgd,
+    states=_momentum,
+    costs=_sgd_costs,
+    counters=lambda name, shape: (),
+    rates_from="found with AdamW: sgd has no usual rate for decoders, so try larger ones",
+)
+_BY_NAME: Final[Mapping[OptimizerName, OptimizerEntry | str]] = {
     "adamw": _ADAM,
     "adam": _ADAM,
-    "sgd": OptimizerEntry(
-        build=_sgd,
-        states=_momentum,
-        costs=_sgd_costs,
-        counters=lambda name, shape: (),
-        rates_from="found with AdamW: sgd has no usual rate for decoders, so try larger ones",
-    ),
-    "adafactor": adafactor.ENTRY,
+    "sgd": _SGD,
+    "adafactor": "launcher.optim.adafactor",
     "adamw8bit": _ADAM,
-    "muon": muon.ENTRY,
-    "apollo": apollo.ENTRY,
+    "muon": "launcher.optim.muon",
+    "apollo": "launcher.optim.apollo",
 }
+"""Name -> entry, or the module whose `ENTRY` it is."""
+
+
+class _Optimizers(Mapping[OptimizerName, OptimizerEntry]):
+    """Entries by name; a module is imported when its entry is first asked for."""
+
+    def __getitem__(self, name: OptimizerName) -> OptimizerEntry:
+        found = _BY_NAME[name]
+        if isinstance(found, str):
+            entry: OptimizerEntry = import_module(found).ENTRY
+            return entry
+        return found
+
+    def __iter__(self) -> Iterator[OptimizerName]:
+        return iter(_BY_NAME)
+
+    def __len__(self) -> int:
+        return len(_BY_NAME)
+
+
+OPTIMIZERS: Final = _Optimizers()

@@ -10,6 +10,7 @@ import resource
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -19,11 +20,13 @@ from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, states_of
 from launcher.strategies import strategy_of
-from launcher.strategies.offload_sizes import OffloadSizes, offload_sizes
 from launcher.strategies.parameters import frozen_bytes, trained_shapes
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags
 from launcher.util.sizes import MIB, gib, parse_bytes
+
+if TYPE_CHECKING:
+    from launcher.strategies.offload_sizes import OffloadSizes
 
 CAP_IPC_LOCK = 14  # linux/capability.h: locks memory beyond the limit
 PROCESS_BYTES = 64 * MIB
@@ -132,9 +135,13 @@ def check_offload(
     Raises:
         UserError: with the figures; or DeepSpeed's I/O cannot be built.
     """
+    on_disk = config.sharding.flags_to("nvme")
+    if not (on_disk or config.sharding.flags_to("cpu")):
+        return
+    from launcher.strategies.offload_sizes import offload_sizes
+
     sizes = offload_sizes(config, model, config.sharding.shard_ranks(world_size))
     _check_host(config, sizes, ranks_per_node)
-    on_disk = config.sharding.flags_to("nvme")
     if on_disk:
         from launcher.strategies.zero import nvme_build, nvme_folder
 
@@ -147,7 +154,7 @@ def check_offload(
         nvme_build.ensure_built(config.loop.device)
 
 
-def _check_host(config: RunConfig, sizes: OffloadSizes, ranks: int) -> None:
+def _check_host(config: RunConfig, sizes: "OffloadSizes", ranks: int) -> None:
     needed, free = ranks * (sizes.host_bytes + sizes.locked_bytes), available_host_bytes()
     if needed > free:
         sharding = config.sharding
@@ -159,7 +166,7 @@ def _check_host(config: RunConfig, sizes: OffloadSizes, ranks: int) -> None:
         )
 
 
-def _check_disk(flags: str, path: Path, sizes: OffloadSizes, ranks: int) -> None:
+def _check_disk(flags: str, path: Path, sizes: "OffloadSizes", ranks: int) -> None:
     needed, free = ranks * sizes.disk_bytes, shutil.disk_usage(path).free
     if needed > free:
         raise UserError(
@@ -168,7 +175,7 @@ def _check_disk(flags: str, path: Path, sizes: OffloadSizes, ranks: int) -> None
         )
 
 
-def _check_locked(flags: str, sizes: OffloadSizes) -> None:
+def _check_locked(flags: str, sizes: "OffloadSizes") -> None:
     _, limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or sizes.locked_bytes <= limit or _may_lock_any():
         return

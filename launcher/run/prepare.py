@@ -34,7 +34,6 @@ from launcher.run.resume import Resume, find_resume
 from launcher.run.run_folder import default_run_folder
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
-from launcher.strategies.compiled import require_compilers
 from launcher.util.errors import UserError, naming
 from launcher.util.startup import libraries_say
 
@@ -177,6 +176,8 @@ def with_compilers(resolved: Resolved) -> Resolved:
     Raises:
         UserError: `--compile` lacks it.
     """
+    from launcher.strategies.compiled import require_compilers
+
     try:
         require_compilers(resolved.config.loop.device)
     except UserError as error:

@@ -20,8 +20,7 @@ from launcher.checkpoint.pretrained.stored import Stored, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG
-from launcher.config.transformers_config import require_own
-from launcher.config.users_decoder import require_transformers
+from launcher.config.transformers_config import require_own, require_transformers
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.build import new_decoder, prepare

@@ -5,7 +5,6 @@ from typing import Final
 
 from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
-from launcher.optim.apollo import rank_of
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
@@ -42,6 +41,8 @@ def apollo_rank(setting: Setting) -> Iterator[str]:
                 f"{optim.optimizer}: leave one of them out"
             )
         return
+    from launcher.optim.apollo import rank_of
+
     rank, columns = rank_of(optim), min(model.d_model, model.attention_dim, model.ffn_dim)
     if rank > columns:
         yield (

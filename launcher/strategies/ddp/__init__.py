@@ -5,7 +5,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
 
@@ -25,6 +24,8 @@ class Ddp(Strategy):
         autocast."""
         device, module = inputs.world.device, inputs.whole_module()
         if inputs.config.loop.compiles:
+            from launcher.strategies.compiled import compile_blocks
+
             compile_blocks(module, kept_share=inputs.resolved.kept_share)
         # They are constants, and nothing to broadcast before each forward.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(

@@ -2,7 +2,6 @@
 
 from launcher.strategies.base import Strategy, Variant
 from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.native import native_engine
 
@@ -27,6 +26,8 @@ class Single(Strategy):
         """Mixed precision computes under autocast."""
         module = inputs.whole_module()
         if inputs.config.loop.compiles:
+            from launcher.strategies.compiled import compile_blocks
+
             compile_blocks(module, kept_share=inputs.resolved.kept_share)
         if not inputs.config.loop.cuda_graphs:
             return native_engine(inputs, module)

@@ -25,8 +25,7 @@ from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
 from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import check_run_folder
-from launcher.config.transformers_config import require_own
-from launcher.config.users_decoder import require_transformers
+from launcher.config.transformers_config import require_own, require_transformers
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.layouts import layout_of
